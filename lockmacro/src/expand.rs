@@ -1,5 +1,5 @@
-//! Writes the locked function. All names in it are hygienic: the user's body and options can use none of them except
-//! `error`, and they do not clash with the user's variables.
+//! Writes the locked function. All names in it are hygienic: they do not clash with the user's
+//! variables. The user's body and options can use none of them except `error`.
 
 use proc_macro2::{Ident, Literal, Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
@@ -59,7 +59,7 @@ pub(crate) fn distributed_lock(args: TokenStream, item: TokenStream) -> TokenStr
 /// `infallible` wraps the body, so `run` has no requirements on the return type. The body owns the arguments that it
 /// uses, so they are dropped before the lock is released.
 ///
-/// With `when`, the guard is `Some(guard)` or `None`, and there is still only one copy of the body.
+/// With `when`, the guard is `Some(guard)` or `None`, so one copy of the body is enough.
 fn locked(model: &Model, function: &Function) -> TokenStream {
     let site = Span::mixed_site();
     let acquire = match model.patience {
@@ -319,8 +319,8 @@ fn keys(model: &Model, names_of_arguments: &[Ident]) -> (TokenStream, TokenStrea
 /// A clone of a variable, or of a part of one, so that the body can still use it. If its type is not `Clone`, it is
 /// moved.
 ///
-/// The error type of `copy` decides between the two. For a type that is `Clone`, this error type has no values, so the
-/// call of `identity` never returns, and the compiler sees no move after it.
+/// The error type of `copy` decides between the two. For a type that is `Clone`, this error type
+/// has no values. So the call of `identity` never returns, and the compiler sees no move after it.
 fn without_moving(lockcore: &TokenStream, expr: &Expr) -> TokenStream {
     if !is_place(expr) {
         return expr.to_token_stream();
@@ -438,8 +438,9 @@ fn instead(function: &Function, expr: &Expr) -> TokenStream {
     }
 }
 
-/// The body, after a `return` that is never reached. The `return` tells the compiler the type of the `async` block, so
-/// that a body of another type is reported where the user wrote it (as in `tracing-attributes`).
+/// The body, after a `return` that is never reached. The `return` tells the compiler the type of
+/// the `async` block. So the compiler reports a body of another type where the user wrote it (as in
+/// `tracing-attributes`).
 ///
 /// The body is in its own block, because clippy would otherwise report that its items come after statements.
 fn typed_body(function: &Function) -> TokenStream {

@@ -185,8 +185,9 @@ impl Function {
         self.signature.ident.span()
     }
 
-    /// Where the compiler should report an error about the function's error type: at `E` if the output is written as
-    /// `Result<T, E>`, else at the name of the output, which is probably an alias.
+    /// Where the compiler should report an error about the function's error type. If the output is
+    /// written as `Result<T, E>`, this is at `E`. Otherwise it is at the name of the output, which
+    /// is probably an alias.
     pub(crate) fn failure_span(&self) -> Span {
         match &self.output {
             Some(output) => type_name_span(failure(output).unwrap_or(output)),

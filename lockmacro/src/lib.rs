@@ -69,16 +69,17 @@ use proc_macro::TokenStream;
 /// | [`on_lost`](#on_lost) | `cancel` or `signal` | `cancel` |
 /// | [`on_revoke`](#on_revoke) | `cancel` or `finish` | `finish` |
 /// | [`min_hold`, `max_hold`](#min_hold-and-max_hold) | the shortest and the longest time to hold the lock: `"1s"` or an expression | as long as the body runs |
-/// | [`reentrant`](#reentrant) | `false`: it is an error to take the lock again inside of the body | it is taken again |
+/// | [`reentrant`](#reentrant) | `false`: it is an error to take the lock again inside of the body | the body can take the lock again |
 /// | [`when`](#when) | `false`: the body runs without the lock | it runs under the lock |
 /// | [`locks`](#locks) | the client, an expression | `lockcore::default_locks()` |
 /// | [`held`](#held) | a name for the lock inside of the body | the body does not see the lock |
 /// | [`crate`](#crate) | the path to `lockcore`, where it is re-exported | `::lockcore` |
 ///
-/// An option can use the arguments and `self`. A `?` in it returns from the function. Each option is evaluated
-/// once, at the start of the call, before the lock is asked for. The order is `when`, `key` or `keys`, `locks`,
-/// `permits`, `of`, `wait`, `ttl`, `min_hold`, `max_hold`, `reentrant`. If `when` is false, the others are not
-/// evaluated. `on_busy` and `on_error` are evaluated only when they are needed.
+/// An option can use the arguments and `self`. A `?` in an option returns from the function. Each
+/// option is evaluated once, at the start of the call, before the call asks for the lock. The order
+/// is `when`, `key` or `keys`, `locks`, `permits`, `of`, `wait`, `ttl`, `min_hold`, `max_hold`,
+/// `reentrant`. If `when` is false, the others are not evaluated. `on_busy` and `on_error` are
+/// evaluated only when they are needed.
 ///
 /// ## `key`
 ///
@@ -122,10 +123,10 @@ use proc_macro::TokenStream;
 ///
 /// ## `keys`
 ///
-/// Several locks, for work on several things at once. The call holds all of them, or none. It takes them in the order
-/// of their names, so that two calls never wait for each other in a circle. A name that is given twice is
-/// one lock, and takes its `permits` once. `wait` is for all of them together; the other options are for
-/// each.
+/// Several locks, for work on several things at once. The call holds all of them, or none. It takes
+/// them in the order of their names, so that two calls never wait for each other in a circle. A
+/// name that is given twice is one lock, and takes its `permits` once. `wait` is the time for all
+/// locks together. The other options apply to each lock.
 ///
 /// ```
 /// # use lockcore::{Error, distributed_lock};
@@ -149,7 +150,8 @@ use proc_macro::TokenStream;
 /// A text has the format of [`humantime`]: `"500ms"`, `"2s"`, `"1m 30s"`. It is checked at compile time. An
 /// expression is a `Duration`, or, for `wait`, a `lockcore::Wait`.
 ///
-/// The lease is renewed as long as the body runs. If the process dies, the others wait for one `ttl`.
+/// The lease is renewed as long as the body runs. If the process dies, other calls get the lock
+/// after one `ttl`.
 ///
 /// The text of a `ttl` is `"50ms"` to `"12h"`. A shorter lease would be over when the answer of the store arrives, and
 /// Redis refuses a longer one. For a store that takes longer ones, write an expression. The text of a `wait` must
@@ -210,10 +212,10 @@ use proc_macro::TokenStream;
 ///
 /// ## `on_busy`
 ///
-/// The value that the call returns when another holds the lock: for the errors `Busy` and `Timeout` of this lock, and
-/// not for those of other locks that the body takes. `skip` returns `()`, `None` or `Ok(())`. An expression has the
-/// return type of the function, and finds the
-/// [error](https://docs.rs/lockcore/latest/lockcore/struct.Error.html) in the variable `error`.
+/// The value that the call returns in place of the errors `Busy` and `Timeout`, when another holds
+/// the lock of this function. It does not replace errors of other locks that the body takes. `skip`
+/// returns `()`, `None` or `Ok(())`. An expression has the return type of the function, and finds
+/// the [error](https://docs.rs/lockcore/latest/lockcore/struct.Error.html) in the variable `error`.
 ///
 /// ```
 /// # use lockcore::{Error, distributed_lock};
@@ -250,16 +252,16 @@ use proc_macro::TokenStream;
 /// }
 /// ```
 ///
-/// The body owns the arguments that it uses, and they are dropped with it when the lock is lost. So `on_error` can
-/// use an argument that the body uses only if it is `Copy`, as shared references are, but not `&mut self`.
-/// `on_busy` can use all arguments.
+/// The body owns the arguments that it uses, and they are dropped with it when the lock is lost. If
+/// the body uses an argument, `on_error` can use this argument too only if it is `Copy`. Shared
+/// references are `Copy`, but `&mut self` is not. `on_busy` can use all arguments.
 ///
 /// ## `on_lost`
 ///
-/// With `cancel`, the body is dropped at its current `.await` when the lock is lost, and the call returns
-/// `Lost`. With `signal`, the body goes on, and can ask `lost()` or `is_valid()` of the lock that [`held`](#held)
-/// names. That is for work that has to be finished once it has begun. Its writes should be checked by their
-/// fencing token.
+/// With `cancel`, the body is dropped at its current `.await` when the lock is lost, and the call
+/// returns `Lost`. With `signal`, the body continues to run, and can ask `lost()` or `is_valid()`
+/// of the lock that [`held`](#held) names. This is for work that has to be finished once it has
+/// begun. The resource that this work writes to should check the fencing token.
 ///
 /// ```
 /// # use lockcore::{Error, distributed_lock};
@@ -277,10 +279,11 @@ use proc_macro::TokenStream;
 ///
 /// ## `on_revoke`
 ///
-/// An operator can ask for a lock with `Locks::revoke`, and gives its holder some time. With `finish`, the body goes on
-/// until it is done or that time is over. Then the lock is lost, and [`on_lost`](#on_lost) decides. With `cancel`, the
-/// body is dropped at its current `.await` as soon as this process learns of the request, the lock is released, and the
-/// call returns `Lost`. That is for work that can be repeated, and that others should not wait for.
+/// An operator can ask for a lock with `Locks::revoke`, and gives its holder some time. With
+/// `finish`, the body continues to run. If it is not done when that time is over, the lock is lost,
+/// and [`on_lost`](#on_lost) decides. With `cancel`, the body is dropped at its current `.await` as
+/// soon as this process learns of the request. Then the lock is released, and the call returns
+/// `Lost`. This is for work that can be repeated, and that others should not wait for.
 ///
 /// ```
 /// # use lockcore::{Error, distributed_lock};
@@ -296,9 +299,10 @@ use proc_macro::TokenStream;
 ///
 /// ## `min_hold` and `max_hold`
 ///
-/// `min_hold` keeps the lock taken for at least that long. The call does not wait for it: it returns when the body does,
-/// and the lock stays taken. That is for processes that all `try` at midnight: their clocks differ a little,
-/// and still only one does the work.
+/// `min_hold` keeps the lock taken for at least that long. The call does not wait for that time: it
+/// returns when the body does, and the lock stays taken. This is for processes that all `try` at
+/// midnight. Their clocks differ a little, so a short body could end before the last process tries.
+/// With `min_hold`, only one process does the work.
 ///
 /// `max_hold` ends the lock after that time, and stops the body as when a lock is [lost](#when-the-lock-is-lost).
 ///
@@ -312,9 +316,9 @@ use proc_macro::TokenStream;
 ///
 /// ## `reentrant`
 ///
-/// An expression of `bool`. A body can take its own lock again, for example in a function that it calls: it holds
-/// the lock already and goes on. See `lockcore::Lock::reentrant`. With `false` it gets `WouldDeadlock` at
-/// once.
+/// An expression of `bool`. By default a body can take its own lock again, for example in a
+/// function that it calls. It gets the lock at once, because it holds the lock already. See
+/// `lockcore::Lock::reentrant`. With `false` it gets `WouldDeadlock` at once.
 ///
 /// ```
 /// # use lockcore::{Error, distributed_lock};
@@ -374,7 +378,7 @@ use proc_macro::TokenStream;
 ///
 /// ## `crate`
 ///
-/// The path to `lockcore`, for a crate that does not depend on it itself.
+/// The path to `lockcore`, for a crate that does not depend on `lockcore` itself.
 ///
 /// ```
 /// mod deps {
@@ -389,10 +393,11 @@ use proc_macro::TokenStream;
 ///
 /// # Functions
 ///
-/// The attribute goes on any `async fn`: free functions and methods, with any receiver, generics, lifetimes,
-/// `impl Trait` arguments and patterns. In traits and their impls it goes on methods that have a body, also
-/// inside of `#[async_trait]`. The body stays as it is written: `?` and `return` mean the same as ever. It is
-/// not boxed, and the future is `Send` if the body and the arguments are.
+/// The attribute goes on any `async fn`: free functions and methods, with any receiver, generics,
+/// lifetimes, `impl Trait` arguments and patterns. In traits and their impls it goes on methods
+/// that have a body, also inside of `#[async_trait]`. The body stays as it is written: `?` and
+/// `return` have their usual meaning. The body is not boxed, and the future is `Send` if the body
+/// and the arguments are.
 ///
 /// Other attributes may stand above or below this one, but `#[tokio::main]` and `#[tokio::test]` have to stand below.
 /// If `#[tracing::instrument]` stands above, its span includes the wait for the lock; if it stands below, it
@@ -423,9 +428,9 @@ use proc_macro::TokenStream;
 ///
 /// # Errors
 ///
-/// The function returns a `Result<_, E>`, or an alias of one, with `E: From<lockcore::Error>`. It returns its own
-/// errors, and those of the lock: `Busy` or `Timeout` if another holds it, `Lost` if the lease ended while
-/// the body ran, and the other kinds of `lockcore::ErrorKind`.
+/// The function returns a `Result<_, E>`, or an alias of one, with `E: From<lockcore::Error>`. It
+/// returns its own errors, and those of the lock: `Busy` or `Timeout` if another holds the lock,
+/// `Lost` if the lease ended while the body ran, and the other kinds of `lockcore::ErrorKind`.
 ///
 /// Rust allows an `impl From` only for a type of your own crate. For the error types of other crates write
 /// [`on_error`](#on_error):
@@ -443,18 +448,20 @@ use proc_macro::TokenStream;
 ///
 /// # When the lock is lost
 ///
-/// The body runs only while the lock is held. If the lock is lost, the body is dropped at its current
-/// `.await`, and the function returns `Lost`, unless [`on_lost`](#on_lost) says otherwise. If the body has returned
-/// already, the function returns its result. Tasks that the body has spawned go on, and so does code that
-/// blocks: their writes are what the fencing token is for.
+/// The body runs only while the lock is held. If the lock is lost, the body is dropped at its
+/// current `.await`, and the function returns `Lost`, unless [`on_lost`](#on_lost) says otherwise.
+/// If the body has returned already, the function returns its result. Tasks that the body has
+/// spawned continue to run, and so does code that blocks. The fencing token protects a resource
+/// from their writes.
 ///
 /// # Cancel safety
 ///
-/// The future can be dropped at any point. While it waits for the lock, it gives up its place in line. While the body
-/// runs, the body is dropped first, and then the lock is released.
+/// The future can be dropped at any point. If it is dropped while it waits for the lock, it gives
+/// up its place in line. If it is dropped while the body runs, the body is dropped first, and then
+/// the lock is released.
 ///
-/// A call that returns has released its lock. If the store does not answer, the release goes on in the background,
-/// and the lock is free when its ttl has passed, at the latest.
+/// A call that returns has released its lock. If the store does not answer, the release continues
+/// in the background, and the lock is free when its ttl has passed, at the latest.
 ///
 /// An argument that the body does not use lives until the call returns, as in any function.
 ///

@@ -1,5 +1,5 @@
-//! The type that a function returns, as it is written. The macro sees names only, so a type of the user's own that has
-//! the name of a well-known one is taken for that.
+//! The type that a function returns, as it is written. The macro sees only names. If a type of the
+//! user has the name of a well-known type, the macro takes it for the well-known type.
 
 use proc_macro2::{Span, TokenStream};
 use quote::ToTokens;

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use crate::request::{Id, Request};
 
-/// A ticket that holds, and that its client has given away, is to become the ticket of another client: see
-/// [`Connection::adopt`](super::Connection::adopt).
+/// The request to make a ticket the ticket of another client: see
+/// [`Connection::adopt`](super::Connection::adopt). The ticket holds its permits, and the client
+/// that had it so far has detached it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Adoption {
@@ -13,11 +14,12 @@ pub struct Adoption {
     pub from: Id,
     /// The number of the ticket.
     pub ticket: u64,
-    /// An enqueue of the id `from` may still be on its way. Leave a mark, so that the enqueue answers
-    /// [`Enqueued::Gone`](super::Enqueued::Gone), as for a [release](super::Departure::enqueue_may_follow).
+    /// Whether an enqueue of the id `from` may arrive at the store later. If so, the store leaves a
+    /// mark, and the late enqueue answers [`Enqueued::Gone`](super::Enqueued::Gone), as for a
+    /// [release](super::Departure::enqueue_may_follow).
     pub enqueue_may_follow: bool,
-    /// The request of the new client: its id, its owner and its ttl. The name, the permits and the capacity are those of
-    /// the ticket.
+    /// The request of the new client, with an id, an owner and a ttl of its own. The name, the
+    /// permits and the capacity are those of the ticket.
     pub request: Arc<Request>,
 }
 

@@ -5,52 +5,60 @@ use std::time::Duration;
 /// 365.25 days. Messages call this a year.
 const YEAR: Duration = Duration::from_secs(31_557_600);
 
-/// The promises of a store. The facts of `testing::conformance` ask which of them apply.
+/// The promises of a store. Each fact of `testing::conformance` is checked only on stores that
+/// promise what the fact needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capability {
-    /// Other processes see the tickets. If not, ids of requests need to differ only within this process: they are
-    /// counted instead of drawn at random, which saves a system call.
+    /// Other processes see the tickets. If not, ids of requests need to differ only within this
+    /// process. The core then counts them instead of drawing them at random, which saves a system
+    /// call.
     pub cross_process: bool,
-    /// A release wakes the next in line. If not, waiters find out by their renewals.
+    /// A release wakes the next in line. If not, waiters learn of their grant from their renewals.
     pub pushes: bool,
     /// A request that may wait stands in line at the store. If not, the store never answers
-    /// [`Enqueued::Waiting`](super::Enqueued::Waiting), and [`Enqueued::Busy`](super::Enqueued::Busy) to such a request
-    /// means "ask again": the core does, with a new id, for as long as the caller waits.
+    /// [`Enqueued::Waiting`](super::Enqueued::Waiting). It answers
+    /// [`Enqueued::Busy`](super::Enqueued::Busy) to a request that may wait. The core then asks
+    /// again, with a new id, for as long as the caller waits.
     pub queues: bool,
     /// The longest ttl that a ticket may have.
     pub longest_ttl: Duration,
-    /// A ticket lives as long as the session of the client that took it, and not by its own ttl. So all runtimes of a
-    /// process use the one connection that the keeper drives, and tickets outlive the runtime that took them. When a
-    /// lease has run out, the keeper removes its ticket, and does not give up before the store has acknowledged it.
+    /// A ticket ends with the session of the client that took it, and not by its own ttl. So all
+    /// runtimes of a process use the one connection that the keeper drives, and tickets outlive the
+    /// runtime that took them. When a lease has run out, the keeper removes the ticket of that
+    /// lease, and repeats this until the store acknowledges it.
     pub sessions: bool,
-    /// How many enqueues a connection takes at the same time, and how many tickets of releases. The core holds the
-    /// others back until it is their turn, in order of arrival. Renewals are never held back, so a burst of requests
-    /// cannot delay them by more than this many requests take. With `u32::MAX` nothing is held back.
+    /// How many enqueues the core sends on a connection at the same time. The same limit counts for
+    /// the tickets of releases. Further requests wait in the core until it is their turn, in order
+    /// of arrival. Renewals do not wait for a turn. So a burst of requests delays a renewal by no
+    /// more than this many requests take. With `u32::MAX` no request waits.
     pub in_flight: u32,
-    /// A wake-up grants the ticket. If not, the store may not be sure of it: the waiter renews its ticket, and holds it
-    /// when the answer is [`Renewed::Granted`](super::Renewed::Granted).
+    /// A wake-up grants the ticket. If not, the store may not be sure of the grant when it sends
+    /// the wake-up. The waiter then renews its ticket, and holds it when the answer is
+    /// [`Renewed::Granted`](super::Renewed::Granted).
     pub wake_ups_grant: bool,
-    /// It implements [`Connection::ask_back`](super::Connection::ask_back), and its
+    /// The store implements [`Connection::ask_back`](super::Connection::ask_back), and its
     /// [`inspect`](super::Connection::inspect) tells the ids of tickets.
     pub asks_back: bool,
-    /// It implements [`Connection::list`](super::Connection::list).
+    /// The store implements [`Connection::list`](super::Connection::list).
     pub lists: bool,
-    /// It implements [`Connection::adopt`](super::Connection::adopt): a held lock can be handed over to another client.
+    /// The store implements [`Connection::adopt`](super::Connection::adopt): a held lock can be
+    /// handed over to another client.
     pub adopts: bool,
-    /// It implements [`Connection::resize`](super::Connection::resize).
+    /// The store implements [`Connection::resize`](super::Connection::resize).
     pub resizes: bool,
-    /// Names have counters: [`Connection::count`](super::Connection::count).
+    /// The store has counters: [`Connection::count`](super::Connection::count).
     pub counters: bool,
-    /// Changes of counters are pushed: [`Connection::watch`](super::Connection::watch). If not, clients that wait for
-    /// one read it ten times a second.
+    /// The store pushes changes of counters: [`Connection::watch`](super::Connection::watch). If
+    /// not, a client that waits for a change of a counter reads it ten times a second.
     pub watches: bool,
 }
 
 impl Capability {
-    /// Requests queue at the store, wake-ups are pushed and grant, several processes share the store, a ttl may be up
-    /// to a year, 1,000 requests may be in flight, tickets cannot be asked back or handed over, names cannot be listed,
-    /// capacities cannot be stored, and there are no counters.
+    /// A store that several processes share. Requests queue at the store, and wake-ups are pushed
+    /// and grant. A ttl may be up to a year, and 1,000 requests may be in flight. Tickets cannot be
+    /// asked back or handed over, names cannot be listed, capacities cannot be stored, and there
+    /// are no counters.
     #[must_use]
     pub const fn new() -> Self {
         Self {

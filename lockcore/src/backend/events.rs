@@ -7,8 +7,8 @@ use super::{BoxFuture, Wake};
 use crate::name::{Name, Namespace};
 use crate::request::Id;
 
-/// A connection reports here what the store sends without being asked. When the connection drops this, it is of no use
-/// any more.
+/// Takes the messages that a store sends without being asked: the connection reports them here.
+/// When the connection drops its `EventSink`, the connection cannot be used any more.
 pub struct EventSink {
     receiver: u64,
     namespace: Namespace,
@@ -27,9 +27,9 @@ pub(crate) type Timer = Arc<dyn Fn(Duration) -> BoxFuture<()> + Send + Sync>;
 pub enum News {
     /// A ticket is granted.
     Granted(Wake),
-    /// A ticket must be renewed after this time.
+    /// The core renews this ticket after this time.
     Recheck(Id, Duration),
-    /// The counter of this name, which is watched, has changed. The core reads it.
+    /// The counter of this name has changed. The client watches it, so the core reads it.
     Changed(Name),
     /// Wake-ups, and changes of watched counters, may have been missed.
     Gap,
@@ -91,7 +91,8 @@ impl EventSink {
         self
     }
 
-    /// The same, with the timer of a client, which does not need the timers of the connection's runtime.
+    /// The same, with the timer of a client: it works without the timers of the connection's
+    /// runtime.
     pub(crate) fn with_timer(mut self, timer: Timer) -> Self {
         self.timer = timer;
         self
@@ -103,8 +104,8 @@ impl EventSink {
         Arc::clone(&self.timer)
     }
 
-    /// A number that no other receiver of wake-ups has. It stays the same when the connection is replaced: tickets that
-    /// were enqueued before are woken on the new connection.
+    /// A number that no other receiver of wake-ups has. It stays the same when the connection is
+    /// replaced, so the store sends wake-ups for earlier tickets to the new connection.
     #[must_use]
     pub fn receiver(&self) -> u64 {
         self.receiver
@@ -123,7 +124,8 @@ impl EventSink {
         self.default_ttl
     }
 
-    /// How long one operation may take (`LOCK_OP_TIMEOUT`), for a store that can tell its server.
+    /// How long one operation may take (`LOCK_OP_TIMEOUT`), for a store that can tell its server of
+    /// this limit.
     #[must_use]
     pub fn op_timeout(&self) -> Duration {
         self.op_timeout
@@ -134,20 +136,23 @@ impl EventSink {
         self.tell(News::Granted(wake));
     }
 
-    /// A ticket that waits may be granted after this time, and the store will send no wake-up: the core renews it then,
-    /// or after 100 ms if that is later. In all other respects as [`recheck_in`](super::Enqueued::Waiting). A ticket that
-    /// holds and was [asked back](super::Connection::ask_back) is renewed in the same way.
+    /// Says that a ticket that waits may be granted after this time, and that the store will send
+    /// no wake-up. The core renews the ticket at that time, or after 100 ms if that is later.
+    /// Otherwise this is the same as [`recheck_in`](super::Enqueued::Waiting). The core also renews
+    /// a ticket that holds, so a store calls this when a ticket is [asked
+    /// back](super::Connection::ask_back).
     pub fn recheck(&self, id: Id, after: Duration) {
         self.tell(News::Recheck(id, after));
     }
 
-    /// The counter of this name has changed. Only for names that are [watched](super::Connection::watch).
+    /// The counter of this name has changed. Call this only for names that are
+    /// [watched](super::Connection::watch).
     pub fn changed(&self, name: Name) {
         self.tell(News::Changed(name));
     }
 
-    /// Wake-ups, or changes of counters, may have been missed: the core renews every ticket, and watches and reads every
-    /// watched counter again.
+    /// Wake-ups, or changes of counters, may have been missed. The core renews every ticket. It
+    /// also watches and reads every watched counter again.
     pub fn gap(&self) {
         self.tell(News::Gap);
     }

@@ -6,18 +6,19 @@ use crate::request::Id;
 
 /// The meaning of a store's failure for the request.
 ///
-/// A request that does not count was not carried out, unless the error is [half-way](StoreError::halfway): then it, or
-/// a part of it, may have been, for example at a master whose replicas have not acknowledged it.
+/// A request that *does not count* was not carried out, unless the error is
+/// [half-way](StoreError::halfway). After a half-way error, the request or a part of it may have
+/// been carried out. An example is a master whose replicas have not acknowledged the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
-    /// It does not count, and the same request may succeed in a moment.
+    /// The request does not count, and the same request may succeed in a moment.
     Retry,
-    /// It does not count, and repeating it soon will not help.
+    /// The request does not count, and repeating it soon will not help.
     Refused,
-    /// It may have been carried out.
+    /// The request may have been carried out.
     Unknown,
-    /// It does not count, and will not until somebody changes the configuration.
+    /// The request does not count, and will not until somebody changes the configuration.
     Config,
 }
 
@@ -62,9 +63,9 @@ impl StoreError {
         Self::replace(Fault::Unknown, message)
     }
 
-    /// The request was answered, and does not count although it, or a part of it, may have been carried out: for
-    /// example because a right was taken away after it had begun. The core gives back the ticket that an enqueue may
-    /// have left.
+    /// The request was answered with an error and does not count, but it, or a part of it, may have
+    /// been carried out. For example, the user lost a right at the server after the request had
+    /// begun. The core gives back the ticket that an enqueue may have left.
     #[must_use]
     pub fn halfway(fault: Fault, message: impl Into<String>) -> Self {
         Self {
@@ -73,8 +74,9 @@ impl StoreError {
         }
     }
 
-    /// A renewal of several tickets has failed, but these are [lost](super::Renewed::Lost) for certain. Their holders
-    /// learn it at once. The fault is about the others.
+    /// A renewal of several tickets has failed, but the tickets of this list are
+    /// [lost](super::Renewed::Lost) for certain. The core tells their holders at once. The fault is
+    /// about the other tickets of the renewal.
     #[must_use]
     pub fn with_lost(self, tickets: Vec<Id>) -> Self {
         Self {
@@ -89,7 +91,8 @@ impl StoreError {
         &self.lost
     }
 
-    /// A counter [remembers](MOST_REMEMBERED) as many changes as it may.
+    /// The store [remembers](MOST_REMEMBERED) as many changes of a counter as it may, so it refuses
+    /// another one.
     pub(crate) fn crowded() -> Self {
         let text = format!(
             "more than {MOST_REMEMBERED} changes of this counter are remembered, each for a minute; change it less often, or \
@@ -125,7 +128,8 @@ impl StoreError {
         self.halfway
     }
 
-    /// The error of a request that takes nothing.
+    /// The error for the caller of a request that takes no ticket. After [`Fault::Unknown`] the
+    /// caller may simply repeat the request, so the kind is `Unavailable`.
     pub(crate) fn unavailable_unless_config(self) -> Error {
         match self.fault {
             Fault::Config => Error::config(self.to_string()),

@@ -1,16 +1,16 @@
-//! The servers of a URL that names one or several, for every store that takes several. That they are one host to the
-//! URL's parser is seen to in `open`.
+//! Reads the servers of a URL that may name several, for every store that takes several. The parser
+//! of URLs takes them for one host, because `open` has escaped them.
 
 use percent_encoding::percent_decode_str;
 use url::Url;
 
 /// The hosts of a URL that may name several, and their ports. An address of IPv6 is in brackets.
 ///
-/// The errors say what is wrong, and no more.
+/// The errors do not repeat the URL, because it may contain a password.
 pub(super) fn hosts(url: &Url, default_port: u16) -> Result<Vec<(String, u16)>, &'static str> {
     let hosts = decoded(url.host_str().unwrap_or_default())?;
     let hosts = hosts.split(',').map(|host| {
-        // The port follows an address in brackets, or the only colon.
+        // The port stands behind a colon. Colons inside the brackets of an address do not count.
         let address = host.rfind(']').map_or(0, |end| end + 1);
         let (name, port) = match host[address..].rsplit_once(':') {
             Some((rest, port)) => {
@@ -30,7 +30,7 @@ pub(super) fn hosts(url: &Url, default_port: u16) -> Result<Vec<(String, u16)>, 
     hosts.collect()
 }
 
-/// A part of a URL as it is meant.
+/// A part of a URL with its percent-encoding removed.
 pub(super) fn decoded(part: &str) -> Result<String, &'static str> {
     let bytes = percent_decode_str(part).decode_utf8();
     bytes.map(String::from).map_err(|_| "not UTF-8")
@@ -40,7 +40,7 @@ pub(super) fn decoded(part: &str) -> Result<String, &'static str> {
 mod tests {
     use super::*;
 
-    /// As `open` passes it on.
+    /// Parses these hosts as `open` passes them on.
     fn of(hosts: &str) -> Result<Vec<(String, u16)>, &'static str> {
         super::hosts(&Url::parse(&format!("x://{hosts}/y")).unwrap(), 7)
     }

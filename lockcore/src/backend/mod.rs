@@ -6,26 +6,32 @@
 //! > A ticket is granted when the permits of all older live tickets plus its own are at most the
 //! > capacity. A grant lasts until release or expiry; no later computation takes it back.
 //!
-//! The capacity is that of the tickets, which all have the same one, unless another is [stored](Resize) for the name.
-//! If it becomes smaller, tickets that hold go on holding, and the next one is granted when it fits again.
+//! All tickets of a name have the same capacity, and this capacity counts. If a capacity is
+//! [stored](Resize) for the name, the stored one counts instead. When the capacity becomes smaller,
+//! tickets that hold keep their permits. The next waiter is granted when its permits fit into the
+//! smaller capacity.
 //!
-//! [`Queue`](queue::Queue) is that rule as plain code. A store adds storage for the tickets and a way to wake
-//! clients. Beside the rule it must guarantee three things:
+//! [`Queue`](queue::Queue) is that rule as plain code. A store adds storage for the tickets and a
+//! way to wake clients. Beside the rule, a store must guarantee three things:
 //!
-//! - **The order is final.** Once a ticket is visible, no ticket with a smaller number ever appears.
-//! - **A client that removes a ticket wakes others.** When a client removes a ticket, by release or because it expired,
-//!   or makes it smaller, it notifies the owner of every ticket that is granted by this, in the same atomic step.
-//! - **Operations are idempotent by id**, and neither loop, retry nor sleep. Deadlines, repetition, renewal, clean-up
-//!   and reconnecting are done in the core, once for all stores.
+//! - **The order is final.** Once a ticket is visible, no ticket with a smaller number ever
+//!   appears.
+//! - **A client that removes a ticket wakes others.** A client may release a ticket, remove one
+//!   that has expired, or make one smaller. In the same atomic step, the client notifies the owner
+//!   of every ticket that is granted by this.
+//! - **Operations are idempotent by id.** They do not loop, retry or sleep: the core handles
+//!   deadlines, repetition, renewal, clean-up and reconnecting, once for all stores.
 //!
-//! Beside the tickets, a store may keep **counters**: one number per name, which clients change in atomic steps and
-//! [watch](Connection::watch). The primitives that are no locks are made of them. The *value* that the holder of a lock
-//! writes is kept in the same way, under a [name of its own](Name::value).
+//! Beside the tickets, a store may keep **counters**: one number per name, which clients change in
+//! atomic steps and [watch](Connection::watch). The primitives that are not locks, for example a
+//! latch, are built on counters. The holder of a lock can write a *value*. A store keeps it in the
+//! same way, under a [name of its own](Name::value).
 //!
 //! `testing::conformance` checks a store against this contract; the example `own_store` is a store that passes it.
 //!
-//! This module needs the feature `backend`. It changes as the stores of this crate need it, so a store outside should
-//! ask for one exact minor version of lockcore: `0.x` releases may change the contract, and the changelog says how.
+//! This module needs the feature `backend`. A `0.x` release of lockcore may change the contract
+//! when a store of this crate needs it, and the changelog says how. So a store outside of this
+//! crate should depend on one exact minor version.
 //!
 //! The core may drop the future of an operation at any point, or move it to another thread and finish it there. So the
 //! future must not depend on timers or tasks of the runtime that first polled it, except for the connection's own
@@ -87,11 +93,12 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// The promises of this store.
     fn capability(&self) -> Capability;
 
-    /// Opens a connection. The tokio runtime that polls this future drives it.
+    /// Opens a connection. The tokio runtime that polls this future drives the connection.
     ///
-    /// The connection is usable when the future resolves. From then on wake-ups for tickets that are enqueued on it go
-    /// to `events`. The store calls [`EventSink::gap`] when wake-ups may have been missed. It drops `events` when the
-    /// connection is of no use any more; the core then opens another.
+    /// The connection is usable when the future resolves. From then on, `events` gets the wake-ups
+    /// for tickets that are enqueued on this connection. The store calls [`EventSink::gap`] when
+    /// wake-ups may have been missed. It drops `events` when the connection cannot be used any
+    /// more; the core then opens another one.
     fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>>;
 
     /// A hint for the case that [`connect`](Self::connect) got no answer in time: another possible reason. It is
@@ -103,17 +110,18 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
 
 /// A connection to a store: the operations.
 ///
-/// Requests are shared, not copied: a ticket is renewed and released with the request that it was enqueued with, unless
-/// it is to become [smaller](Self::renew).
+/// Requests are shared, not copied. The core renews and releases a ticket with the request that
+/// enqueued it, except when the ticket is to become [smaller](Self::renew).
 pub trait Connection: fmt::Debug + Send + Sync + 'static {
     /// Takes a ticket. If an earlier attempt with the same id has left one, finds that ticket and renews it.
     fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued>;
 
-    /// [`enqueue`](Self::enqueue), for a caller that waits for the answer no longer than `patience`. For a store whose
-    /// server waits before it answers, and can be told for how long. Others ignore it, as this default does.
+    /// [`enqueue`](Self::enqueue), for a caller that waits for the answer no longer than
+    /// `patience`. A store uses `patience` if its server waits before it answers, and can be told
+    /// for how long. Other stores ignore `patience`, as this default does.
     ///
-    /// When the time is over, the core polls the future once more before it gives up. A store that knows by then what has
-    /// become of the request can answer that.
+    /// When `patience` is over, the core polls the future one last time, and then gives up. If the
+    /// store knows by then what became of the request, this poll can return the answer.
     fn enqueue_within(&self, request: Arc<Request>, patience: Duration) -> Answer<Enqueued> {
         let _ = patience;
         self.enqueue(request)
@@ -125,9 +133,9 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     /// The ttl may be longer or shorter than that of the enqueue or of the last renewal. A shorter one ends the ticket
     /// earlier than before. The ticket keeps its number and its position.
     ///
-    /// If a request has fewer permits than its ticket, the ticket becomes smaller, for good: for example a writer that
-    /// becomes a reader. This and the wake-up of every ticket that is granted by it are one atomic step. The ticket
-    /// keeps its number and its position. A ticket never gets more permits.
+    /// If a request has fewer permits than its ticket, the ticket becomes smaller, for good. For
+    /// example, a writer becomes a reader. The same atomic step wakes every ticket that is granted
+    /// by this. The ticket keeps its number and its position. A ticket never gets more permits.
     fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>>;
 
     /// [`renew`](Self::renew), for a caller with this `patience`: see [`enqueue_within`](Self::enqueue_within).
@@ -142,9 +150,10 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     /// The live tickets of a name, oldest first.
     fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>>;
 
-    /// A page of the names in use: those that have a ticket. A name that is in use from the first page to the last is on
-    /// one of the pages. Others may be on a page, on two, or on none. A ticket that has expired and was not removed yet
-    /// may count.
+    /// A page of the names in use, that is, of the names that have a ticket. A name that stays in
+    /// use while all pages are read is on one of the pages. A name that is in use for only a part
+    /// of that time may be on one page, on two, or on none. A ticket that has expired but was not
+    /// removed yet may count.
     ///
     /// By default this is refused.
     fn list(&self, listing: Listing) -> Answer<Page> {
@@ -152,14 +161,14 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
         unsupported("list the names in use")
     }
 
-    /// Asks the client of a ticket to give it up. Returns whether the ticket is there.
+    /// Asks the client of a ticket to give the ticket up. Returns whether the ticket is there.
     ///
-    /// Stores `ask` behind the [owner](Request::owner) of the ticket, after a line break, in place of an earlier ask.
-    /// From then on a renewal of the ticket, if it holds, answers [`Renewed::AskedBack`]. Renewals that follow an earlier
-    /// one within a third of the ttl may still answer [`Renewed::Granted`]. [`inspect`](Self::inspect) returns the owner
-    /// with the ask. A store that can send a message sends
-    /// [`EventSink::recheck`] to the client of the ticket, so that it renews at once. Everything else about the ticket
-    /// stays as it is.
+    /// Stores `ask` behind the [owner](Request::owner) of the ticket, after a line break, in place
+    /// of an earlier ask. From then on, a renewal of the ticket answers [`Renewed::AskedBack`] if
+    /// the ticket holds. A renewal that follows another one within a third of the ttl may answer
+    /// [`Renewed::Granted`] all the same. [`inspect`](Self::inspect) returns the owner with the
+    /// ask. If the store can send messages, it sends [`EventSink::recheck`] to the client of the
+    /// ticket, so that this client renews at once. Everything else about the ticket stays as it is.
     ///
     /// `ask` has no line break, and at most 200 bytes.
     ///
@@ -172,14 +181,18 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     /// Gives the ticket of another client to the client of this connection: see [`Adoption`]. Answers
     /// [`Enqueued::Granted`] or [`Enqueued::Gone`].
     ///
-    /// In one atomic step, the ticket gets the [id](Request::id), the [owner](Request::owner) and the
-    /// [ttl](Request::ttl) of the new request, counted from now, and its wake-ups go to this connection from then on. Its
-    /// number, its permits and its position stay, and so does an [ask](Self::ask_back) behind its owner. The id that it
-    /// had before is of no use from then on. If the ticket has the new id already, an earlier attempt has succeeded:
-    /// then it is renewed.
+    /// In one atomic step, the ticket gets the [id](Request::id), the [owner](Request::owner) and
+    /// the [ttl](Request::ttl) of the new request. The ttl counts from now. From then on, the store
+    /// sends the wake-ups of the ticket to this connection. The number, the permits and the
+    /// position of the ticket stay, and so does an [ask](Self::ask_back) behind its owner. The id
+    /// that the ticket had before names no ticket any more. If the ticket has the new id already,
+    /// an earlier attempt has succeeded, and this one renews the ticket.
     ///
-    /// The answer is `Gone`, and nothing has changed, if there is no such ticket, if it has expired, if it waits, if its
-    /// number, its permits or its capacity are not those of the adoption, or if the release of the new id came first.
+    /// The answer is `Gone`, and nothing has changed, in these cases:
+    ///
+    /// - There is no such ticket, or it has expired, or it waits.
+    /// - Its number, its permits or its capacity are not those of the adoption.
+    /// - The release of the new id came first.
     ///
     /// By default this is refused: see [`Capability::adopts`].
     fn adopt(&self, adoption: Arc<Adoption>) -> Answer<Enqueued> {
@@ -187,13 +200,16 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
         unsupported("hand a held lock over to another client")
     }
 
-    /// Reads or changes the capacity that is stored for a name, in one atomic step with the wake-up of every ticket that is
-    /// granted by it. Takes nothing from tickets that hold. A repetition of a change, by its [id](Resize::id), changes
-    /// nothing and answers that it was [carried out](ResizeOutcome::Applied), as long as no other change has followed.
-    /// If two clients were in each other's way, the store may fail with [`Fault::Retry`]: the core asks again.
+    /// Reads or changes the capacity that is stored for a name. The same atomic step wakes every
+    /// ticket that is granted by the change. Tickets that hold keep their permits.
     ///
-    /// A stored capacity stays until it is taken back, also while the name is not in use. While it is stored,
-    /// [`inspect`](Self::inspect) shows it for each ticket.
+    /// A repetition of a change has the same [id](Resize::id). It changes nothing and answers that
+    /// the change was [carried out](ResizeOutcome::Applied), as long as no other change has
+    /// followed. If the requests of two clients conflict, the store may fail with [`Fault::Retry`],
+    /// and the core sends the request again.
+    ///
+    /// A stored capacity stays until a client takes it back, even while the name is not in use.
+    /// While it is stored, [`inspect`](Self::inspect) shows it for each ticket.
     ///
     /// By default this is refused: semaphores of the store cannot be resized.
     fn resize(&self, resize: Arc<Resize>) -> Answer<Resized> {
@@ -204,13 +220,14 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     /// Forgets everything about a name that is not in use. Does nothing while the name has a ticket.
     fn forget(&self, name: Name) -> Answer<()>;
 
-    /// Reads or changes a counter, or the [value](Name::value) of a lock, in one atomic step. A repetition of a change, by its
-    /// [id](Count::id), changes nothing and answers as the first one did. If two clients were in each other's way, the
-    /// store may fail with [`Fault::Retry`]: the core asks again.
+    /// Reads or changes a counter, or the [value](Name::value) of a lock, in one atomic step. A
+    /// repetition of a change has the same [id](Count::id). It changes nothing and gets the answer
+    /// of the first attempt. If the requests of two clients conflict, the store may fail with
+    /// [`Fault::Retry`], and the core sends the request again.
     ///
-    /// A counter lives for at least a day after the last request for it. When it has a new version, each client that
-    /// [watches](Self::watch) it is told, once. A store may also tell of a change that was refused, but not of
-    /// a read or a repetition.
+    /// A counter lives for at least a day after the last request for it. When the counter gets a
+    /// new version, the store tells each client that [watches](Self::watch) it, once. The store may
+    /// also tell these clients of a change that was refused, but not of a read or a repetition.
     ///
     /// A store that has no counters need not implement this: see [`Capability::counters`].
     fn count(&self, count: Arc<Count>) -> Answer<Counted> {
@@ -221,10 +238,11 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
         ))))
     }
 
-    /// From the answer on, [`News::Changed`] goes to this connection when a counter changes, until [`unwatch`](Self::unwatch)
-    /// or the end of the connection. Watching a name twice is the same as once.
+    /// Starts to watch the counter of a name. From the answer on, the store sends [`News::Changed`]
+    /// to this connection whenever the counter changes, until [`unwatch`](Self::unwatch) or the end
+    /// of the connection. Watching a name twice is the same as once.
     ///
-    /// Only called if the store [pushes](Capability::watches) changes.
+    /// The core calls this only if the store [pushes](Capability::watches) changes.
     fn watch(&self, name: Name) -> Answer<()> {
         let text = format!("{name}: this store does not push the changes of counters");
         Box::pin(std::future::ready(Err(StoreError::new(
@@ -233,7 +251,8 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
         ))))
     }
 
-    /// Ends [`watch`](Self::watch). If this fails, the news of the name may go on until the connection ends.
+    /// Ends [`watch`](Self::watch). If this fails, the store may send news of the name until the
+    /// connection ends.
     fn unwatch(&self, _name: Name) -> Answer<()> {
         Box::pin(std::future::ready(Ok(())))
     }
@@ -243,11 +262,13 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     /// A check that the client has no right to make is skipped.
     fn check(&self) -> Answer<Vec<String>>;
 
-    /// Ends what the store keeps for the client beyond the connection, for example a session.
+    /// Ends what the store keeps for the client in addition to the connection, for example a
+    /// session.
     ///
-    /// Called once, at the end of the client, when it has no more tickets at the store and no one else uses the
-    /// connection. Polled by the runtime that drives the connection. Dropped at any point if it takes too long. By
-    /// default there is nothing to do.
+    /// The core calls this once, at the end of the client. By then the client has no more tickets
+    /// at the store, and nobody else uses the connection. The runtime that drives the connection
+    /// polls the future. The core drops the future, at any point, if it takes too long. By default
+    /// there is nothing to do.
     fn close(self: Arc<Self>) -> BoxFuture<()> {
         Box::pin(std::future::ready(()))
     }
@@ -274,7 +295,7 @@ pub enum Enqueued {
         /// The ttl that the store gave.
         valid_for: Duration,
     },
-    /// In line.
+    /// The ticket stands in line.
     Waiting {
         /// The number of the ticket.
         ticket: u64,
@@ -284,20 +305,21 @@ pub enum Enqueued {
         /// `None` the waiter only makes its ordinary renewals.
         recheck_in: Option<Duration>,
     },
-    /// The permits are not free, and the request does not wait, or would wait behind
-    /// [`MOST_TICKETS`](queue::MOST_TICKETS), or cannot wait at a store [without a queue](Capability::queues). Nothing was
-    /// left behind.
+    /// The permits are not free, and the request does not stand in line. The reason is one of
+    /// three: the request does not wait; it would wait behind
+    /// [`MOST_TICKETS`](queue::MOST_TICKETS); the store has [no queue](Capability::queues). The
+    /// store keeps no ticket.
     Busy {
         /// The time until the first of the holders' leases ends, if it is not renewed.
         retry_in: Option<Duration>,
     },
-    /// The name is in use with another capacity. Nothing was left behind.
+    /// The name is in use with another capacity. The store keeps no ticket.
     CapacityMismatch {
         /// The capacity of the oldest live ticket, or the stored one.
         in_use: u32,
     },
-    /// The release of this ticket came first, or an earlier request took the ticket and it has expired since. Nothing
-    /// was left behind.
+    /// The release of this ticket came first, or an earlier request took the ticket and it has
+    /// expired since. The store keeps no ticket.
     Gone,
 }
 
@@ -315,10 +337,10 @@ pub enum Renewed {
     AskedBack {
         /// The ttl that the store gave, from the moment that the request was sent.
         valid_for: Duration,
-        /// The time that the client has from when it learns of the request: [`AskedBack::grace`].
+        /// How much time the client has from when it learns of the request: [`AskedBack::grace`].
         grace: Duration,
     },
-    /// In line.
+    /// The ticket stands in line.
     Waiting {
         /// The ttl that the store gave, from the moment that the request was sent.
         valid_for: Duration,
@@ -353,7 +375,8 @@ impl Renewed {
 pub struct Departure {
     /// The request as it was enqueued.
     pub request: Arc<Request>,
-    /// An enqueue of this id may still be on its way. Leave a mark, so that the enqueue answers [`Enqueued::Gone`].
+    /// Whether an enqueue of this id may arrive at the store later. If so, the store leaves a mark,
+    /// and the late enqueue answers [`Enqueued::Gone`].
     pub enqueue_may_follow: bool,
 }
 
@@ -375,7 +398,7 @@ impl Departure {
 pub enum Released {
     /// The ticket was there and has been removed.
     Released,
-    /// It was not there.
+    /// The ticket was not there.
     NotFound,
     /// Something is wrong with this ticket alone. Whether it was removed is unknown.
     Failed,

@@ -130,8 +130,8 @@ const SCHEMES: &[Scheme] = &[
     },
 ];
 
-/// The store that a URL names, for wrapping it in one of your own: see
-/// [`Locks::with_backend`](crate::Locks::with_backend). Nothing is connected yet.
+/// The store that a URL names, so that you can wrap it in a store of your own: see
+/// [`Locks::with_backend`](crate::Locks::with_backend). No connection is opened yet.
 ///
 /// # Errors
 ///
@@ -140,7 +140,7 @@ pub fn open(url: &str) -> Result<Arc<dyn Backend>, Error> {
     open_with(url, &Tls::default())
 }
 
-/// The store that a URL names, with the files of its TLS. Nothing is connected.
+/// The store that a URL names, with the files of its TLS. No connection is opened.
 pub(crate) fn open_with(url: &str, tls: &Tls) -> Result<Arc<dyn Backend>, Error> {
     // Messages do not repeat the URL, because it may contain a password.
     refuse_what_a_shell_would_take(url)?;
@@ -169,7 +169,7 @@ pub(crate) fn open_with(url: &str, tls: &Tls) -> Result<Arc<dyn Backend>, Error>
                 url.scheme(),
                 what_this_build_knows()
             )),
-            // Then the text in front of the colon is a host or a user.
+            // Without "://", the text in front of the colon is a host or a user, and not a scheme.
             None if parts.is_none() => no_scheme(),
             None => Error::config(format!(
                 "unknown scheme \"{}\"; {}",
@@ -181,7 +181,7 @@ pub(crate) fn open_with(url: &str, tls: &Tls) -> Result<Arc<dyn Backend>, Error>
     if !scheme.tls
         && let Some((option, _)) = tls.given().next()
     {
-        // This is an error, because a user that sets a CA expects an encrypted connection.
+        // This is an error, because a user who sets a CA expects an encrypted connection.
         return Err(Error::config(format!(
             "{option} is set, but \"{}\" does not use TLS; these do: {}",
             scheme.name,
@@ -200,7 +200,8 @@ pub(crate) fn open_with(url: &str, tls: &Tls) -> Result<Arc<dyn Backend>, Error>
     }
 }
 
-/// A shell removes quotation marks, but a file of environment variables keeps them.
+/// Refuses a URL in quotation marks. A shell removes them, but a file of environment variables
+/// keeps them.
 fn refuse_what_a_shell_would_take(url: &str) -> Result<(), Error> {
     let url = url.trim();
     for quote in ['"', '\''] {
@@ -221,8 +222,9 @@ fn no_scheme() -> Error {
     ))
 }
 
-/// The address of a store, from its URL: the same in every process that uses the store, and without credentials and
-/// options. Empty for a URL that may contain them in other places; no store is opened with such a URL.
+/// The address of a store, from its URL: the same in every process that uses the store, and without
+/// credentials and options. Empty if the URL may contain credentials in another place. No store is
+/// opened with such a URL.
 pub(crate) fn place(url: &str) -> String {
     if Parts::of(url).is_some_and(|parts| parts.hides_a_user()) {
         return String::new();
@@ -234,7 +236,7 @@ pub(crate) fn place(url: &str) -> String {
     if of_a_server && url.host_str().is_none_or(str::is_empty) {
         return String::new();
     }
-    // These fail only if the URL has no host. Then it has no user either.
+    // These calls fail only if the URL has no host, and then it has no user.
     let _ = (url.set_username(""), url.set_password(None));
     url.set_query(None);
     url.set_fragment(None);
@@ -280,11 +282,12 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// The characters that make a port or an address out of a name.
+/// The characters that the parser of URLs takes for a part of a port or an address, and their
+/// escapes.
 const ESCAPED: [(&str, &str); 3] = [(":", "%3A"), ("[", "%5B"), ("]", "%5D")];
 
-/// A URL can have only one host. This escapes `h1:2181,h2:2181,[::1]:2181` so that it becomes one host. The store that
-/// takes several hosts unescapes it.
+/// A URL can have only one host. This escapes `h1:2181,h2:2181,[::1]:2181` so that it becomes one
+/// host. A store that takes several hosts unescapes them.
 fn several_hosts(url: &str) -> Cow<'_, str> {
     match Parts::of(url) {
         Some(parts) if parts.hosts.contains(',') => parts.replaced(ESCAPED).into(),

@@ -23,26 +23,29 @@ pub struct TicketInfo {
     pub capacity: u32,
     /// How long it lives without a renewal.
     pub remaining: Duration,
-    /// How long ago it was asked for, if the store can tell. A waiter has waited for so long; a holder may have waited
-    /// for a part of it. It is computed from two clocks of servers or machines, so it is for people.
+    /// How long ago the ticket was requested, if the store can tell. A waiter has waited for all of
+    /// this time; a holder may have waited for a part of it. The clocks of two servers or machines
+    /// are compared for it, so it is for people to read, and not for decisions.
     pub age: Option<Duration>,
     /// The client that asked: `host/pid/client`. The library sets this.
     pub owner: String,
     /// The text that the application has set: [`Builder::owner`](crate::Builder::owner) or
     /// [`Lock::owner`](crate::Lock::owner). The library cannot check it.
     pub owner_text: Option<String>,
-    /// How many tasks wait in memory for this ticket to be handed over to them. Only the inspecting client's own tasks
-    /// are known.
+    /// How many tasks wait in memory until this ticket is handed over to them. These are tasks of
+    /// the inspecting client. The waiting tasks of other clients are not known.
     pub local_waiters: u32,
     /// The request to give it up, if there is one: [`Locks::revoke`](crate::Locks::revoke).
     pub asked_back: Option<AskedBack>,
-    /// Everybody who knows it can release the ticket, so it is not shown.
+    /// The id of the request. It is not shown, because everybody who knows it can release the
+    /// ticket.
     id: Option<Id>,
 }
 
 impl TicketInfo {
-    /// A ticket as a store found it, with the owner of its [request](crate::backend::Request::owner) and what was
-    /// [stored behind it](crate::backend::Connection::ask_back).
+    /// A ticket as a store found it. `owner` is the owner of its
+    /// [request](crate::backend::Request::owner), together with the ask that may be [stored behind
+    /// it](crate::backend::Connection::ask_back).
     #[must_use]
     pub fn new(
         ticket: u64,
@@ -83,7 +86,7 @@ impl TicketInfo {
         self
     }
 
-    /// The same, asked for so long ago.
+    /// The same, with the time that has passed since it was requested.
     #[must_use]
     pub fn with_age(mut self, age: Duration) -> Self {
         self.age = Some(age);
@@ -119,7 +122,7 @@ impl AskedBack {
         }
     }
 
-    /// Reads what [`Display`](fmt::Display) has written. `None` if it is something else.
+    /// Reads the text that [`Display`](fmt::Display) has written. `None` if it is another text.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let mut words = text.splitn(3, ' ');
         let (millis, by, why) = (words.next()?, words.next()?, words.next()?);
@@ -127,27 +130,29 @@ impl AskedBack {
         Some(Self::new(by, why, grace))
     }
 
-    /// The time that the ask behind an owner gives, if there is one.
+    /// The grace of the ask behind an owner, if there is an ask.
     pub(super) fn grace_behind(owner: &str) -> Option<Duration> {
         let (_, ask) = owner.split_once(ASK)?;
         Self::parse(ask).map(|ask| ask.grace)
     }
 }
 
-/// As it is stored: the grace in ms, the client, and why. Scripts read the grace.
+/// The form in which it is stored: the grace in ms, the client, and the reason. Scripts read the
+/// grace.
 impl fmt::Display for AskedBack {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} {}", self.grace.as_millis(), self.by, self.why)
     }
 }
 
-/// Which names a store is to list: see [`Connection::list`](crate::backend::Connection::list).
+/// The names that a store is to list: see [`Connection::list`](crate::backend::Connection::list).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Listing {
     /// The namespace of the names.
     pub namespace: Namespace,
-    /// The beginning of the names, up to 4,096 bytes. All names begin with the empty text.
+    /// Only names that begin with this text are listed. It has up to 4,096 bytes. If it is empty,
+    /// all names are listed.
     pub prefix: String,
     /// Where the page begins: [`Page::next`] of the page before it, or `None` for the first page.
     pub after: Option<Arc<str>>,
@@ -168,7 +173,7 @@ impl Listing {
     }
 }
 
-/// Some of the names in use. It may be empty, even if there are further pages.
+/// Some of the names in use. A page may be empty, even if there are further pages.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Page {
@@ -192,12 +197,13 @@ impl Page {
 pub struct NameInUse {
     /// The name, or its beginning.
     pub name: String,
-    /// Whether that is all of it. Of a name that is longer than its store keeps, only the beginning is known.
+    /// Whether `name` is the whole name. If a name is longer than its store keeps, only its
+    /// beginning is known.
     pub is_whole: bool,
 }
 
 impl NameInUse {
-    /// A name that is known.
+    /// A name that is known as a whole.
     #[must_use]
     pub fn new(name: String) -> Self {
         let is_whole = true;

@@ -9,9 +9,11 @@ use crate::backend::{
     TicketInfo,
 };
 
-/// A [`Connection`] that wraps another one. It passes on every request, except those of the verbs that it implements
-/// itself: to count them, to refuse them, or to change their answers. If `Connection` gets a verb in a later version,
-/// it is passed on too.
+/// A [`Connection`] that wraps another one. It passes on every request, except the requests of the
+/// verbs that it implements itself. It implements a verb to count requests, to refuse them, or to
+/// change their answers. If `Connection` gets another verb in a later version, requests of that
+/// verb are passed on too. The time limits of [`Connection::enqueue_within`] and
+/// [`Connection::renew_within`] are not passed on.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -166,8 +168,8 @@ where
     }
 }
 
-/// Turns a [`Forward`] into a [`Connection`]. (There is no implementation for all `Forward`s: with both traits in
-/// scope, a call of `connection.enqueue(..)` would then be ambiguous.)
+/// Turns a [`Forward`] into a [`Connection`]. (There is no `impl Connection` for all `Forward`s,
+/// because a call of `connection.enqueue(..)` would be ambiguous where both traits are in scope.)
 #[derive(Debug)]
 struct Forwarding<C>(C);
 

@@ -1,13 +1,16 @@
-//! A store for tests of code that uses locks. What does the code do when its lock is lost, or cannot be taken?
+//! A store for tests of code that uses locks. What does the code do when its lock is lost, or
+//! cannot be taken?
 //!
-//! [`Store`] is the memory store, with a clock that the test advances and with faults that the test asks for. The
-//! client in front of it is the real one: it renews, retries, reconnects, gives up and cleans up as it would in front
-//! of a server. Together with [`with_default`](crate::with_default) it serves code that uses the process-wide default,
-//! as annotated functions do.
+//! [`Store`] is the memory store, with a clock that the test advances and with faults that the test
+//! asks for. The client in front of the store is the real one. It renews, retries, reconnects,
+//! gives up and cleans up as it would in front of a server. With
+//! [`with_default`](crate::with_default), the store also serves code that uses the process-wide
+//! default, for example annotated functions.
 //!
 //! This module needs the feature `testing`, which belongs in `[dev-dependencies]`:
-//! `lockcore = { version = "0.1", features = ["testing"] }`. It is as stable as the rest of the crate;
-//! what needs the feature `backend` too is as stable as [`backend`](crate::backend).
+//! `lockcore = { version = "0.1", features = ["testing"] }`. The module is as stable as the rest of
+//! the crate. Its items that also need the feature `backend` are as stable as
+//! [`backend`](crate::backend).
 //!
 //! ```
 //! use std::time::Duration;
@@ -49,9 +52,9 @@
 //!
 //! # Simulating another process
 //!
-//! Every [`client`](Store::client) is a client of its own. It excludes the other clients as one in another process
-//! does. With [`another_process`](Store::another_process) it also has its own way to the store, so that one client can
-//! be cut off while the other works:
+//! Every call of [`client`](Store::client) makes a new client. It excludes the other clients, as a
+//! client in another process does. A client of [`another_process`](Store::another_process) also has
+//! a network of its own to the same store. So a test can cut off one client while another works:
 //!
 //! ```
 //! use std::time::Duration;
@@ -141,7 +144,7 @@ impl Store {
         self.client_with(Locks::builder())
     }
 
-    /// A client with the configuration of `builder`. Its URL is not used.
+    /// A client with the configuration of `builder`. The URL of the builder is not used.
     ///
     /// # Errors
     ///
@@ -162,7 +165,7 @@ impl Store {
         self.wire.next(verb, Fate::LoseReply);
     }
 
-    /// The connection breaks before the next request arrives.
+    /// The connection breaks before the next request arrives at the store.
     pub fn lose_next_request(&self, verb: Verb) {
         self.wire.next(verb, Fate::LoseRequest);
     }
@@ -172,8 +175,8 @@ impl Store {
         self.wire.next(verb, Fate::Fail(fault));
     }
 
-    /// The next request stays on its way until the test lets it go. It is carried out then, even if its sender has
-    /// given up.
+    /// Holds the next request on its way to the store until the test lets it go. The request is
+    /// carried out then, even if the client that sent it has given up.
     #[must_use = "the request is let go when this is dropped"]
     pub fn hold_next(&self, verb: Verb) -> Hold {
         let (gate, request) = oneshot::channel();
@@ -201,15 +204,16 @@ impl Store {
         self.wire.thaw();
     }
 
-    /// Breaks all connections. Requests that are under way get no answer. Clients connect again, and renew every ticket
-    /// that they have.
+    /// Breaks all connections. Requests in flight get no answer. Clients connect again, and renew
+    /// every ticket that they have.
     pub fn break_connections(&self) {
         self.wire.break_connections();
     }
 
-    /// Forgets all tickets of all processes. A holder finds out at its next renewal. Call
-    /// [`break_connections`](Self::break_connections) as well, and it finds out at once, as after a restart of a server
-    /// without its data.
+    /// Forgets all data of all processes: tickets, stored capacities, counters and values. A holder
+    /// learns of its loss at its next renewal. If the test also calls
+    /// [`break_connections`](Self::break_connections), the holder learns of it at once, as after a
+    /// restart of a server without its data.
     pub fn lose_data(&self) {
         self.tickets.lose_data();
     }
@@ -221,8 +225,8 @@ impl Default for Store {
     }
 }
 
-/// Used to talk to the store directly, or inside a store of your own. A client from [`Locks::with_backend`] has a clock
-/// of its own, and [`Clock::advance`] does not affect it.
+/// With this a test can talk to the store directly, or wrap it in a store of its own. A client from
+/// [`Locks::with_backend`] has a clock of its own, and [`Clock::advance`] does not affect it.
 impl Backend for Store {
     fn capability(&self) -> Capability {
         Capability::new()
@@ -245,27 +249,30 @@ impl fmt::Debug for Store {
     }
 }
 
-/// The clock by which a [`Store`] and its clients judge leases. It is independent of tokio's clock, paused or not.
+/// The clock by which a [`Store`] and its clients measure leases. It is independent of tokio's
+/// clock, paused or not.
 #[derive(Clone, Debug)]
 pub struct Clock(clock::Clock);
 
 impl Clock {
-    /// Moves the clock ahead at once, as a suspend of the machine does. Work that became due in that time is done
-    /// afterwards. A lease that ends in that time is lost, with or without renewals. If a test advances by at most a
-    /// third of a ttl at a time, the renewals are in time.
+    /// Moves the clock ahead at once, as a suspend of the machine does. Work that became due in
+    /// that time, for example a renewal, is done only afterwards. So a lease that ends in that time
+    /// is lost, even if it is renewed regularly. If a test advances by at most a third of a ttl at
+    /// a time, the renewals are in time.
     pub fn advance(&self, by: Duration) {
         self.0.advance(by);
     }
 
-    /// From now on the clock moves only by [`advance`](Self::advance). This is for tests that depend on exact times.
-    /// All waits for time then wait for the test: also operation timeouts, and the pauses before a client asks or
-    /// connects again.
+    /// From now on the clock moves only by [`advance`](Self::advance). This is for tests that
+    /// depend on exact times. Everything that waits for a time then waits until the test advances
+    /// the clock. This includes operation timeouts, and the pauses before a client sends a request
+    /// again or connects again.
     pub fn stop(&self) {
         self.0.stop();
     }
 }
 
-/// A request that stays on its way until this is dropped.
+/// A request that is held on its way to the store until this is dropped.
 pub struct Hold {
     wire: Arc<Wire>,
     request: oneshot::Receiver<Parcel>,
@@ -273,19 +280,21 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// Waits until there is such a request.
+    /// Waits until a client has sent the request.
     ///
     /// # Cancel safety
     ///
     /// Safe: it only waits.
     pub async fn arrived(&mut self) {
         if self.arrived.is_none() {
-            // The sender is dropped only after it has sent a request, or together with the store.
+            // The sender of this channel is dropped only after it has sent a request, or together
+            // with the store.
             self.arrived = (&mut self.request).await.ok();
         }
     }
 
-    /// Lets the request go. If none has come yet, the next request of this kind is not held.
+    /// Lets the request arrive. If no client has sent one yet, the next request of this kind is not
+    /// held.
     pub fn let_go(self) {}
 }
 

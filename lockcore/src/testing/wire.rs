@@ -60,7 +60,7 @@ pub(super) struct Wire {
 struct State {
     fates: Vec<(Verb, Fate)>,
     wake_ups_to_lose: usize,
-    /// The messages that were sent after the freeze, in order.
+    /// The messages that were sent since the freeze began, in order. `None` if there is no freeze.
     frozen: Option<VecDeque<Parcel>>,
     connections: Vec<Weak<WireConnection>>,
 }
@@ -68,7 +68,7 @@ struct State {
 struct WireConnection {
     wire: Arc<Wire>,
     receiver: u64,
-    /// `None` once it is broken.
+    /// `None` after the connection was broken.
     events: Mutex<Option<Arc<EventSink>>>,
     broken: watch::Sender<bool>,
 }
@@ -98,7 +98,7 @@ impl Wire {
             let mut state = self.state();
             let next = state.frozen.as_mut().and_then(VecDeque::pop_front);
             let Some(parcel) = next else {
-                // Cleared only now, so that no new message overtakes the kept ones.
+                // The freeze ends only now, so that no new message overtakes the kept ones.
                 state.frozen = None;
                 return;
             };
@@ -152,8 +152,8 @@ impl Wire {
         }
     }
 
-    /// Sends a request. `arrive` is the work that it does at the store. If there will be no reply, the sender of the
-    /// reply is dropped.
+    /// Sends a request. `arrive` is the work of the request at the store. If there will be no
+    /// reply, the sender of the reply is dropped.
     fn send<T: Send + 'static>(
         &self,
         verb: Option<Verb>,
@@ -181,7 +181,7 @@ impl Wire {
                 return answer;
             }
             Some(Fate::Hold(gate)) => {
-                // The test has dropped the hold, so the request is sent on.
+                // If the test has dropped the hold, the request arrives at once.
                 if let Err(request) = gate.send(Box::new(carry_out)) {
                     self.deliver(request);
                 }

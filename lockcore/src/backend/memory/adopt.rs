@@ -29,7 +29,7 @@ impl Store {
         let Some(line) = lines.get_mut(&request.name) else {
             return Enqueued::Gone;
         };
-        // Nothing of an expired ticket can be adopted, so these go first.
+        // Expired tickets are removed first, because they cannot be adopted.
         wakes.collect(line.expire(now), &line.queue, receivers);
         let found = line.queue.find(*from).is_some_and(|(ticket, holds)| {
             let size = (ticket.permits, ticket.capacity);

@@ -1,4 +1,5 @@
-//! The stored capacities of the memory store. Each is kept with its line, which stays for it.
+//! The stored capacities of the memory store. A stored capacity is a part of its name's line, and
+//! the line stays as long as the capacity is stored.
 
 use super::Names;
 use super::Store;
@@ -30,7 +31,7 @@ impl Store {
         resized
     }
 
-    /// A name that is not in use has no other data here than its capacity.
+    /// Removes the stored capacity of a name that is not in use. A line has no other data then.
     pub(crate) fn forget(&self, name: &Name) {
         let now = self.clock.now().as_nanos();
         let mut names = self.names();

@@ -11,7 +11,7 @@ use crate::name::Name;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// With fewer counters than this, nobody looks for unused ones.
+/// With fewer counters than this, the store does not look for unused ones.
 const FEW: usize = 64;
 
 #[derive(Debug, Default)]
@@ -20,12 +20,12 @@ pub(super) struct Counters {
     records: Prehashed<Name, (Record, Instant)>,
     /// The receivers that watch a counter, whether or not it exists.
     watchers: Prehashed<Name, HashSet<u64>>,
-    /// Unused counters are removed when there are more than this.
+    /// When there are this many counters, and at least [`FEW`], the store removes the unused ones.
     room: usize,
 }
 
 impl Counters {
-    /// Also returns the receivers to tell.
+    /// Reads or changes a counter. Also returns the receivers that must be told of the change.
     pub(super) fn carry_out(
         &mut self,
         count: &Count,
@@ -75,7 +75,7 @@ impl Counters {
         }
     }
 
-    /// Ends the watches of other receivers than these.
+    /// Keeps the watches of the receivers for which `of` is true, and ends all others.
     pub(super) fn keep_watches(&mut self, of: impl Fn(u64) -> bool) {
         self.watchers.retain(|_, watchers| {
             watchers.retain(|receiver| of(*receiver));

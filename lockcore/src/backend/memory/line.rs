@@ -23,7 +23,7 @@ pub(super) struct Line {
 /// The data of a ticket that the [queue](crate::queue) does not need.
 #[derive(Clone, Debug)]
 pub(super) struct Holder {
-    /// For the text of its owner.
+    /// The request of the ticket, for its id and its owner.
     pub(super) request: Arc<Request>,
     pub(super) receiver: u64,
     /// See [`Connection::ask_back`](crate::backend::Connection::ask_back).
@@ -41,7 +41,7 @@ impl Holder {
 }
 
 impl Line {
-    /// Whether it can be dropped: there are no tickets, and no capacity is stored.
+    /// Whether the line can be dropped: there are no tickets, and no capacity is stored.
     pub(super) fn is_over(&self) -> bool {
         self.queue.is_empty() && self.queue.stored().is_none()
     }

@@ -1,8 +1,10 @@
-//! `memory:`, the store inside the process: real exclusion between its tasks, for tests, examples and services of one
-//! process. Each connect makes a new store; clones of its handle share it.
+//! `memory:`, the store inside the process. It excludes the tasks of that process from each other,
+//! for tests, examples and services of one process. Each connect makes a new store. Clones of the
+//! client share it.
 //!
-//! It is the [pure rule](crate::queue) under a mutex. It measures time with the lease clock. The wall clock only
-//! provides ticket numbers, so that tokens also rise over restarts of the process.
+//! The store is the [pure rule](crate::queue) under a mutex. It measures time with the lease clock.
+//! The wall clock only provides ticket numbers, so that tokens also rise over restarts of the
+//! process.
 
 mod adopt;
 mod capacities;
@@ -36,8 +38,9 @@ use wakes::Wakes;
 
 const DAY_MICROS: u64 = 86_400_000_000;
 
-/// How long the mark stays when a release comes before its enqueue. On a server, a request may wait in a socket for as
-/// long. Here a request is late only if a test makes it late.
+/// How long the mark stays when a release comes before its enqueue. If there is a server, a request
+/// may wait in a socket for as long as this before the server reads it. Here a request is late only
+/// if a test makes it late.
 const MARK: Duration = Duration::from_secs(60);
 
 /// Opens `memory:`.
@@ -68,12 +71,12 @@ struct Names {
     /// An empty line with allocated memory, from a name that is not in use any more. The next name takes it. So a lock
     /// that is taken and released again and again allocates nothing here.
     spare: Line,
-    /// The highest number that was given to any ticket, over all names. Because of it an empty queue can be dropped,
-    /// and numbers still rise.
+    /// The highest number that was given to any ticket, over all names. Because of this number, an
+    /// empty queue can be dropped, and numbers rise all the same.
     last: u64,
     /// The marks: ids whose release came before their enqueue, and when each mark ends.
     marks: Prehashed<Id, Instant>,
-    /// The latest connection of each receiver. Its tickets are woken there.
+    /// The latest connection of each receiver. Wake-ups for the receiver's tickets go to it.
     receivers: HashMap<u64, Weak<EventSink>>,
     counters: Counters,
 }
@@ -200,7 +203,7 @@ impl Store {
             ..
         } = &mut *names;
         receivers.retain(|_, connection| connection.strong_count() > 0);
-        // If there was a connection before this one, what it watched has ended with it.
+        // If this receiver had a connection before, the watches of that connection ended with it.
         counters.keep_watches(|other| other != receiver && receivers.contains_key(&other));
         receivers.insert(receiver, Arc::downgrade(events));
     }
@@ -337,7 +340,8 @@ impl Store {
         };
         // A ticket that has expired but was still in the line counts as found.
         let ended = line.is_due(now) && line.queue.find(request.id).is_some();
-        // Expired tickets go first: they must not get what this release frees.
+        // Expired tickets are removed first, so that they do not get the permits that this release
+        // frees.
         wakes.collect(line.expire(now), &line.queue, receivers);
         let was_first = line.queue.is_first_in_line(request.id);
         let (found, newly) = line.queue.remove(request.id);
@@ -363,13 +367,14 @@ impl Store {
         };
         // Expired tickets hold nothing, even if they have not been removed yet.
         let tickets = line.queue.tickets().map(|(ticket, _)| ticket);
-        // Numbers are times of this clock, unless many tickets are taken in one microsecond.
+        // The number of a ticket is usually the time of its enqueue by this clock, in microseconds.
+        // It is a little more if many tickets are taken in one microsecond.
         let micros = wall_clock_micros();
         let live: Vec<_> = tickets
             .filter(|ticket| ticket.expires_at > now.as_nanos())
             .collect();
         let shares = live.iter().map(|ticket| (ticket.permits, ticket.capacity));
-        // A ticket that holds goes on holding, whatever the capacity is now.
+        // A ticket that holds keeps its permits, whatever the capacity is now.
         let holders = line.queue.holders();
         let held = holders.filter(|ticket| ticket.expires_at > now.as_nanos());
         let stored = line.queue.stored();
@@ -389,7 +394,8 @@ impl Store {
         places.collect()
     }
 
-    /// Looks at all names. A page begins behind a name.
+    /// Looks at all names, and lists them in alphabetical order. A page begins behind the last name
+    /// of the page before it.
     pub(crate) fn list(&self, listing: &Listing) -> Page {
         let now = self.clock.now().as_nanos();
         let names = self.names();
@@ -479,7 +485,7 @@ impl Store {
 }
 
 impl Names {
-    /// Removes the line of this name, which is empty.
+    /// Removes the line of this name, which has no tickets, and keeps its memory for the next line.
     fn end_line(&mut self, name: &Name) {
         if let Some(mut line) = self.lines.remove(name) {
             line.queue.resize(None);
@@ -490,7 +496,8 @@ impl Names {
 }
 
 fn wall_clock_micros() -> u64 {
-    // Before 1970 this is 0, and ticket numbers only count up.
+    // If the clock shows a time before 1970, this is 0. Ticket numbers are then counted up from the
+    // last one.
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| u64::try_from(since.as_micros()).unwrap_or(0))

@@ -1,4 +1,4 @@
-//! The wake-ups of one request, which are sent when the store is not locked any more.
+//! The wake-ups of one request. They are sent after the mutex of the store is unlocked.
 
 use std::collections::HashMap;
 use std::sync::Weak;
@@ -50,8 +50,8 @@ impl Wakes {
         }
     }
 
-    /// Adds a recheck for the waiter that is now the first in line because another waiter has left. It does not know
-    /// yet when a holder's lease ends.
+    /// Adds a recheck for the waiter that is now the first in line because another waiter has left.
+    /// This waiter does not know yet when a holder's lease ends.
     pub(super) fn tell_first(
         &mut self,
         queue: &Queue<Holder>,

@@ -13,7 +13,7 @@ pub(super) async fn adopt(
     let request = &adoption.request;
     let key = layout::key(&request.name);
     let (process, epoch, ttl) = (file.process, file.epoch, millis(request.ttl));
-    // Read before the file is locked, as for an enqueue.
+    // The clock is read before the file is locked, as for an enqueue.
     let now = layout::now_millis();
     let query = || {
         sqlx::query(layout::ADOPT)

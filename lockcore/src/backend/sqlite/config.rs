@@ -67,7 +67,8 @@ fn decoded(text: &str) -> Vec<u8> {
     decoded
 }
 
-/// The canonical path of the file. The clients of this process find each other by it.
+/// The canonical path of the file. By this path, the clients of this process that use the same file
+/// find each other.
 pub(super) fn locate(path: &Path) -> Result<PathBuf, StoreError> {
     match fs::canonicalize(path) {
         Ok(file) => Ok(file),
@@ -92,8 +93,8 @@ pub(super) fn locate(path: &Path) -> Result<PathBuf, StoreError> {
 /// Creates the file if it does not exist, readable only by its owner, before SQLite writes into it. The files that
 /// SQLite puts beside it get the same mode.
 ///
-/// A file that exists is not opened here, because closing it would drop every lock that this process has on it through
-/// other handles
+/// A file that exists is not opened here. Closing it again would drop every lock that this process
+/// has on the file through other handles
 /// (<https://www.sqlite.org/howtocorrupt.html#_posix_advisory_locks_canceled_by_a_separate_thread_doing_close_>).
 pub(super) fn make(file: &Path) -> Result<(), StoreError> {
     let made = OpenOptions::new()
@@ -122,7 +123,7 @@ pub(super) fn make(file: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// Which file a path names at this moment.
+/// Identifies the file that a path names at this moment, by its device and its inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Identity(u64, u64);
 

@@ -1,15 +1,18 @@
-//! Counters: one row each, which is written only if nobody else has written it since it was read. The two statements are
-//! two transactions, so the file is not locked in between. If another process was faster, the core asks again.
+//! Counters, one row each. A change reads the row, and then writes it only if no other process has
+//! written it in between. These are two transactions, so the file is not locked in between. If
+//! another process was faster, the answer is [`Fault::Retry`], and the core sends the request
+//! again.
 
 use super::file::{File, column};
 use super::layout;
 use crate::backend::{Count, Counted, Fault, StoreError};
 use crate::counting::{Carried, Record};
 
-/// A read of a counter that was not used for this time notes the use. A day is left then: see `schema/sweep.sql`.
+/// If a counter was not used for this time, a read writes the row too, to note the use. The row has
+/// a day left at that moment: see `schema/sweep.sql`.
 const USED_FOR_SECONDS: i64 = 12 * 60 * 60;
 
-/// A counter is gone after this time without use, whether or not its row is there.
+/// After this time without use, a counter counts as removed, even if its row is there.
 const LIFE_SECONDS: i64 = 36 * 60 * 60;
 
 pub(super) async fn count(file: &mut File, count: &Count) -> Result<Counted, StoreError> {

@@ -1,10 +1,11 @@
-//! The thread that has the file open for the whole process. It has one handle, and does one job at a time. A job that
-//! has begun is finished, even if nobody waits for its answer any more. This file decides which job is next. The handle
-//! is in `file`, the work of the jobs in `tickets`, and the wake-ups in `events`.
+//! The thread that has the SQLite file open for the whole process. It has one handle, and does one
+//! job at a time. A job that has begun is finished, even if nobody waits for its answer any more.
+//! This module decides which job is next. The handle is in `file`, the work of the jobs in
+//! `tickets`, and the wake-ups in `events`.
 //!
-//! There is one handle, because otherwise the clients of a process would compete for the file's lock, which has no
-//! queue. It is a thread of its own, because a lock on the file must not depend on a runtime that its user may block,
-//! or end in the middle of a transaction.
+//! There is one handle, because otherwise the clients of a process would compete for the file's
+//! lock, which has no queue. The handle has a thread of its own, because a lock on the file must
+//! not depend on a runtime. A user may block a runtime, or end it in the middle of a transaction.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -105,11 +106,12 @@ impl Driver {
 
     /// Sends a job and waits for its outcome.
     ///
-    /// The only await is for the reply. If the future is dropped there, a job that has begun is finished, and a job
-    /// that has not begun is not done. For a release this is safe, because the core asks again: a release whose future
-    /// was dropped, late or together with its runtime, hands the ticket to the keeper, and the keeper asks until it has
-    /// an answer. Only at the end of a client nobody is left to ask again: a ticket that is not released within the
-    /// time for the end is freed when its lease ends.
+    /// The only await is for the reply. If the future is dropped there, the thread finishes the job
+    /// if it has begun it, and otherwise does not do it. For a release this is safe, because the
+    /// core sends it again. When the future of a release is dropped, the keeper takes the ticket
+    /// over, and sends releases until one is answered. This is also true if the future is dropped
+    /// together with its runtime. Only after the end of a client there is no keeper to do that. A
+    /// ticket that is not released within the time for that end is freed when its lease ends.
     pub(super) async fn ask<T>(&self, job: impl FnOnce(Reply<T>) -> Job) -> Result<T, StoreError> {
         let (reply, outcome) = oneshot::channel();
         if !self.send(job(reply)) {
@@ -132,9 +134,11 @@ fn drivers() -> MutexGuard<'static, Vec<Listed>> {
     DRIVERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// In the child, SQLite has a copy of the parent's record of its locks on the file, and believes that this process has
-/// these locks. But the system gives a child none of them. A new handle in the child would then work without any lock:
-/// the next process that closes the file would remove its log, and from then on the child would exclude nobody.
+/// A forked child cannot use a file that its parent had open. SQLite in the child has a copy of the
+/// parent's record of locks on the file, and believes that the child has these locks. But the
+/// system gives a child none of them. So a new handle in the child would work without any lock. The
+/// next process that closes the file would then remove the log, and from then on the child would
+/// exclude nobody.
 fn open_at_the_fork(file: &Path) -> StoreError {
     let text = format!(
         "cannot use {}: the parent of this process had it open when it forked, and SQLite cannot open a file in both; fork \
@@ -155,7 +159,8 @@ impl Drop for OnTheList {
 
 /// The code of the thread.
 fn run(path: &Path, listed: OnTheList, jobs: mpsc::UnboundedReceiver<Job>) {
-    // No user's code runs on this thread: a subscriber that blocks would keep all others from the file.
+    // No subscriber of the user runs on this thread, because a subscriber that blocks would
+    // keep all clients from the file.
     let _quiet = tracing::dispatcher::set_default(&tracing::Dispatch::none());
     let mut jobs = Jobs::new(jobs);
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -169,7 +174,7 @@ fn run(path: &Path, listed: OnTheList, jobs: mpsc::UnboundedReceiver<Job>) {
             return refuse_all(&mut jobs, &StoreError::new(Fault::Retry, text));
         }
     };
-    // No future in here is dropped early: every await ends.
+    // Nothing cancels this block, so no future of a statement is dropped early.
     runtime.block_on(async {
         let mut wakes = Wakes::default();
         let error = match File::open(path).await {
@@ -185,15 +190,17 @@ fn run(path: &Path, listed: OnTheList, jobs: mpsc::UnboundedReceiver<Job>) {
             }
             Err(error) => error,
         };
-        // Off the list before anybody is told, so that a client that is told starts another thread.
+        // The thread leaves the list before it answers anybody. So a client that gets the error and
+        // connects again starts another thread.
         drop(listed);
         refuse_all(&mut jobs, &error);
-        // Tells all clients that their connection cannot be used any more.
+        // This drop tells all clients that their connection cannot be used any more.
         drop(wakes);
     });
 }
 
-/// Refuses the jobs that have not begun. They were not carried out, whatever happened to the job before them.
+/// Refuses the jobs that have not begun. None of them was carried out, even if the outcome of the
+/// job before them is unknown.
 fn refuse_all(jobs: &mut Jobs, error: &StoreError) {
     let fault = match error.fault() {
         Fault::Unknown => Fault::Retry,
@@ -221,7 +228,8 @@ impl Jobs {
         }
     }
 
-    /// The next job. `None` when all senders are gone. Dropping this while it waits loses no job.
+    /// The next job. `None` when all senders are gone. If the future is dropped while it waits, no
+    /// job is lost.
     async fn next(&mut self) -> Option<Job> {
         match self.take() {
             None => self.arriving.recv().await,
@@ -241,9 +249,12 @@ impl Jobs {
 }
 
 impl Job {
-    /// Renewals come first: a burst of requests must not cost a lease that is held. Then releases, because others wait
-    /// for them. A release cannot overtake the enqueue of its ticket: it is sent only after the enqueue was answered,
-    /// or after the caller gave up, and then an enqueue that has not begun is not carried out.
+    /// The rank of a job: jobs of a lower rank are done first. Renewals come first, because a burst
+    /// of requests must not cost a lease that is held. Releases come next, because waiters need
+    /// them. So a release is done before an enqueue that came earlier. This is safe even for the
+    /// enqueue of the same ticket: the core sends the release only after the enqueue was answered,
+    /// or after its caller gave up. In the second case, an enqueue that has not begun is not
+    /// carried out.
     fn rank(&self) -> usize {
         match self {
             // The first three run no SQL.
@@ -260,10 +271,10 @@ impl Job {
         }
     }
 
-    /// Whether nobody waits for its outcome any more.
+    /// Whether nobody waits for the outcome of the job any more.
     fn is_given_up(&self) -> bool {
         match self {
-            // A join that nobody waits for is undone after it; a leave has no answer.
+            // A join that nobody waits for is carried out and then undone. A leave has no answer.
             Self::Join(..) | Self::Leave(..) => false,
             Self::Enqueue(.., reply) => reply.is_closed(),
             Self::Renew(_, reply) => reply.is_closed(),
@@ -299,15 +310,15 @@ impl Job {
     }
 }
 
-/// Sends an outcome. Returns whether somebody waited for it. This runs a waker of the caller, which may panic. Such a
-/// panic must not end this thread.
+/// Sends an outcome. Returns whether somebody waited for it. Sending runs the waker of the caller's
+/// task, which may panic. The panic is caught, because it must not end this thread.
 fn tell<T>(reply: Reply<T>, outcome: Result<T, StoreError>) -> bool {
-    // The waker runs when the outcome has been sent, so a panic means that somebody waited.
+    // The waker runs after the outcome was sent, so a panic means that somebody waited.
     catch_unwind(AssertUnwindSafe(|| reply.send(outcome).is_ok())).unwrap_or(true)
 }
 
-/// Does one job after another. While a client waits for another process, it also checks the file in between. Returns
-/// when all handles are gone, or the file cannot be used any more.
+/// Does one job after another. While a ticket of this process waits, it also checks the file
+/// between jobs. Returns when all handles are gone, or the file cannot be used any more.
 async fn serve(file: &mut File, wakes: &mut Wakes, jobs: &mut Jobs) {
     let mut looked = tokio::time::Instant::now();
     while file.over.is_none() {
@@ -316,7 +327,8 @@ async fn serve(file: &mut File, wakes: &mut Wakes, jobs: &mut Jobs) {
             Some(at) => tokio::select! {
                 biased;
                 () = tokio::time::sleep_until(at) => {
-                    // A change that this check misses is found by the next one, or by the renewals.
+                    // If this check misses a change, a later check or the renewals find it: see
+                    // `tickets::look`.
                     let _ = tickets::look(file, wakes).await;
                     looked = tokio::time::Instant::now();
                     continue;
@@ -425,7 +437,6 @@ mod tests {
         assert!(release.is_given_up());
     }
 
-    /// The thread survives.
     #[tokio::test]
     async fn a_waker_that_panics_does_not_end_the_thread() {
         struct Panics;
@@ -442,7 +453,8 @@ mod tests {
         let mut context = std::task::Context::from_waker(&waker);
         assert!(asks.as_mut().poll(&mut context).is_pending());
 
-        // Answered after the first job, whose waker has run by then.
+        // The thread answers this job after the first one, so the waker of the first one has run by
+        // then.
         assert!(driver.ask(Job::Check).await.is_ok());
         assert_eq!(asks.await.unwrap(), Vec::<String>::new());
     }

@@ -1,5 +1,6 @@
-//! Wake-ups. Inside the process a release wakes the next in line at once. The driver finds releases of other processes
-//! by checking the file. This part knows which clients to wake, which tickets wait, and how often to check.
+//! Wake-ups. Inside the process a release wakes the next in line at once. The driver finds releases
+//! of other processes by checking the file. This module knows which clients to wake, which tickets
+//! wait, and how often to check.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -12,8 +13,9 @@ use crate::request::Id;
 /// The shortest pause between two checks, used after a change.
 const SOONEST: Duration = Duration::from_millis(2);
 
-/// The longest pause, used while a lock is held for long. 20 checks per second, each of which reads a counter in shared
-/// memory, cost about a thousandth of a core, whatever the number of waiters.
+/// The longest pause, used while a lock is held for long. This makes 20 checks per second, and each
+/// reads a counter in shared memory. Together they cost about a thousandth of a core, whatever the
+/// number of waiters.
 const LATEST: Duration = Duration::from_millis(50);
 
 /// In between, the pause is an eighth of the time since the last change. So a waiter waits at most an eighth longer
@@ -35,7 +37,8 @@ pub(super) struct Wakes {
 
 #[derive(Debug)]
 struct Client {
-    /// Tells the connections of one receiver apart: one that leaves late must not remove its successor.
+    /// Tells the connections of one receiver apart, because a connection that leaves late must not
+    /// remove its successor.
     joined: u64,
     events: EventSink,
 }
@@ -60,28 +63,29 @@ impl Wakes {
         }
     }
 
-    /// The ticket holds now.
+    /// Tells the client of a ticket that the ticket holds now.
     pub(super) fn granted(&mut self, receiver: u64, wake: Wake) {
         self.waiting.remove(&wake.id);
         #[cfg(test)]
         self.told.push(wake.id);
-        // A client without a connection renews every ticket as soon as it has the next connection.
+        // A client that has no connection needs no wake-up: it renews every ticket as soon as it
+        // has the next connection.
         if let Some(client) = self.clients.get(&receiver) {
             client.events.granted(wake);
         }
     }
 
-    /// The ticket must be renewed after this time: it is the first that waits, and may be granted then without a wake-up.
-    /// Or it was asked back.
+    /// Tells the client of a ticket to renew it after this time. Either the ticket is the first
+    /// that waits, and may be granted then without a wake-up, or it was asked back.
     pub(super) fn recheck(&self, receiver: u64, id: Id, after: Duration) {
         if let Some(client) = self.clients.get(&receiver) {
             client.events.recheck(id, after);
         }
     }
 
-    /// The ticket waits for a name. If only tickets of this process are ahead of it, a release in this process will
-    /// wake it, so frequent checks are not needed. Slow checks still are, because another process may remove tickets
-    /// that have expired.
+    /// Notes that a ticket waits for a name. If only tickets of this process are ahead of it, a
+    /// release in this process will wake it, so frequent checks are not needed. Slow checks are
+    /// needed even then, because another process may remove tickets that have expired.
     pub(super) fn waits(&mut self, id: Id, name: i64, foreign_ahead: bool) {
         if self.waiting.insert(id, name).is_none() && foreign_ahead {
             self.changed = Some(Instant::now());

@@ -1,5 +1,6 @@
-//! The open file: whether it is ours, how statements are run on it, and what its failures mean. The statements are in
-//! `layout` and `tickets`; the one thread that uses the file is in `driver`.
+//! The open file: whether it is a file of this store, how statements are run on it, and what its
+//! failures mean. The statements are in `layout` and `tickets`. The one thread that uses the file
+//! is in `driver`.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -14,17 +15,18 @@ use super::config::{self, Identity};
 use super::layout::{self, Boot};
 use crate::backend::{Fault, StoreError};
 
-/// How long this waits for a file that another process has locked. A transaction takes some 50 µs. But on a machine
-/// with too much work, a process in the middle of a transaction may not run for a good while, and a checkpoint waits
-/// for the disk. This is short compared with the operation timeout: an operation should fail within that time, because
-/// otherwise its outcome is unknown.
+/// How long an operation waits for a file that another process has locked. A transaction takes some
+/// 50 µs. But on an overloaded machine, a process may have to wait for a core in the middle of a
+/// transaction. And a checkpoint waits for the disk. The limit is short compared with the operation
+/// timeout. An operation that fails within the operation timeout has a known outcome.
 const PATIENCE: Duration = Duration::from_millis(250);
 
-/// As [`PATIENCE`], after the previous wait was in vain: the thread must answer the next callers in time.
+/// The limit in place of [`PATIENCE`] after the previous wait was in vain, because the thread must
+/// answer the next callers in time.
 const LITTLE_PATIENCE: Duration = Duration::from_millis(5);
 
-/// How many enqueues, or requests about counters, come between two steps of the sweep. A step checks 1,000 names, which is four for each name that
-/// may have been added.
+/// How many enqueues and requests about counters come between two steps of the sweep. A step checks
+/// 1,000 names, which is four for each name that may have been added.
 const SWEEP_EVERY: u64 = 250;
 
 /// A statement with its arguments.
@@ -41,7 +43,7 @@ pub(super) struct File {
     pub(super) process: i64,
     /// Whether the write-ahead log could be turned on.
     wal: bool,
-    /// The last attempt found the file locked for the whole wait.
+    /// Whether the last operation found the file locked for its whole wait.
     blocked: bool,
     /// The reason why the file must be opened again.
     pub(super) over: Option<StoreError>,
@@ -58,16 +60,19 @@ impl File {
         let options = SqliteConnectOptions::new()
             .filename(path)
             .create_if_missing(false)
-            // For opening only: the last process that closes the file cleans up, and locks the file meanwhile.
+            // This counts only while the file is opened: see `prepare`. The last process that
+            // closes the file cleans up, and locks the file meanwhile.
             .busy_timeout(PATIENCE)
             .foreign_keys(false)
-            // Together with the write-ahead log: a killed process loses nothing. If the machine goes down, commits
-            // since the last checkpoint may be lost. But no lease outlives the boot, and the next ticket numbers follow
-            // the wall clock, which is beyond the lost numbers. OFF could leave a broken file. FULL would wait for the
+            // With this mode and the write-ahead log, a killed process loses nothing. If the
+            // machine goes down, commits since the last checkpoint may be lost. That does no harm:
+            // no lease outlives the boot, and the next ticket numbers follow the wall clock, which
+            // is beyond the lost numbers. OFF could leave a broken file. FULL would wait for the
             // disk twice for every lock.
             .synchronous(SqliteSynchronous::Normal)
             .pragma("temp_store", "MEMORY")
-            // More rows than a job has, so that SQLite's thread commits before anybody must read them.
+            // More rows than a job has. So SQLite's thread commits without waiting until the rows
+            // are read.
             .row_buffer_size(1024)
             .thread_name(|_| "lockcore-sqlite-io".into())
             .disable_statement_logging();
@@ -94,10 +99,11 @@ impl File {
         }
     }
 
-    /// Checks that the file is ours, creates its tables if it is new, and determines which boot its times belong to.
+    /// Checks that the file is one of this store, creates its tables if it is new, and determines
+    /// which boot its times belong to.
     async fn prepare(&mut self) -> Result<(), StoreError> {
-        // From now on the waiting is done in `run_within`. SQLite's own wait begins with a millisecond, which is as
-        // long as twenty transactions.
+        // From now on `run_within` waits for a locked file. SQLite's own wait begins with a pause
+        // of a millisecond, which is as long as twenty transactions.
         self.run(|| sqlx::query("PRAGMA busy_timeout = 0")).await?;
         self.is_new().await?;
         let mode = self
@@ -124,7 +130,8 @@ impl File {
         self.sweep().await
     }
 
-    /// In one transaction, so that exactly one of several processes that come first creates the tables.
+    /// Creates the tables that are missing, and empties them after a reboot. The caller has begun a
+    /// transaction, so exactly one of several processes that come first does this.
     async fn settle(&mut self) -> Result<(), StoreError> {
         if self.is_new().await? {
             self.run(|| sqlx::query(layout::TABLES)).await?;
@@ -150,7 +157,7 @@ impl File {
             Some((epoch, _)) => epoch + 1,
             None => 1,
         };
-        // All holders and waiters were of the boot before, and no process outlives a boot.
+        // All tickets and marks are of an earlier boot, and no process outlives a boot.
         for statement in [
             "DELETE FROM tickets",
             "DELETE FROM marks",
@@ -169,7 +176,8 @@ impl File {
         .map(drop)
     }
 
-    /// Whether the file is empty. Otherwise it is ours and has this layout, or this is an error.
+    /// Whether the file is empty. If it is not empty, it must be a file of this store with this
+    /// layout version. Every other file is an error.
     async fn is_new(&mut self) -> Result<bool, StoreError> {
         let rows = self
             .run(|| {
@@ -201,7 +209,8 @@ impl File {
         Err(StoreError::new(Fault::Config, text))
     }
 
-    /// Runs a text of statements. If it fails, nothing of it remains, unless the error says that this is unknown.
+    /// Runs a text of statements. If this fails, none of the statements has an effect, unless the
+    /// fault is [`Fault::Unknown`].
     pub(super) async fn run(
         &mut self,
         query: impl Fn() -> Query,
@@ -209,8 +218,8 @@ impl File {
         self.run_within([PATIENCE, LITTLE_PATIENCE], query).await
     }
 
-    /// Waits for the file while another process writes: as long as the first duration, or, if the previous wait was in
-    /// vain, as long as the second.
+    /// Runs a text of statements, and waits while another process has the file locked. It waits for
+    /// at most the first duration, or for the second if the previous wait was in vain.
     async fn run_within(
         &mut self,
         patience: [Duration; 2],
@@ -220,7 +229,8 @@ impl File {
         let began = std::time::Instant::now();
         let mut pause = Duration::from_micros(30);
         loop {
-            // The future is not dropped half-way: see `driver`. SQLite's own thread runs the whole text by itself.
+            // The driver does not drop this future half-way. SQLite's own thread runs the whole
+            // text by itself.
             let error = match query().fetch_all(&mut self.connection).await {
                 Ok(rows) => {
                     self.blocked = false;
@@ -243,8 +253,8 @@ impl File {
         }
     }
 
-    /// As [`run`](Self::run), for statements about tickets. Refuses if the path names another file by now, because
-    /// other processes would not see the change.
+    /// The same as [`run`](Self::run), for statements about tickets. Fails if the path names
+    /// another file by now, because other processes would not see the change.
     pub(super) async fn transact(
         &mut self,
         query: impl Fn() -> Query,
@@ -253,8 +263,9 @@ impl File {
         self.run(query).await
     }
 
-    /// As [`transact`](Self::transact), for requests that the core repeats until their time is up. If the file stays
-    /// locked, such a request does not wait here, so that its outcome is known when its time is up.
+    /// The same as [`transact`](Self::transact), for requests that the core repeats until their
+    /// time is over. After a wait in vain, the next request of this kind does not wait at all. So
+    /// its outcome is known when its time is over.
     pub(super) async fn transact_repeated(
         &mut self,
         query: impl Fn() -> Query,
@@ -273,7 +284,8 @@ impl File {
         Err(error)
     }
 
-    /// Another boot, or another machine, has taken the file over. This handle changes nothing any more.
+    /// Another boot, or another machine, has taken the file over. This handle cannot change
+    /// anything any more.
     pub(super) fn taken_over(&self) -> StoreError {
         let text = format!(
             "{} was taken over from another boot or another machine; a file is for the processes of one machine",
@@ -315,12 +327,12 @@ impl File {
     pub(super) async fn sweep_now_and_then(&mut self) {
         self.enqueued += 1;
         if self.enqueued.is_multiple_of(SWEEP_EVERY) && self.over.is_none() {
-            // The next sweep removes what this one could not.
+            // If this step fails, the next one begins at the same name.
             let _ = self.sweep().await;
         }
     }
 
-    /// One step of the sweep. After the last name it begins at the first again.
+    /// One step of the sweep. After the last name, the sweep begins again at the first.
     async fn sweep(&mut self) -> Result<(), StoreError> {
         let (after, now, micros, epoch) = (
             self.swept,
@@ -360,8 +372,9 @@ impl File {
     }
 }
 
-/// Drawn once per process: a driver that follows another one in the same process must recognize its tickets. A forked
-/// child has its parent's random number, but another process id, so it counts as another process.
+/// The number of this process, drawn once. If a second driver follows the first in one process, it
+/// recognizes the tickets of the first by this number. A forked child has its parent's random
+/// number, but another process id, so it counts as another process.
 fn process() -> i64 {
     static PROCESS: OnceLock<i64> = OnceLock::new();
     let drawn = *PROCESS.get_or_init(|| fastrand::i64(..));
@@ -372,7 +385,8 @@ pub(super) fn column<'r, T>(row: &'r SqliteRow, name: &'static str) -> Result<T,
 where
     T: sqlx::Decode<'r, Sqlite> + sqlx::Type<Sqlite>,
 {
-    // The transaction was committed by then.
+    // The transaction was committed before its rows are read, so the error must not say that
+    // nothing was changed.
     row.try_get(name)
         .map_err(|error| StoreError::new(Fault::Unknown, format!("SQLite: {name}: {error}")))
 }
@@ -475,7 +489,8 @@ fn failed(path: &Path, error: &sqlx::Error) -> Failed {
     }
 }
 
-/// As [`failed`], before anything was asked, so no outcome is unknown.
+/// The same as [`failed`], for a file that could not be opened. No statement of a request was run,
+/// so no outcome is unknown.
 fn not_opened(path: &Path, error: &sqlx::Error) -> StoreError {
     let error = failed(path, error).error;
     match error.fault() {

@@ -6,8 +6,8 @@ use std::io::ErrorKind;
 use crate::backend::{Fault, NameInUse, StoreError};
 use crate::name::{Name, Namespace, key_prefix};
 
-/// It is in the file's header and in every key. A file of another version is refused. A change of the number is a
-/// breaking release.
+/// The layout version. It is in the file's header and in every key, and the store refuses a file of
+/// another version. So a change of this number is a breaking release.
 pub(super) const VERSION: u32 = 1;
 
 /// "lock" in the file's header, so that the database of another program is not used by mistake.
@@ -21,8 +21,8 @@ pub(super) const COUNTERS: &str = include_str!("schema/counters.sql");
 pub(super) const CAPACITIES: &str = include_str!("schema/capacities.sql");
 pub(super) const SCRATCH: &str = include_str!("schema/scratch.sql");
 
-/// The statements of an operation are one text. The driver's thread runs it to its end without interruption, so the
-/// file is never locked while some other thread waits to be scheduled.
+/// The statements of an operation are one text. SQLite's thread runs it to its end by itself. So
+/// the file is never locked while that thread waits for another thread to be scheduled.
 macro_rules! verb {
     ($ask:literal, $verb:literal) => {
         concat!(
@@ -58,8 +58,9 @@ pub(super) fn keys_like(namespace: &Namespace, prefix: &str) -> String {
     key_prefix(namespace, VERSION, prefix, READABLE)
 }
 
-/// A text that comes after all keys with this beginning. A key goes on with at most this many of the last character, and
-/// then a brace.
+/// A text that sorts after all keys with this beginning. Behind the beginning, a key has at most
+/// [`READABLE`] bytes of a name, and then a brace. This text has one more of the largest character
+/// than fits into these bytes.
 pub(super) fn behind(beginning: &str) -> String {
     const LAST: char = char::MAX;
     let most = READABLE / LAST.len_utf8() + 1;
@@ -85,13 +86,14 @@ pub(super) fn object<T: std::fmt::Display>(
 
 /// Milliseconds of the clock by which tickets expire.
 ///
-/// All processes that share the file are on one machine, and so they share the clock by which they judge their own
-/// leases. This clock includes the time of a suspend, and nobody can set it: a jump of the wall clock neither ends nor
-/// extends a lease. It begins again with each boot: see [`Boot`].
+/// All processes that share the file are on one machine. So they share this clock, and each of them
+/// measures its own leases by it, too. The clock includes the time of a suspend, and nobody can set
+/// it. So a jump of the wall clock does not change any lease. The clock begins again with each
+/// boot: see [`Boot`].
 pub(super) fn now_millis() -> i64 {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     let millis = crate::clock::Clock::BOOT.now().as_nanos() / 1_000_000;
-    // Where one boot cannot be told from the next, times must mean the same in both.
+    // These systems have no id of a boot, so times must mean the same in all boots.
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
     let millis = wall_micros().unsigned_abs() / 1000;
     i64::try_from(millis).unwrap_or(i64::MAX)
@@ -99,7 +101,8 @@ pub(super) fn now_millis() -> i64 {
 
 /// Microseconds of the wall clock. Ticket numbers follow it, so that they also rise over a new file and a new boot.
 pub(super) fn wall_micros() -> i64 {
-    // Before 1970 the numbers only count up.
+    // If the clock shows a time before 1970, this is 0. Ticket numbers are then counted up from the
+    // last one.
     std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .map_or(0, |since| i64::try_from(since.as_micros()).unwrap_or(0))
@@ -115,8 +118,9 @@ pub(super) struct Boot {
 }
 
 impl Boot {
-    /// The present boot. Without the kernel's id, setting the clock would look like a reboot, and live tickets would be
-    /// taken for tickets of the boot before.
+    /// The present boot. If the kernel's id cannot be read, this is an error. Without the id,
+    /// setting the wall clock would look like a reboot, and live tickets would be removed as
+    /// tickets of an earlier boot.
     pub(super) fn now() -> Result<Self, StoreError> {
         #[cfg(any(target_os = "linux", target_os = "android"))]
         let (id, booted_at) = {
@@ -137,8 +141,9 @@ impl Boot {
         Ok(Self { id, booted_at })
     }
 
-    /// Whether times of one boot mean the same in the other: yes, if the id or the beginning is the same. A reboot
-    /// changes both, because more than two seconds pass between the beginnings of two boots.
+    /// Whether the two are the same boot, so that times of one mean the same in the other. They are
+    /// if the id is the same, or if the beginnings differ by at most two seconds. A reboot changes
+    /// both, because more than two seconds pass between the beginnings of two boots.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         let same_id = !self.id.is_empty() && self.id == other.id;
         same_id || self.booted_at.abs_diff(other.booted_at) <= 2000

@@ -49,14 +49,15 @@ impl Backend for Sqlite {
         Capability::new()
             // Between processes a wake-up takes up to 50 ms, but it does come.
             .pushes(true)
-            // One thread does the jobs one by one, some 100 µs each. 16 keep it busy, and are few enough for an answer
-            // within milliseconds, even on a busy machine.
+            // One thread does the jobs one by one, some 100 µs each. 16 jobs keep the thread busy.
+            // They are few enough for an answer within milliseconds, even on a busy machine.
             .in_flight(16)
             .asks_back(true)
             .lists(true)
             .adopts(true)
             .resizes(true)
-            // The file cannot tell of changes, and reading a counter costs less than looking at who has changed it.
+            // Changes are not pushed: SQLite tells nobody of a change, and a read of a counter
+            // costs less than finding out which counters have changed.
             .counters(true)
     }
 
@@ -66,8 +67,9 @@ impl Backend for Sqlite {
             let file = config::locate(&path)?;
             let driver = Driver::of(&file)?;
             let receiver = events.receiver();
-            // If the future is dropped here, the client may have joined, or will join. It then leaves, because nobody
-            // takes the reply.
+            // If the future is dropped here, the thread may do the join later. It then removes the
+            // client again, because nobody takes the reply. If the join was answered already, the
+            // client stays listed. That does no harm: the next join of the same client replaces it.
             let joined = driver.ask(|reply| Job::Join(events, reply)).await?;
             let connection: Arc<dyn Connection> = Arc::new(SqliteConnection {
                 driver,
@@ -79,9 +81,10 @@ impl Backend for Sqlite {
     }
 }
 
-/// Each operation is one job for the driver's thread. It is sent when the future is first polled. The only await is for
-/// its answer. If the future is dropped there, the job is finished if it has begun, and is not done if it has not.
-/// Neither needs the runtime that polled the future. The core asks for a release again if its future was dropped: see
+/// Each operation is one job for the driver's thread. The first poll of the future sends the job,
+/// and the only await is for the answer. If the future is dropped there, the thread finishes the
+/// job if it has begun it, and otherwise does not do it. The thread does not need the runtime that
+/// polled the future. If the future of a release is dropped, the core sends the release again: see
 /// `Driver::ask`.
 impl Connection for SqliteConnection {
     fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {

@@ -1,5 +1,5 @@
-//! The operations. Each is one text of statements and one transaction. This file also reads the resulting rows, and
-//! determines which tickets to wake.
+//! The operations. Each is one text of statements and one transaction. This module also reads the
+//! resulting rows, and determines which tickets to wake.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,8 +26,9 @@ pub(super) async fn enqueue(
     let key = layout::key(&request.name);
     let (process, epoch, ttl) = (file.process, file.epoch, millis(request.ttl));
     let now = layout::now_millis();
-    // Read before the file is locked: tickets that are judged by it rather live a moment longer than a moment shorter.
-    // Our own ticket still lives for the whole ttl, counted from before the send.
+    // The clock is read before the file is locked. So other tickets live a moment too long rather
+    // than a moment too short. The ticket of this request lives for its whole ttl all the same,
+    // because the client counts the ttl from before it sent the request.
     let query = || {
         sqlx::query(layout::ENQUEUE)
             .bind(request.id.to_string())
@@ -253,7 +254,8 @@ async fn ask_many(
     file.transact(query).await
 }
 
-/// One answer per ticket, in the order of the request. If the epoch is over there are none.
+/// One answer per ticket, in the order of the request. If the epoch is over, there are no answers,
+/// and this is an error.
 fn in_order<T: Copy>(
     file: &File,
     answers: &HashMap<Id, T>,
@@ -265,9 +267,11 @@ fn in_order<T: Copy>(
         .ok_or_else(|| file.taken_over())
 }
 
-/// Checks whether another process has granted a ticket of ours, or made one the first in line, and wakes these.
+/// Checks whether another process has granted a ticket of this process, or has made it the first in
+/// line. Tells the clients of these tickets.
 ///
-/// If a check fails, the next one finds the same, or the renewals do.
+/// A check that fails may have noted the change already, and then the next check does not see it.
+/// The waiters' renewals find their grants even then.
 pub(super) async fn look(file: &mut File, wakes: &mut Wakes) -> Result<(), StoreError> {
     if !file.has_changed().await? {
         return Ok(());
@@ -296,11 +300,11 @@ pub(super) async fn look(file: &mut File, wakes: &mut Wakes) -> Result<(), Store
     if granted.is_empty() {
         return Ok(());
     }
-    // The process that granted them has shortened their time, because it could not know whether this process would
-    // notice. A wake-up tells a waiter that it holds for the whole validity that it knows of. So first the tickets are
-    // renewed, to make that true.
+    // The process that granted these tickets has shortened their leases, because it could not know
+    // whether this process would notice. But a waiter that gets a wake-up takes its lease to be as
+    // long as its last request asked for. So this renews the tickets before it sends the wake-ups.
     let now = layout::now_millis();
-    // They keep all their permits, because no ticket has more than this.
+    // With this number the tickets keep all their permits, because no ticket has more.
     let keep_all = granted.into_iter().map(|id| (id, u32::MAX, None));
     let rows = ask_many(file, Verb::Renew, keep_all, now).await?;
     for row in &rows {
@@ -330,13 +334,14 @@ pub(super) async fn inspect(file: &mut File, name: &Name) -> Result<Vec<TicketIn
                 column(row, "owner")?,
             )
             .with_id(id(row)?)
-            // A number is the time of its enqueue, unless many tickets are taken in one microsecond.
+            // The number of a ticket is usually the time of its enqueue in microseconds. It is a
+            // little more if many tickets are taken in one microsecond.
             .with_age(Duration::from_micros(micros.saturating_sub(ticket))))
         })
         .collect()
 }
 
-/// A page begins behind a key.
+/// A page begins behind the last key of the page before it.
 pub(super) async fn list(file: &mut File, listing: &Listing) -> Result<Page, StoreError> {
     let prefix = layout::keys_like(&listing.namespace, &listing.prefix);
     let after = listing.after.as_deref().unwrap_or_default().to_owned();
@@ -380,7 +385,7 @@ pub(super) async fn ask_back(
     let Some(row) = rows.first() else {
         return Ok(false);
     };
-    // A client of another process learns it at its next renewal.
+    // A client of another process learns of the ask at its next renewal.
     if column::<i64>(row, "ours")? != 0 {
         let receiver: i64 = column(row, "receiver")?;
         wakes.recheck(receiver.cast_unsigned(), id, Duration::ZERO);
@@ -395,8 +400,8 @@ pub(super) async fn forget(file: &mut File, name: &Name) -> Result<(), StoreErro
         .map(drop)
 }
 
-/// Whether a row of enqueue, renew or release answers the request. Otherwise the row is about another ticket, and wakes
-/// it.
+/// Whether a row of enqueue, renew or release answers the request. Any other row is about another
+/// ticket, and this tells the client of that ticket.
 fn is_answer(wakes: &mut Wakes, row: &SqliteRow, now: i64) -> Result<bool, StoreError> {
     match column::<i64>(row, "kind")? {
         0 => return Ok(true),
@@ -406,14 +411,15 @@ fn is_answer(wakes: &mut Wakes, row: &SqliteRow, now: i64) -> Result<bool, Store
     Ok(false)
 }
 
-/// The ticket waits.
+/// Notes that the ticket waits.
 fn in_line(wakes: &mut Wakes, id: Id, row: &SqliteRow) -> Result<(), StoreError> {
     let foreign_ahead = column::<i64>(row, "foreign_ahead")? != 0;
     wakes.waits(id, column(row, "name")?, foreign_ahead);
     Ok(())
 }
 
-/// The ticket is the first that waits. It needs a recheck, because no wake-up comes when a holder's lease ends.
+/// Tells the client of the first ticket that waits to recheck it, because no wake-up comes when a
+/// holder's lease ends.
 fn is_first(wakes: &Wakes, row: &SqliteRow, now: i64) -> Result<(), StoreError> {
     let receiver: i64 = column(row, "receiver")?;
     if let Some(at) = column::<Option<i64>>(row, "soonest")? {

@@ -1,10 +1,11 @@
 //! Opening a session at the server that answers first.
 //!
-//! The client library asks one server after another. It waits for a silent server as long as a connection may be
-//! silent, which is longer than the core waits for a session. (The kernel still accepts connections for a process that
-//! is stopped, so only an answer proves that a server works.) So this begins several attempts, each at another server.
-//! Each attempt knows all servers, for the case that its own fails. To find another server for a session that is
-//! already open is the library's work.
+//! The client library asks one server after another. It waits for a silent server as long as a
+//! connection may be silent, which is longer than the core waits for a session. (The kernel accepts
+//! connections even for a process that is stopped, so only an answer proves that a server works.)
+//! Therefore this module begins several attempts, each at another server. Each attempt knows all
+//! servers, in case that its first one fails. Once a session is open, the library itself finds
+//! another server for it.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -21,10 +22,12 @@ const HEAD_START: Duration = Duration::from_millis(200);
 /// The most attempts. With 5, the last one begins within a second, which is the default timeout of an operation.
 const MOST: usize = 5;
 
-/// A session, from the first of several attempts that succeeds. An attempt asks each server once; this function chooses
-/// the server that it asks first. Fails when all attempts have failed.
+/// A session, from the first of several attempts that succeeds. An attempt asks each server once.
+/// This function chooses the server that the attempt asks first. Fails when all attempts have
+/// failed.
 ///
-/// If this is dropped, all attempts are given up, and the servers end the sessions that they may have begun.
+/// If the future is dropped, all attempts are given up, and the servers end the sessions that they
+/// may have begun.
 pub(super) async fn first_to_answer<A>(
     servers: usize,
     attempt: impl Fn() -> A,
@@ -64,7 +67,8 @@ async fn first_success(
                 attempts.detach_all();
                 return Ok(client);
             }
-            // It is the client's mistake only if every attempt says so.
+            // `AuthFailed` is returned only if every attempt fails with it, because only then the
+            // client is at fault.
             Ok(Err(error)) => match failure {
                 None | Some(ZkError::AuthFailed) => *failure = Some(error),
                 Some(_) => {}

@@ -25,10 +25,11 @@ const PORT: u16 = 2181;
 #[cfg(feature = "zookeeper-tls")]
 const ENCRYPTED_PORT: u16 = 2281;
 
-/// How long a server may be silent before another one is tried, as a part of the session timeout. The library's own
-/// value is two fifths. If the library then comes back to the same server, which can happen once, no time of the lease
-/// is left. With a quarter there is enough time for that. (If the server gives less than five twelfths of the session
-/// timeout that was asked for, the library uses its own value.)
+/// How long a server may be silent before another one is tried, as a part of the session timeout.
+/// The library's own value is two fifths. With that value, no time of the lease is left if the
+/// library comes back to the same server, which can happen once. With a quarter there is enough
+/// time for that. (If the server gives less than five twelfths of the session timeout that was
+/// asked for, the library uses its own value.)
 const SILENCE: u32 = 4;
 
 const FORM: &str = "the URL is not of the form \
@@ -107,8 +108,9 @@ impl Settings {
 
     /// Opens a new session, at the server that answers first.
     ///
-    /// Fails when every server was asked and none answered, because only the core reconnects in a loop. If this is
-    /// dropped, nothing is left here, and the servers end the sessions that they may have begun.
+    /// Fails when every server was asked and none answered, because only the core reconnects in a
+    /// loop. If the future is dropped, nothing is left here, and the servers end the sessions that
+    /// they may have begun.
     pub(super) async fn connect(&self, asked: Duration) -> Result<Client, StoreError> {
         driver::ready()?;
         let servers = self.hosts.split(',').count();
@@ -132,7 +134,8 @@ impl Settings {
             return connected
                 .await
                 .map_err(|error| match (error, tunnel.failure()) {
-                    // One server was reached and refused, whatever happened at the others.
+                    // One server was reached and refused the credentials, whatever happened at the
+                    // others.
                     (ZkError::AuthFailed, _) => self.refused(),
                     (_, Some((fault, reason))) => StoreError::new(fault, reason),
                     (error, None) => not_connected(&self.hosts, error, ""),
@@ -158,8 +161,9 @@ impl Settings {
         not_connected(&self.hosts, ZkError::AuthFailed, hint)
     }
 
-    /// The library's connector, with the settings that it may know. Others on this machine can read what the library
-    /// sends to a tunnel, so there the tunnel adds the credentials.
+    /// The library's connector, with the settings that the library may know. Others on this machine
+    /// can read what the library sends to a tunnel. So with TLS the library does not get the
+    /// credentials, and the tunnel adds them.
     fn connector(&self, asked: Duration) -> Connector {
         let connector = Client::connector()
             .with_session_timeout(asked)

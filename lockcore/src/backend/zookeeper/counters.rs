@@ -1,8 +1,9 @@
-//! Counters: one node each, which is written only if nobody else has written it since it was read. A client that was too
-//! late is told to ask again, and the core does.
+//! Counters, one node each. A change reads the node, and then writes it only if no other client has
+//! written it in between. A client that was too late gets [`Fault::Retry`], and the core sends the
+//! request again.
 //!
-//! The times at which changes were made are those of the leader: a node has the time of its last write. The next client
-//! that writes notes that time with the change.
+//! The times at which changes were made are those of the leader: ZooKeeper keeps the time of a
+//! node's last write. The next client that writes the node notes that time with the change.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -17,22 +18,24 @@ use crate::clock::Clock;
 use crate::counting::{Carried, Record};
 use crate::name::Name;
 
-/// A counter stays for so long after its last write.
+/// A counter stays for this time after its last write.
 const LIFE: Duration = Duration::from_secs(36 * 60 * 60);
 
-/// A read of a counter that was not written for this time writes it, so that it goes on living. A day is left then.
+/// If a counter was not written for this time, a read writes it again, so that it is not removed.
+/// The counter has a day left at that moment.
 const USED_FOR: Duration = Duration::from_secs(12 * 60 * 60);
 
-/// How many neighbours of a new counter are looked at, and removed if they are not used any more.
+/// How many neighbours of a new counter are checked, and removed if they are not used any more.
 const NEIGHBOURS: usize = 4;
 
-/// Reads or changes a counter. If this is dropped, a write that was sent is carried out.
+/// Reads or changes a counter. If the future is dropped, a write that was sent is carried out.
 pub(super) async fn count(session: Arc<Session>, count: Arc<Count>) -> Result<Counted, StoreError> {
     session.usable()?;
     let place = Place::of(&count.name);
     let (client, path) = (&session.client, place.path.as_str());
-    // A server may be behind. For a change that does not matter, because a server that is behind names a version that is
-    // not the last. The answer of a read must be at least as new as this call, so the server catches up first.
+    // The server may be behind the leader. For a change this does no harm: the server gives a
+    // version that is not the last one, so the write is refused. But the answer of a read must be
+    // at least as new as this call, so the server catches up first.
     let synced = (count.op == CountOp::Read).then(|| client.sync(path));
     let read = client.get_data(path);
     if let Some(synced) = synced {
@@ -48,7 +51,7 @@ pub(super) async fn count(session: Arc<Session>, count: Arc<Count>) -> Result<Co
             let written = stat.mtime.unsigned_abs();
             let mut record = decode(data, path)?;
             record.made_at(written);
-            // If it has a version already, the next one is only greater.
+            // If the counter has a version already, the next version is one more, and not a time.
             let version = if record.exists() { 0 } else { micros() };
             (record, written, version)
         }
@@ -88,7 +91,7 @@ async fn create(session: &Arc<Session>, place: &Place, data: &[u8]) -> Result<()
         let folders = place.folders.each_ref();
         let folders = folders.map(|folder| client.create(folder, b"", &container));
         let again = client.create(&place.path, data, &node);
-        // Everything is sent by now.
+        // All requests are sent by now.
         let mut refused = None;
         for made in folders {
             match made.await {
@@ -109,8 +112,9 @@ async fn create(session: &Arc<Session>, place: &Place, data: &[u8]) -> Result<()
     Ok(())
 }
 
-/// Writes a counter again that was not written for long, as it is. Nobody waits for that. It depends on this machine's
-/// clock, but does no harm if that is wrong.
+/// If a counter was not written for long, writes it again as it is, so that it is not removed.
+/// Nobody waits for this write. It depends on this machine's clock, which does no harm unless that
+/// clock is more than a day slow.
 fn keep(session: &Arc<Session>, path: &str, data: Vec<u8>, stat: &Stat) {
     let written = Duration::from_millis(stat.mtime.unsigned_abs());
     let now = Duration::from_micros(micros());
@@ -125,8 +129,8 @@ fn keep(session: &Arc<Session>, path: &str, data: Vec<u8>, stat: &Stat) {
 
 /// Removes some counters that are not used any more. `now` is the leader's time in milliseconds.
 ///
-/// Each new counter looks at some of those beside it. So unused counters do not pile up, although no client has a list of
-/// all.
+/// Each new counter checks some of the counters beside it. So unused counters do not pile up,
+/// although no client has a list of all counters.
 async fn sweep(session: Arc<Session>, bucket: String, now: i64) {
     let Ok(mut names) = session.client.list_children(&bucket).await else {
         return;
@@ -139,13 +143,14 @@ async fn sweep(session: Arc<Session>, bucket: String, now: i64) {
         };
         let unused = Duration::from_millis(now.saturating_sub(stat.mtime).max(0).unsigned_abs());
         if unused > LIFE {
-            // Not if it was written meanwhile.
+            // With this version, a counter that was written meanwhile is not deleted.
             let _ = session.client.delete(&path, Some(stat.version)).await;
         }
     }
 }
 
-/// Tells the core of each change of the node. It is a persistent watch, so nothing is asked again after a change.
+/// Tells the core of each change of the node from now on. The watch is persistent, so it need not
+/// be set again after a change.
 pub(super) async fn watch(session: Arc<Session>, name: Name) -> Result<(), StoreError> {
     session.usable()?;
     let path = Place::of(&name).path;
@@ -171,7 +176,8 @@ pub(super) async fn watch(session: Arc<Session>, name: Name) -> Result<(), Store
         }
     });
     session.state().watch(path, task.abort_handle());
-    // A disturbance between the answer and the line above would otherwise leave a watch that is not there.
+    // If the session was disconnected between the answer and the line above, there is no watch at
+    // the server. This is an error then.
     session.usable()
 }
 

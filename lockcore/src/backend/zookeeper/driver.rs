@@ -1,6 +1,6 @@
-//! The client library's driver: one thread for the whole process. The library starts it at the first connect, and never
-//! again. This file checks the preconditions before the library connects: without them the driver could only panic, or
-//! wait for ever.
+//! The client library's driver: one thread for the whole process. The library starts it at the
+//! first connect, and never again. Before the library connects, this module checks what the driver
+//! needs. Without that, the driver could only panic, or wait for ever.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -19,14 +19,16 @@ static STARTED_IN: AtomicU32 = AtomicU32::new(NOBODY);
 
 /// Whether the library can connect.
 ///
-/// If the driver does not get its descriptors, its thread ends, and then this process can never connect again. So this
-/// first tries to open that many. Another thread may take them in between. That time is short, and only the first
-/// connection of a process depends on it.
+/// If the driver does not get its descriptors, its thread ends, and this process can never connect
+/// again. So this function first opens as many descriptors as a test. Another thread may take them
+/// before the driver does. But the time in between is short, and only the first connection of a
+/// process depends on it.
 pub(super) fn ready() -> Result<(), StoreError> {
     let here = std::process::id();
     is_here(STARTED_IN.load(Ordering::Relaxed), here)?;
     has_descriptors()?;
-    // Noted before the driver starts: a child that is forked in between is refused, and does not wait for ever.
+    // The process is noted before the driver starts. So a child that is forked in between gets an
+    // error, and does not wait for ever.
     let noted = STARTED_IN.compare_exchange(NOBODY, here, Ordering::Relaxed, Ordering::Relaxed);
     is_here(noted.unwrap_or_else(|started_in| started_in), here)
 }
@@ -57,7 +59,7 @@ fn has_descriptors() -> Result<(), StoreError> {
                  (ulimit -n), or look for what is not closed"
             ),
         )),
-        // No such file on this system: then nothing is known about the limit.
+        // This system has no such file, so nothing is known about the limit.
         Err(_) => Ok(()),
     }
 }

@@ -38,8 +38,8 @@ pub(crate) fn failed(error: ZkError) -> StoreError {
     StoreError::new(fault, format!("ZooKeeper: {error}{hint}"))
 }
 
-/// As [`failed`], for a request about a ticket that has just been created. The ticket stands, so it must be released,
-/// whatever became of this request.
+/// As [`failed`], for a request about a ticket that has just been created. The ticket exists, so
+/// the core must release it, whatever became of this request.
 pub(crate) fn failed_after_create(error: ZkError) -> StoreError {
     let failed = failed(error);
     StoreError::halfway(failed.fault(), failed.to_string())

@@ -1,20 +1,25 @@
-//! Lines that are followed: for a name that a ticket of this session waits for, there is one persistent watch and a
-//! copy of the line, kept up to date by the watch's events. From the copy a waiter learns that it is its turn, without
-//! a request. (If many clients wait, a watch on the ticket ahead is used instead: see [`By`].)
+//! Lines that are followed. For a name that a ticket of this session waits for, there is one
+//! persistent watch and a copy of the line. The watch's events keep the copy up to date. From the
+//! copy a waiter learns that it is its turn, without a request. (If many clients wait, a watch on
+//! the ticket ahead is used instead: see [`By`].) A ticket *of ours* is a ticket of this session.
 //!
-//! A name without a waiter here has no watch. This is why a grant from the copy is safe:
+//! A name for which no ticket of ours waits has no watch. A grant from the copy is safe, for these
+//! reasons:
 //!
-//! - A line is *current* from the moment when it was listed, after its watch was set, until the connection is
-//!   disturbed or the parent changes. Events come in the order of the changes, and none is left out. (If one were left out, the next create
-//!   would show it: each create takes exactly one number. Then the line is read again.)
-//! - If a ticket of ours is in a current line, all older tickets are in front of it there, because it got its number
-//!   last. Events that are still on their way can only be about younger tickets, and about deletions. Believing in a
-//!   ticket that is already deleted only means to wait a little longer.
-//! - A ticket that is made smaller gets a new node. The new node appears before the old one goes, in the events as in
-//!   the transaction. So the line always contains one of the two.
-//! - So a ticket of ours holds if it is *in* the line and the rule says so. A ticket that is not in the line yet is not
-//!   granted from it, whatever the line looks like. A line that is not current is not used: then renewals ask the
-//!   store.
+//! - A line is *current* from the moment when it was listed, after its watch was set, until the
+//!   connection is disturbed or the parent changes. Events come in the order of the changes, and
+//!   none is left out. (If one were left out, the next create would show it, because each create
+//!   takes exactly one number. The line would then be read again.)
+//! - If a ticket of ours is in a current line, all older tickets are in front of it there. The
+//!   reason is that its number was drawn after theirs. Events that have not arrived yet can only be
+//!   about younger tickets, and about deletions. If the copy has a ticket that is already deleted,
+//!   a waiter behind it only waits a little longer.
+//! - A ticket that is made smaller gets a new node. The transaction creates the new node before it
+//!   deletes the old one, and the events come in the same order. So the line always contains one of
+//!   the two.
+//! - So a ticket of ours holds if it is *in* the line and the rule says so. A ticket that is not in
+//!   the line yet is not granted from it, whatever the line looks like. A line that is not current
+//!   is not used. Renewals then ask the store.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, MutexGuard};
@@ -32,7 +37,8 @@ use crate::clock::Clock;
 use crate::request::Id;
 
 impl Session {
-    /// Follows a line from now on, if it is not followed yet. While disconnected, the next connect begins this.
+    /// Follows a line from now on, if it is not followed yet. While the session is disconnected,
+    /// this only notes the line, and the next connect begins to follow it.
     pub(super) fn follow(self: &Arc<Self>, state: &mut State, path: &str) {
         let line = state.lines.entry(path.to_owned()).or_default();
         line.used = Clock::BOOT.now();
@@ -49,13 +55,15 @@ impl Session {
             && let Some((other, _)) = line.ahead
             && layout::is_older(sequence, other)
         {
-            // Its reply arrived after the reply of a younger ticket of ours, whose turn comes later.
+            // The reply for this ticket arrived after the reply for a younger ticket of ours. The
+            // watch is on the ticket ahead of the younger one, so the line must be followed anew.
             line.stop();
         }
         self.follow(state, path);
     }
 
-    /// Follows again every line in which a ticket of ours waits and which nobody follows because a request failed.
+    /// Follows again every line in which a ticket of ours waits, if nobody follows the line because
+    /// a request failed.
     pub(super) fn follow_again(self: &Arc<Self>, state: &mut State) {
         let mut paths: Vec<String> = state.lines.keys().cloned().collect();
         paths.retain(|path| state.waiting(path).next().is_some());
@@ -71,8 +79,8 @@ impl Session {
         line.is_some_and(|line| line.believes_in(node))
     }
 
-    /// A node of a line has been deleted. If our copy still contains it, its watch has missed the event: then the line
-    /// is followed anew.
+    /// A node of a line has been deleted. If our copy contains the node even now, its watch has
+    /// missed the event, and the line is followed anew.
     pub(super) fn doubt(self: &Arc<Self>, path: &str, node: &str) {
         let mut state = self.state();
         if let Some(line) = state.lines.get_mut(path)
@@ -94,8 +102,8 @@ impl Session {
         for ticket in &tickets {
             self.disown(&state, path, ticket);
         }
-        // The tickets of ours that are not in the line any more. There may be as many as the line has tickets, so this
-        // uses a set.
+        // Finds the tickets of ours that are not in the line any more. There may be as many of them
+        // as the line has tickets, so this uses a set.
         let there: HashSet<(Id, i32)> = tickets
             .iter()
             .map(|ticket| (ticket.id, ticket.sequence))
@@ -115,24 +123,27 @@ impl Session {
         self.tell(state, path, lost);
     }
 
-    /// The copy of a line is of an earlier life of its parent. Returns `false` when the line need not be followed any
-    /// more: a name that others use alone changes its parent with each use. The next waiter begins to follow it again.
+    /// Notes that the parent of a line was deleted or created, so that the copy is of an earlier
+    /// parent. Returns `false` when the line need not be followed any more: no ticket of ours waits
+    /// in it, and no late node is expected. (If others use a name alone, its parent changes with
+    /// each use.) The next waiter begins to follow the line again.
     fn parent_changed(&self, path: &str) -> bool {
         let mut state = self.state();
         let needed = state.needs(path);
         match state.lines.get_mut(path) {
             Some(line) if needed => line.current = false,
-            // Under the mutex, so that a waiter that comes now finds that nobody follows the line.
+            // The line is removed under the mutex. So a waiter that comes next finds that nobody
+            // follows the line, and begins to follow it.
             _ => drop(state.lines.remove(path)),
         }
         needed
     }
 
-    /// Returns `false` when the line must be read again.
+    /// A node was created in a line. Returns `false` when the line must be read again.
     fn came(self: &Arc<Self>, path: &str, node: &str) -> bool {
         let mut state = self.state();
         let Some(ticket) = Ticket::parse(node) else {
-            return true; // not one of ours; it took a number all the same, and the next create will show that
+            return true; // not a ticket; but it took a number, which the next create shows
         };
         self.disown(&state, path, &ticket);
         let Some(line) = state.lines.get_mut(path) else {
@@ -239,7 +250,8 @@ impl State {
         })
     }
 
-    /// Whether a line must be followed: a ticket of ours waits in it, or a late node of a released id is looked for.
+    /// Whether a line must be followed: a ticket of ours waits in it, or a late node of a released
+    /// id may appear in it.
     pub(super) fn needs(&self, path: &str) -> bool {
         self.waiting(path).next().is_some() || self.gone.values().any(|gone| gone.parent == path)
     }
@@ -262,8 +274,9 @@ impl State {
 const CROWD: usize = 8;
 const NO_CROWD: usize = 6;
 
-/// Runs on the keeper's runtime, as a part of the connection's driver, until the connection is disturbed or nobody
-/// needs the line. Dropping it removes the watch.
+/// Follows a line. Runs on the keeper's runtime, as a part of the connection's driver, until the
+/// connection is disturbed or nobody needs the line. If the future is dropped, the watch is
+/// removed.
 async fn follow(session: Arc<Session>, path: String, mut by: By) {
     loop {
         let next = match by {
@@ -280,7 +293,8 @@ async fn follow(session: Arc<Session>, path: String, mut by: By) {
 }
 
 async fn follow_line(session: &Arc<Session>, path: &str) -> Option<By> {
-    // Sent in this order: a change that the list does not show is reported by the watch.
+    // The watch is sent before the list. So the watch reports every change that the list does not
+    // show.
     let watching = session
         .client
         .watch(path, AddWatchMode::PersistentRecursive);
@@ -288,15 +302,17 @@ async fn follow_line(session: &Arc<Session>, path: &str) -> Option<By> {
     let mut watcher = match watching.await {
         Ok(watcher) => watcher,
         Err(error) => {
-            // Waiters then find out by their renewals.
+            // Without the watch, the waiters learn of their grants from their renewals.
             tracing::debug!(%error, "cannot watch a line");
             return None;
         }
     };
     let mut listed = listing.await;
     loop {
-        // The server sends events and answers in one order, so everything that the list shows is reported by now, and maybe
-        // more. If the parent has changed meanwhile, a part of it is of an earlier parent, whose numbers were the same.
+        // The server sends events and answers in one order. So the events of all changes that the
+        // list shows have arrived by now, and perhaps later ones too. If the parent has changed
+        // meanwhile, some events are about an earlier parent, whose numbers were the same. Then all
+        // of them are dropped, and the line is read again.
         let mut reported = VecDeque::new();
         while let Some(event) = watcher.changed().now_or_never() {
             if event.event_type == EventType::Session {
@@ -353,7 +369,8 @@ async fn follow_line(session: &Arc<Session>, path: &str) -> Option<By> {
             if !complete {
                 break;
             }
-            // The check takes as long as the line is, so it is not made for every event.
+            // The time of this check grows with the length of the line, so the check is not made
+            // for every event.
             if came >= 32 {
                 came = 0;
                 if session.is_crowded(path) {
@@ -392,7 +409,7 @@ async fn follow_ticket_ahead(session: &Arc<Session>, path: &str) -> Option<By> {
         };
         match session.client.check_and_watch_stat(&node).await {
             Ok((Some(_), watcher)) => {
-                // It is also notified of the end of the session. A reconnect aborts this task.
+                // The watcher also reports the end of the session. A reconnect aborts this task.
                 watcher.changed().await;
             }
             Ok((None, _)) => {}
@@ -429,8 +446,8 @@ impl Session {
         crowded
     }
 
-    /// Applies the line as it was read, and finds the ticket to wait for. `waiting` are our tickets that waited before
-    /// the line was asked for.
+    /// Applies the line as it was read, and finds the ticket to wait for. `waiting` are our tickets
+    /// that waited before the line was read.
     fn ahead(self: &Arc<Self>, path: &str, line: &[Ticket], waiting: &[Id]) -> Ahead {
         let mut state = self.state();
         for ticket in line {
@@ -467,7 +484,8 @@ impl Session {
             Some((_, node)) => Ahead::Ticket(format!("{path}/{node}")),
             _ if state.waiting(path).next().is_some() => Ahead::LookAgain,
             _ => {
-                // Under the mutex, so that a waiter that comes now finds that nobody follows the line.
+                // This is done under the mutex. So a waiter that comes next finds that nobody
+                // follows the line, and begins to follow it.
                 if let Some(line) = state.lines.get_mut(path) {
                     line.following = None;
                 }

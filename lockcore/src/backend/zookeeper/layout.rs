@@ -10,14 +10,15 @@ use crate::name::{Name, Namespace, key_prefix};
 use crate::queue;
 use crate::request::{Id, Request};
 
-/// A part of every path. A version of the library with another layout has another number here, and the two do not see
-/// each other. A change of the number is a breaking release. 1 is the first that is released.
+/// The layout version, which is a part of every path. Versions of the library with different
+/// numbers do not see each other's tickets. So a change of the number is a breaking release. The
+/// first released number is 1.
 const VERSION: u32 = 1;
 
 /// Bytes of a name that stay readable in a path. ZooKeeper itself has no limit below a megabyte.
 const READABLE: usize = 512;
 
-/// The place of the tickets of one name, below the chroot: `/lock:1/{order:42}`.
+/// The path of the tickets of one name, below the chroot: `/lock:1/{order:42}`.
 #[derive(Clone, Debug)]
 pub(super) struct Parent {
     /// `/lock:1`, the folder of all names of the namespace.
@@ -51,8 +52,8 @@ impl Parent {
         )
     }
 
-    /// The path of a ticket after `request` has made it smaller. All other parts of its name stay, so it has the same
-    /// position in line.
+    /// The path of a ticket after `request` has made it smaller. All other parts of its name stay,
+    /// so the ticket keeps its position in line.
     pub(super) fn smaller(&self, path: &str, request: &Request) -> Option<String> {
         let node = path.strip_prefix(&self.path)?.strip_prefix('/')?;
         let mut fields: Vec<&str> = node.splitn(6, '-').collect();
@@ -87,8 +88,8 @@ pub(super) fn name_of(node: &str) -> Option<NameInUse> {
     NameInUse::of_key(node, READABLE)
 }
 
-/// The place of the counter of a name: `/lock:1/counters/5f/{order:42}`. Counters are spread over 256 folders, so that a
-/// client can list one of them.
+/// The path of the counter of a name: `/lock:1/counters/5f/{order:42}`. Counters are spread over
+/// 256 folders, so that a client can list a folder.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     /// From the outermost: the folder of all names, that of the counters, and the one that the counter is in.
@@ -110,9 +111,10 @@ impl Place {
     }
 }
 
-/// ZooKeeper refuses private use characters, specials, and all characters beyond the basic plane (it is written in
-/// Java, where these are two characters). So they are escaped here. The key has already escaped every `%` of the name,
-/// and escapes none of these characters, so two names still cannot collide.
+/// Appends a character to a path. ZooKeeper refuses private use characters, specials, and all
+/// characters beyond the basic plane. (It is written in Java, where each of the last kind is two
+/// characters.) This escapes all of them. The key has escaped every `%` of the name before, and has
+/// escaped none of these characters. So two names cannot have the same path.
 fn push(path: &mut String, c: char) {
     if matches!(u32::from(c), 0xe000..=0xf8ff | 0xfff0..) {
         for byte in c.encode_utf8(&mut [0; 4]).bytes() {
@@ -132,8 +134,8 @@ pub(super) struct Ticket {
     pub(super) ttl: Duration,
     /// Tells the sessions in a line apart, in most cases.
     pub(super) client: u32,
-    /// Its position in line. These 32 bits begin again with each new parent, and wrap after 2³¹ tickets: compare them
-    /// with [`is_older`], and never between two lives of the parent.
+    /// Its position in line. These 32 bits begin again with each new parent, and wrap after 2³¹
+    /// tickets. Compare them with [`is_older`], and never between two lives of the parent.
     pub(super) sequence: i32,
     /// `<id>-<permits>-<capacity>-<ttl millis>-<client>-<sequence>`.
     pub(super) node: String,
@@ -161,9 +163,10 @@ impl Ticket {
     }
 }
 
-/// The data of a ticket's node: its owner. The number of a ticket is the transaction that created its node. A ticket
-/// that was made smaller has a new node, so there the number follows the owner after a line break. It also does if
-/// somebody asks for the ticket: then the ask stands between the two, in a line of its own.
+/// The data of a ticket's node: its owner. The number of a ticket is the transaction that created
+/// its first node. A ticket that was made smaller has a new node, so its data has the number too,
+/// behind the owner and a line break. If somebody asks for the ticket, its data also has the
+/// number, and the ask stands in a line between the two.
 pub(super) fn data(owner: &str, number: u64) -> Vec<u8> {
     format!("{owner}\n{number}").into_bytes()
 }

@@ -56,9 +56,10 @@ impl Line {
         self.tickets.front().map(|oldest| oldest.capacity)
     }
 
-    /// Nodes that show whether the copy of the line is still right for our first waiter: while they all exist, it goes
-    /// on waiting. `None` when nothing is known. These are the holders, as many as one small request can ask for, and
-    /// the ticket directly in front. If all tickets want all permits, only the one directly in front matters.
+    /// Nodes that show whether the copy of the line is right for our first waiter: while all of
+    /// them exist, this waiter must wait. These are the holders, but at most as many as one small
+    /// request can ask for, and the ticket directly in front. If all tickets want all permits, only
+    /// the ticket directly in front matters. `None` when nothing is known.
     pub(super) fn ahead_of(&self, sequence: i32) -> Option<Vec<String>> {
         if !self.current {
             // If the node is in front of an older ticket of ours, which may have been withdrawn, it is in front of this
@@ -138,9 +139,10 @@ impl Line {
         }
     }
 
-    /// The node is from before the line was read; or it is the new node of a ticket that was made smaller, with the
-    /// ticket's old number. Every create takes a number, that one too, although no node has it. If the old node is
-    /// still in the copy, the line was read before that create, so it has not been counted yet.
+    /// Handles the create of a node whose number is not new. Either the node is from before the
+    /// line was read, or it is the new node of a ticket that was made smaller, with the ticket's
+    /// old number. In the second case the create has taken a number that no node has. If the old
+    /// node is in the copy, the line was read before that create, so the number is counted here.
     fn came_anew(&mut self, ticket: Ticket) {
         let is_there = self.tickets.iter().any(|other| other.node == ticket.node);
         let same = |other: &&mut Ticket| other.sequence == ticket.sequence && other.id == ticket.id;
@@ -173,9 +175,10 @@ pub(super) enum By {
     /// By a watch over the whole line: two events per hand-over for each client with such a watch, and no requests. The
     /// best way for a few clients.
     Line,
-    /// By a watch on the ticket directly in front of our first waiter: one event per hand-over, for one client, which
-    /// then reads the line. It costs three more requests, however many clients there are. It is enough for tickets that
-    /// want all permits, because such a ticket holds when none is in front.
+    /// By a watch on the ticket directly in front of our first waiter: one event per hand-over, for
+    /// one client, which then reads the line. This costs three more requests, however many clients
+    /// there are. It is enough for tickets that want all permits, because such a ticket holds when
+    /// no ticket is in front of it.
     TicketAhead,
 }
 
@@ -278,7 +281,8 @@ mod tests {
         assert_eq!(line.highest, 1);
     }
 
-    /// The watch is set for our oldest waiter. If that one is withdrawn, the next waiter still gets its node.
+    /// The watch is set for our oldest waiter. If that waiter is withdrawn, the node is checked for
+    /// the next waiter.
     #[test]
     fn a_watched_node_is_looked_at_for_every_one_of_ours_behind_it() {
         let node = ticket(7).node;

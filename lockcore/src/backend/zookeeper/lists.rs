@@ -1,11 +1,13 @@
-//! Lists of the tickets of a name, shared by all callers that ask for one at the same time. A burst on one name costs
-//! one list at a time, not one for each request, and each list is as long as the line.
+//! Lists of the tickets of a name, shared by all callers that ask for one at the same time. So if
+//! many requests for one name come at once, only one list is in flight at a time. This matters
+//! because a list is as long as the line.
 //!
-//! A caller must see the effect of its earlier requests. Requests of a session are carried out in the order in which
-//! they were sent, and a list shows the state at the moment when it is carried out. So a list that is sent *after* a
-//! request shows the effect of that request, whoever asked for the list. A caller never gets a list that was already
-//! under way when it asked: it shares the next one, which is sent when the first is answered. (This is also true after
-//! a change of servers: the session refuses a server that knows less than the session has seen. If another connection
+//! A caller must see the effect of its earlier requests. Requests of a session are carried out in
+//! the order in which they were sent. A list shows the state at the moment when it is carried out.
+//! So a list that is sent *after* a request shows the effect of that request, whoever asked for the
+//! list. A caller never gets a list that was already in flight when it asked. It shares the next
+//! list, which is sent when the first is answered. (This is also true after a change of servers:
+//! the session refuses a server that knows less than the session has seen. If another connection
 //! may still deliver a request, the caller must use `sync`.)
 //!
 //! A caller that stops listening does not disturb the others, because a task of the keeper sends the requests. If that
@@ -21,8 +23,8 @@ use super::session::Session;
 use super::standing::{Asking, Listed};
 
 impl Session {
-    /// The tickets of a parent, after everything that was sent before this call. The request is sent by this call,
-    /// unless a list is under way.
+    /// The tickets of a parent, after everything that was sent before this call. The request is
+    /// sent by this call, unless a list is in flight.
     pub(super) fn list(
         self: &Arc<Self>,
         path: &str,
@@ -43,7 +45,7 @@ impl Session {
     }
 }
 
-/// Asks until there are no more callers.
+/// Sends one list after the other, until no caller waits for one.
 async fn ask(
     session: Arc<Session>,
     path: String,

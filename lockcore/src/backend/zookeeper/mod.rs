@@ -33,13 +33,13 @@ use crate::tls::Tls;
 use config::Settings;
 use session::{Attached, Session};
 
-/// The longest ttl that the protocol can express. The real limit is the session that the server grants, which is known
-/// only once there is one: see `tickets::enqueue`.
+/// The longest ttl that the protocol can express. The real limit is the timeout of the session,
+/// which the server sets when it opens the session: see `tickets::enqueue`.
 const LONGEST_TTL: Duration = Duration::from_millis(i32::MAX as u64);
 
-/// Requests of one connection are carried out in order, and the heartbeats are among them. This number of requests
-/// takes a few milliseconds, or tens of milliseconds if each is written to a disk. It is enough to keep the servers
-/// busy.
+/// A server carries out the requests of one connection in order, and the heartbeats are among them.
+/// This number of requests takes a few milliseconds, or tens of milliseconds if each is written to
+/// a disk. It is enough to keep the servers busy.
 const IN_FLIGHT: u32 = 250;
 
 /// Opens `zookeeper://…`.
@@ -62,8 +62,8 @@ pub(crate) struct ZooKeeper {
 #[derive(Debug)]
 struct Ensemble {
     settings: Settings,
-    /// The session of each client, by [`EventSink::receiver`]. It outlives connections: when one breaks, the next one
-    /// continues the session, and with it the tickets.
+    /// The session of each client, by [`EventSink::receiver`]. A session outlives its connections:
+    /// when a connection breaks, the next one continues the session with its tickets.
     sessions: Mutex<HashMap<u64, Weak<Session>>>,
 }
 
@@ -108,8 +108,8 @@ impl Backend for ZooKeeper {
 }
 
 impl Ensemble {
-    /// The client's session, or a new one if there is none or it is over. If this is dropped while it opens a session,
-    /// the server ends that session; nothing is in it.
+    /// The client's session, or a new one if there is none or it is over. If the future is dropped
+    /// while it opens a session, the server ends that session, which has no tickets.
     async fn session(&self, events: &EventSink) -> Result<Attached, super::StoreError> {
         let known = self
             .sessions()

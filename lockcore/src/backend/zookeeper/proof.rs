@@ -5,43 +5,49 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 
-/// How old the newest commit may become while there are tickets, as a part of the session timeout. This is checked at
-/// every probe, so a commit that is too old is found at the third probe after it. By then it is as old as the proof by
-/// probes is at best. So this check makes no lease shorter.
+/// How old the newest commit may become while there are tickets, as a part of the session timeout.
+/// The age is checked at every probe, so the third probe after a commit finds that it is too old.
+/// By then the commit is as old as the proof by probes is at best. So this check makes no lease
+/// shorter.
 const CHECK: u32 = 4;
 
 /// Until when the session certainly lives. Two proofs are needed.
 ///
 /// # What the leader has heard
 ///
-/// The leader ends a session that it has not heard of for the session timeout. A server that is not the leader answers
-/// reads and pings by itself. It reports the active sessions to the leader with the leader's own pings, every half
-/// tick. So an answered ping proves nothing: a server that is cut off from its leader goes on answering for seconds
-/// after the session's nodes are gone.
+/// The leader ends a session that it has not heard of for the session timeout. A server that is not
+/// the leader answers reads and pings by itself. It reports the active sessions to the leader with
+/// the leader's own pings, every half tick. So an answered ping proves nothing. A server that is
+/// cut off from its leader continues to answer for seconds after the session's nodes are gone.
 ///
-/// A `sync` is answered through the leader, and refused there if the session has ended. So its success proves that the
-/// session was alive at the leader at that time. It does not prove when the leader last heard of the session. But its
-/// way to the leader does: requests and reports of active sessions go from server to leader in one stream. If an
-/// earlier probe was answered at least half a tick before this one was sent, then a report that includes the earlier
-/// probe came before this one in that stream. Hence that leader keeps the session until the send of the *earlier* probe
-/// plus the timeout. (This is also true on a new connection: to take the session over, the new server had to ask the
-/// leader, which noted it, and that was after the earlier probe.)
+/// A `sync` is answered through the leader, and refused there if the session has ended. So its
+/// success proves that the session was alive at the leader at that time. It does not prove when the
+/// leader last heard of the session. But the way of the `sync` to the leader does, because requests
+/// and reports of active sessions go from server to leader in one stream. Suppose that an earlier
+/// probe was answered at least half a tick before this one was sent. Then a report that includes
+/// the earlier probe came before this one in that stream. Hence that leader keeps the session until
+/// the send of the *earlier* probe plus the timeout. (This is also true on a new connection. To
+/// take the session over, the new server had to ask the leader, which noted it. That was after the
+/// earlier probe.)
 ///
 /// The session timeout is at least two ticks, so a quarter of it is at least half a tick.
 ///
 /// # Whether it still led
 ///
-/// A `sync` does not prove a quorum. A leader without followers answers it until the leader notices that, after
-/// `syncLimit` (seen: for 11 s). By then the followers may have elected another leader, which gives each session its
-/// full timeout once and then ends it. Only a commit proves that the leader led: a commit needs the acknowledgement of
-/// a majority, and a server that has promised to follow a later leader acknowledges nothing to an earlier one. So if a
-/// request of ours was committed, a majority followed that leader *after* the request was sent. Each later leader has a
-/// majority too, and at least one server is in both. So each later leader began after that send, and keeps the session
-/// at least until that send plus the timeout. An earlier leader did not end the session, or the request would have been
-/// refused; and it cannot end the session any more.
+/// A `sync` does not prove a quorum. A leader without followers answers it until the leader notices
+/// that it has none, after `syncLimit` (seen: for 11 s). By then the followers may have elected
+/// another leader, which gives each session its full timeout once and then ends it. Only a commit
+/// proves that the leader led. A commit needs the acknowledgement of a majority, and a server that
+/// has promised to follow a later leader acknowledges nothing to an earlier one. So if a request of
+/// this session was committed, a majority followed that leader *after* the request was sent. Each
+/// later leader has a majority too, and at least one server is in both. So each later leader began
+/// after that send, and keeps the session at least until that send plus the timeout. An earlier
+/// leader did not end the session, because the request would then have been refused. And an earlier
+/// leader cannot end the session any more.
 ///
-/// Every write is committed, even one that fails because a node exists or does not exist. While there are tickets and
-/// nothing else of ours is written, a `multi` is sent that checks a node and changes nothing.
+/// Every write is committed, even one that fails because a node exists or does not exist. While
+/// there are tickets and no other write of this session, the session sends a `multi` that checks a
+/// node and changes nothing.
 ///
 /// # Together
 ///
@@ -96,7 +102,7 @@ impl Proof {
         now.until(self.heard.min(self.committed).after(self.timeout))
     }
 
-    /// The same, provided that the leader still leads. That is not checked while there are no tickets.
+    /// The same, provided that the leader leads. That is not checked while there are no tickets.
     pub(super) fn heard_for(&self, now: Instant) -> Duration {
         now.until(self.heard.after(self.timeout))
     }
@@ -144,7 +150,7 @@ mod tests {
         assert_eq!(proof.heard_for(at(106)), Duration::from_secs(4));
     }
 
-    /// A leader without followers goes on answering probes.
+    /// A leader without followers continues to answer probes.
     #[test]
     fn probes_alone_prove_nothing_beyond_the_last_commit() {
         let mut proof = Proof::new(T, at(100));

@@ -54,7 +54,7 @@ pub(super) struct Session {
 enum Up {
     Yes,
     No,
-    /// It has ended.
+    /// The session has ended.
     Over(StoreError),
 }
 
@@ -145,9 +145,9 @@ async fn probe(session: Arc<Session>) {
     }
 }
 
-/// One `multi` that only checks that the root exists. It is the proof that the leader leads. If it finds no root, or
-/// has no right to look, it is committed like every other. If it is not answered, nothing changes here, and the next
-/// probe is followed by another check.
+/// One `multi` that only checks that the root exists. Its commit proves that the leader leads. If
+/// the `multi` finds no root, or has no right to read it, it is committed all the same. If it is
+/// not answered, nothing changes here, and another check follows the next probe.
 async fn check(session: Arc<Session>) {
     let sent = Clock::BOOT.now();
     let mut writes = session.client.new_multi_writer();
@@ -167,9 +167,10 @@ async fn check(session: Arc<Session>) {
     }
 }
 
-/// Whether a failed `multi` was committed for this session: it was, if it was refused because of what exists or does
-/// not exist. If the leader does not know the session any more, or knows it at another server, that is also reported as
-/// the failure of one operation. Those two do not count.
+/// Whether a failed `multi` was committed for this session. It was, if the leader refused an
+/// operation because of its node: the node exists, or does not exist, or the user has no right. If
+/// the leader does not know the session any more, or knows it at another server, it also reports
+/// the failure of one operation. These two failures prove no commit.
 fn proves_a_commit(error: &MultiWriteError) -> bool {
     match error {
         MultiWriteError::OperationFailed { source, .. } => {
@@ -202,7 +203,7 @@ impl Session {
 
     /// Uses the session, unless it is over.
     pub(super) fn attach(self: Arc<Self>) -> Option<Attached> {
-        // Under the mutex, so that the session is not ended at the same time because nobody uses it.
+        // The mutex is held, so that `sweep` does not end the session as unused at the same time.
         let state = self.state();
         if self.is_over() {
             return None;
@@ -212,8 +213,9 @@ impl Session {
         Some(Attached(self))
     }
 
-    /// Makes the session a connection of the core: waits until it is connected and a server answers, and reports to
-    /// `events` from then on. If this is dropped half-way, nothing has changed.
+    /// Makes the session a connection of the core: waits until it is connected and a server
+    /// answers, and reports to `events` from then on. If the future is dropped half-way, nothing
+    /// has changed.
     pub(super) async fn resume(self: &Arc<Self>, events: EventSink) -> Result<(), StoreError> {
         let mut up = self.up.subscribe();
         loop {
@@ -225,7 +227,7 @@ impl Session {
             // The sender lives in `self`, so this cannot fail.
             let _ = up.changed().await;
         }
-        // The connection may be dead without anybody having noticed.
+        // The connection may be dead, and nobody has noticed yet.
         let synced = self.client.sync("/").await;
         synced.map_err(|error| StoreError::new(Fault::Retry, failed(error).to_string()))?;
         let mut state = self.state();
@@ -236,7 +238,8 @@ impl Session {
             ));
         }
         let before = state.events.replace(Arc::new(events));
-        // A reconnect loses events, and the watches too: the library does not set persistent watches again.
+        // A reconnect loses events. It loses the watches too, because the library does not set
+        // persistent watches again.
         let paths: Vec<String> = state.lines.keys().cloned().collect();
         for path in paths {
             self.follow(&mut state, &path);
@@ -246,7 +249,8 @@ impl Session {
         Ok(())
     }
 
-    /// A number in the names of its tickets, which differs from that of most other sessions.
+    /// The number of this session in the names of its tickets. Most other sessions have another
+    /// number.
     pub(super) fn tag(&self) -> u32 {
         self.client.session_id().0 as u32
     }
@@ -255,9 +259,10 @@ impl Session {
         matches!(*self.up.borrow(), Up::Yes)
     }
 
-    /// Gives the session up when it may have ended. By then every lease in it is over. The library would try for
-    /// another two fifths of the timeout, or believe a server that is cut off, while a new session can be used at once.
-    /// This session is ended, in case that a server still knows it.
+    /// Gives the session up if it may have ended. By then every lease in it is over. The library
+    /// would try to continue the session for another two fifths of the timeout, or would believe a
+    /// server that is cut off. A new session can be used at once. This session is closed, in case
+    /// that a server knows it.
     pub(super) fn give_up_if_uncertain(&self) -> bool {
         let now = Clock::BOOT.now();
         let certain = {
@@ -277,8 +282,9 @@ impl Session {
         certain.is_zero()
     }
 
-    /// Ends the session: the tasks that look after it, or follow a line in it, drop it. Resolves when the server has
-    /// acknowledged that the session is closed. The library closes it when the last reference is dropped.
+    /// Ends the session. The tasks that look after it, or follow a line in it, end and drop their
+    /// references. When the last reference is dropped, the library closes the session. The future
+    /// resolves when the server has acknowledged this.
     pub(super) fn end(&self) -> impl Future<Output = ()> + Send + 'static {
         let mut states = self.client.state_watcher();
         let mut state = self.client.state();
@@ -308,7 +314,8 @@ impl Session {
         }
     }
 
-    /// The session was disconnected, or is over, or is connected again, which means that it was disconnected before.
+    /// Notes that the session was disconnected, or is over, or is connected again. If it is
+    /// connected again, it was disconnected before.
     fn changed(&self, to: SessionState) {
         let over =
             |text: &str, fault| Up::Over(StoreError::new(fault, format!("ZooKeeper: {text}")));
@@ -333,7 +340,7 @@ impl Session {
         for line in state.lines.values_mut() {
             line.stop();
         }
-        // The next connection watches again what the core names then.
+        // On the next connection, the core asks again for the watches that it needs.
         state.unwatch_all();
         // Every ticket must be checked after a disturbance.
         for mine in state.tickets.values_mut() {
@@ -341,8 +348,8 @@ impl Session {
                 standing.seen = None;
             }
         }
-        // The core opens another connection when this is dropped. That connection resumes this session, or opens a new
-        // one if this is over.
+        // When this is dropped, the core opens another connection. That connection resumes this
+        // session, or opens a new one if this session is over.
         let events = state.events.take();
         self.up.send_replace(up);
         drop(state);

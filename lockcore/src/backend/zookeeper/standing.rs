@@ -33,7 +33,7 @@ pub(super) struct State {
     pub(super) lines: HashMap<String, Line>,
     /// The counters that are watched, by their paths, each with the task that waits for the events.
     pub(super) watched: HashMap<String, AbortHandle>,
-    /// For each name with a list under way: the callers that wait for the next list.
+    /// For each name with a list in flight: the callers that wait for the next list.
     pub(super) lists: HashMap<String, Asking>,
     /// Parents that exist, as far as is known.
     pub(super) parents: HashSet<String>,
@@ -61,8 +61,9 @@ pub(super) struct Standing {
     pub(super) parent: String,
     pub(super) path: String,
     pub(super) permits: u32,
-    /// If a request to make it smaller was sent: the path that it then has, or will have. There is at most one, because
-    /// the core makes one change at a time and asks until it is acknowledged.
+    /// If a request to make the ticket smaller was sent: the path that the ticket has after that
+    /// request. There is at most one such request, because the core makes one change at a time and
+    /// repeats it until it is acknowledged.
     pub(super) shrinks_to: Option<String>,
     pub(super) sequence: i32,
     /// Its parent was created with it. If it is still the only ticket, it is deleted together with its parent.
@@ -72,7 +73,7 @@ pub(super) struct Standing {
     pub(super) granted: bool,
     /// When its node was last seen. `None` if it must be checked again.
     pub(super) seen: Option<Instant>,
-    /// Its node is gone, and we have not deleted it.
+    /// Its node is gone, although this process has not deleted it.
     pub(super) lost: bool,
     /// Its release was sent.
     pub(super) leaving: bool,
@@ -154,7 +155,7 @@ impl State {
         self.tickets.insert(id, Mine::Standing(standing));
     }
 
-    /// Its release is about to be sent, so the end of its node is expected.
+    /// The release of the ticket is about to be sent, so the end of its node is expected.
     pub(super) fn leaves(&mut self, id: Id) {
         if let Some(standing) = self.standing_mut(id) {
             standing.leaving = true;
@@ -168,7 +169,7 @@ impl State {
         }
     }
 
-    /// Others use its name too.
+    /// Other tickets use the same name.
     pub(super) fn is_not_alone(&mut self, id: Id) {
         if let Some(standing) = self.standing_mut(id) {
             standing.alone = false;
@@ -177,14 +178,14 @@ impl State {
         }
     }
 
-    /// A request to make it smaller is about to be sent.
+    /// A request to make the ticket smaller is about to be sent.
     pub(super) fn shrinks(&mut self, id: Id, path: &str) {
         if let Some(standing) = self.standing_mut(id) {
             standing.shrinks_to = Some(path.to_owned());
         }
     }
 
-    /// It was made smaller.
+    /// The ticket was made smaller.
     pub(super) fn shrunk(&mut self, id: Id, path: String, permits: u32) {
         if let Some(standing) = self.standing_mut(id) {
             standing.path = path;

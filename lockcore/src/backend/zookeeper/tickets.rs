@@ -1,7 +1,7 @@
-//! The operations, and what their failures mean. A request is sent when the library's method is called. Requests go one
-//! after the other over one connection, and the server takes them in that order; only the reply is awaited. So dropping
-//! a future does not take its request back, and the state under the mutex records how far each id has come:
-//!
+//! The operations, and what their failures mean. A request is sent when the library's method is
+//! called. Requests go one after the other over one connection, and the server takes them in that
+//! order; only the reply is awaited. So if a future is dropped, the requests that it has sent are
+//! carried out. The state under the mutex records what is known of each id:
 //! - no entry: nothing was sent, or it is known that nothing is at the store;
 //! - `Mine::Asked`: a create was sent. If its future was dropped, or the reply was lost, the ticket may exist. Another
 //!   enqueue of the same id looks for it first, and so does its release;
@@ -51,8 +51,8 @@ pub(super) async fn inspect(
     if line.is_empty() {
         return Ok(Vec::new());
     }
-    // Sent together, in requests that stay far below one megabyte. A server ends the connection for a request of that
-    // size.
+    // The reads are sent together, in requests that stay far below one megabyte. A server ends the
+    // connection for a request of that size.
     let mut reading = Vec::new();
     for page in line.chunks(READS) {
         let mut reads = session.client.new_multi_reader();
@@ -67,8 +67,8 @@ pub(super) async fn inspect(
     for page in reading {
         read.extend(page.await.map_err(failed)?);
     }
-    // Holders are computed from the line as it was listed: if a ticket is gone by now, or has another node, no other
-    // ticket is shown as the holder in its place.
+    // Holders are computed from the line as it was listed. So if a ticket is gone by now, or has
+    // another node, no other ticket is shown as the holder in its place.
     let holders = layout::holders(&line);
     let since_1970 = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -91,13 +91,15 @@ pub(super) async fn inspect(
             owner,
         );
         let place = place.with_id(ticket.id);
-        // The servers do not tell their time. A ticket that was made smaller has a younger node.
+        // The servers do not tell their time, so this age is by the clock of this machine. A ticket
+        // that was made smaller has a younger node.
         Some(place.with_age(Duration::from_millis(age)))
     });
     Ok(places.collect())
 }
 
-/// A page begins behind a node. The whole folder is listed for each page: the servers have no other way.
+/// A page begins behind the last node of the page before it. The whole folder is listed for each
+/// page, because the servers have no other way.
 pub(super) async fn list(session: Arc<Session>, listing: Listing) -> Result<Page, StoreError> {
     session.usable()?;
     let folder = layout::folder(&listing.namespace);
@@ -132,7 +134,7 @@ pub(super) async fn list(session: Arc<Session>, listing: Listing) -> Result<Page
     for page in reading {
         read.extend(page.await.map_err(failed)?);
     }
-    // A name without tickets stays for a while.
+    // The node of a name without tickets stays for a while, and is left out here.
     let has_tickets = |read: &MultiReadResult| matches!(read, MultiReadResult::Data { stat, .. } if stat.num_children > 0);
     let used = nodes.iter().zip(read).filter(|(_, read)| has_tickets(read));
     let names = used.filter_map(|(node, _)| layout::name_of(node));
@@ -200,8 +202,8 @@ pub(super) async fn forget(session: Arc<Session>, name: Name) -> Result<(), Stor
     }
 }
 
-/// Makes a request that old servers cannot answer: several reads in one request. That came with the same version (3.6)
-/// as the watches that wake waiters.
+/// Makes a request that old servers cannot answer: several reads in one request. Servers have this
+/// from the same version (3.6) as the watches that wake waiters.
 pub(super) async fn check(session: Arc<Session>) -> Result<Vec<String>, StoreError> {
     let mut reads = session.client.new_multi_reader();
     reads.add_get_children("/").map_err(failed)?;
@@ -278,8 +280,8 @@ fn stands(
         leaving: false,
     };
     let mut state = session.state();
-    // Its node exists, so its create was committed. If a later attempt found it, it may be from the first attempt, so
-    // the time of the first send counts.
+    // The node exists, so its create was committed. If a later attempt found the node, it may be
+    // from the first attempt, so the time of the first send counts.
     if let Some(Mine::Asked(sent)) = state.tickets.get(&request.id) {
         let sent = *sent;
         state.proof.committed(sent);

@@ -1,14 +1,15 @@
-//! TLS for the client library. The library connects to a port on the loopback device, and its bytes go on to the server
-//! over TLS, with the client's certificate files. User and password do not come from the library: they are added here,
-//! after the connection is encrypted.
+//! TLS for the client library. The library connects to a port on the loopback device. This module
+//! forwards its bytes to the server over TLS, with the client's certificate files. User and
+//! password do not come from the library: this module adds them after the connection is encrypted.
 //!
-//! The library has TLS of its own. But that installs a cryptography provider for the whole process (if there are two to
-//! choose from, it panics), and does not report why a handshake failed.
+//! The library has TLS of its own. But that TLS installs a cryptography provider for the whole
+//! process, and panics if there are two to choose from. It also does not report why a handshake
+//! failed.
 //!
-//! No other process may use such a port: the client's certificate may give access to what that process must not see. So
-//! only connections of this process are accepted. Others are not passed on, not even to a handshake. (To accept all
-//! connections of the same user would not be enough: containers of a pod share the loopback device and often the user
-//! number, but not the files.)
+//! No other process may use such a port: the client's certificate may give access to what that
+//! process must not see. So only connections of this process are accepted. Others are not passed
+//! on, not even to a handshake. (It would not be enough to check the user. Containers of a pod
+//! share the loopback device and often the user number, but not the files.)
 
 mod credentials;
 
@@ -47,8 +48,8 @@ struct Server {
     credentials: Option<Credentials>,
 }
 
-/// One local port for each server. The ports are closed when this is dropped; connections that were accepted before go
-/// on.
+/// One local port for each server. The ports are closed when this is dropped; connections that were
+/// accepted before stay open.
 #[derive(Debug)]
 pub(super) struct Tunnel {
     hosts: String,
@@ -154,7 +155,8 @@ async fn admit(door: TcpListener, server: Arc<Server>, failures: Slot) {
             tokio::time::sleep(PAUSE).await;
             continue;
         };
-        // Its replies are small and come one by one. With Nagle's algorithm each would be delayed by 40 ms.
+        // The replies to the library are small and come one by one. With Nagle's algorithm each
+        // would be delayed by 40 ms.
         let here = inside.set_nodelay(true).and_then(|()| inside.local_addr());
         // The check reads the table of connections from a file, which may be long.
         let ours = tokio::task::spawn_blocking(move || is_ours(from, here?));
@@ -169,8 +171,8 @@ async fn admit(door: TcpListener, server: Arc<Server>, failures: Slot) {
     }
 }
 
-/// Carries one connection of the library until either end closes it. If this fails, the library sees only a closed
-/// connection; the reason is noted before that.
+/// Forwards one connection of the library until either end closes it. If this fails, the library
+/// sees only a closed connection. The reason is noted before that.
 async fn carry(server: &Server, mut inside: TcpStream, failures: &Slot) {
     let dialled = tokio::time::timeout(DIAL, server.dial()).await;
     let outside = match dialled.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
@@ -193,12 +195,14 @@ async fn carry(server: &Server, mut inside: TcpStream, failures: &Slot) {
         copy(&mut from_server, &mut to_library).await
     };
     let ended = tokio::select! {
-        // A server that ends the connection may have sent the reason: that is passed on first.
+        // A server that ends the connection may have sent the reason, and the reason is passed on
+        // first.
         biased;
         ended = down => ended.map(drop),
         ended = up => ended,
     };
-    // With TLS 1.3 the server judges our certificate only after our side of the handshake has ended.
+    // With TLS 1.3 the server checks our certificate only after our side of the handshake has
+    // ended.
     if let Err(error) = ended {
         failures.of(server, &error);
     }
@@ -228,7 +232,7 @@ struct Slot(Arc<Failures>, usize);
 impl Slot {
     fn of(&self, server: &Server, error: &io::Error) {
         if let Some(mistake) = server.tls.mistake(error) {
-            // Logged, because the other servers may work, and then no error reports this one.
+            // The mistake is logged, because no error reports it if the other servers work.
             tracing::warn!(%server, "ZooKeeper: {mistake}");
             return self.note(
                 Fault::Config,
@@ -267,8 +271,8 @@ fn is_ours(from: SocketAddr, to: SocketAddr) -> io::Result<bool> {
     };
     let socket = format!("socket:[{inode}]");
     for file in std::fs::read_dir("/proc/self/fd")? {
-        // If a descriptor is closed meanwhile, it is not the one: the library keeps its own open while it waits for an
-        // answer.
+        // A descriptor that is closed meanwhile is not the library's: the library keeps its own
+        // open while it waits for an answer.
         if std::fs::read_link(file?.path()).is_ok_and(|link| link.as_os_str() == &*socket) {
             return Ok(true);
         }
@@ -371,7 +375,7 @@ mod tests {
         };
         assert!(told.stdout.is_empty() && told.status.success(), "{told:?}");
 
-        // A connection of this process is carried.
+        // A connection of this process is forwarded.
         let _ours = TcpStream::connect(tunnel.hosts()).await.unwrap();
         server.accept().await.unwrap();
     }

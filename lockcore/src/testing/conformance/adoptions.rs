@@ -57,7 +57,7 @@ fn adopts_and_resizes(capability: &Capability) -> Result<(), &'static str> {
     }
 }
 
-/// The request of another client for the ticket of this one.
+/// The request of another client that takes over the ticket of `request`.
 fn another(request: &Request) -> Arc<Request> {
     with(request, |request| {
         request.id = Id::draw().unwrap();
@@ -84,7 +84,7 @@ async fn an_adopted_ticket_keeps_its_number_and_its_place(store: Store) {
 
     assert_eq!(ticket, number);
     assert!(valid_for <= taken.ttl && !valid_for.is_zero());
-    // The id that it had before does nothing any more.
+    // The id that the ticket had before names no ticket any more.
     assert_eq!(gives.renew(&given).await, Renewed::Lost);
     assert_eq!(gives.release(&given).await, Released::NotFound);
     let line = other.inspect(store.name("a")).await;
@@ -138,7 +138,7 @@ async fn one_of_several_holders_is_adopted_and_the_others_stay(store: Store) {
         assert_eq!(held, [(numbers[0], 2), (numbers[1], 1), (numbers[2], 2)]);
     }
 
-    // All permits come back, and no more than these.
+    // Releasing the three tickets frees all permits, and no more.
     for ours in &taken {
         assert!(!gives.renew(&waits).await.holds());
         assert_eq!(takes.release(ours).await, Released::Released);
@@ -171,7 +171,7 @@ async fn an_adoption_that_is_repeated_finds_its_ticket(store: Store) {
 
         assert!(takes.renew(&ours).await.holds());
         assert_eq!(takes.release(&ours).await, Released::Released);
-        // When it is released, that is over too.
+        // After the release of the ticket, a repetition finds nothing.
         assert_eq!(takes.adopt(given.id, number, &ours).await, Enqueued::Gone);
         assert_eq!(gives.release(&beside).await, Released::Released);
     }
@@ -201,7 +201,7 @@ async fn a_ticket_is_adopted_once(store: Store) {
         assert_eq!(client.renew(&second).await, Renewed::Lost);
     }
 
-    // The one that has it can give it on.
+    // The client that has adopted the ticket can give it to another client.
     assert!(takes.renew(&first).await.holds());
     let adopted = late.adopt(first.id, number, &second).await;
     assert!(matches!(adopted, Enqueued::Granted { ticket, .. } if ticket == number));
@@ -247,7 +247,7 @@ async fn a_ticket_that_waits_or_is_another_one_is_not_adopted(store: Store) {
         assert_eq!(takes.renew(request).await, Renewed::Lost);
     }
 
-    // Nobody has lost anything.
+    // All tickets are as they were.
     for ticket in [&holds, &elsewhere] {
         assert!(gives.renew(ticket).await.holds());
     }
@@ -267,7 +267,8 @@ const SHORT: Duration = Duration::from_millis(300);
 
 async fn a_ticket_that_has_expired_is_not_adopted(store: Store) {
     let (gives, takes) = (store.connect().await, store.connect().await);
-    // Alone, and beside another that lives.
+    // The ticket is alone in the line. In the second case, another ticket is beside it, which
+    // lives.
     for (short, beside) in [
         (store.writer("a"), None),
         (store.reader("b"), Some(store.reader("b"))),
@@ -303,12 +304,13 @@ async fn a_ticket_with_others_behind_it_that_has_expired_is_not_adopted(store: S
     let given = with(&store.request("a"), |request| request.ttl = SHORT);
     let number = gives.holds(&given).await;
     let next = store.writer("a");
-    // On a machine that stalls, it holds at once.
+    // If the machine stalls, the first ticket may have expired, and this one holds at once.
     let behind = takes.enqueue(&next).await;
     assert!(!matches!(behind, Enqueued::Busy { .. }), "{behind:?}");
     let ours = with(&another(&given), |request| request.ttl = 100 * SHORT);
 
-    // It only reads, so it is the adoption that finds the ticket expired.
+    // `inspect` only reads: it does not remove the expired ticket. So the adoption is the request
+    // that finds it expired.
     eventually("it has expired", SOON, async || {
         let line = takes.inspect(store.name("a")).await;
         line.first().is_some_and(|first| first.ticket > number)
@@ -378,7 +380,7 @@ async fn an_ask_goes_along_with_its_ticket(store: Store) {
         let asked = shown.and_then(|place| place.asked_back.clone());
         assert_eq!(asked.expect("it is not shown").why, "needs it: now");
         assert_eq!(shown.unwrap().owner_text.as_deref(), Some("job 7"));
-        // The ask can be replaced, and reaches the client that has the ticket now.
+        // A later ask replaces this one, and reaches the client that has the ticket now.
         assert!(gives.ask_back(&ours, "0 host/3/client now").await);
         let renewed = takes.renew(&ours).await;
         assert!(matches!(renewed, Renewed::AskedBack { grace, .. } if grace.is_zero()));
@@ -427,7 +429,7 @@ async fn an_adoption_that_comes_after_its_release_takes_nothing(store: Store) {
 
     assert_eq!(takes.adopt(given.id, number, &late).await, Enqueued::Gone);
 
-    // The ticket is still there for somebody else.
+    // Another client can adopt the ticket.
     assert!(gives.renew(&given).await.holds());
     let adopted = takes.adopt(given.id, number, &ours).await;
     assert!(matches!(adopted, Enqueued::Granted { .. }));
@@ -490,7 +492,7 @@ async fn an_adoption_that_finds_no_ticket_leaves_the_stored_capacity(store: Stor
     for _ in 0..3 {
         client.holds(&store.permits("a", 1, 2)).await;
     }
-    // It is not that of another name either.
+    // The stored capacity was not given to another name.
     for _ in 0..2 {
         client.holds(&store.permits("b", 1, 2)).await;
     }

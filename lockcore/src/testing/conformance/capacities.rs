@@ -27,7 +27,7 @@ pub(super) fn all() -> Vec<Fact> {
     ]
 }
 
-/// A change of the capacity of the name `a`. The caller has 5 in mind.
+/// A change of the capacity of the name `a`. The caller states the capacity 5.
 fn change(store: &Store, capacity: Option<u32>, after: Option<Id>) -> Arc<Resize> {
     let op = ResizeOp::Set {
         capacity,
@@ -45,7 +45,7 @@ async fn read(store: &Store, asker: &Asker) -> Resized {
     read
 }
 
-/// Changes the capacity. Nobody else does.
+/// Changes the capacity, while no other client does.
 async fn resize(store: &Store, asker: &Asker, capacity: Option<u32>) {
     let after = read(store, asker).await.change;
     let change = change(store, capacity, after);
@@ -88,7 +88,7 @@ async fn more_permits_let_the_first_waiters_in_with_one_push_each(store: Store) 
     for waiter in &waiters[..2] {
         holds_soon(&waiting, waiter).await;
     }
-    // Three are too many, and nobody passes them.
+    // The permits of the third waiter do not fit, and no later waiter overtakes it.
     still_waits(&waiting, &waiters[2]).await;
     still_waits(&waiting, &waiters[3]).await;
     assert_eq!(waiting.woken_besides(), []);
@@ -141,7 +141,7 @@ async fn fewer_permits_take_nothing_back_and_later_grants_wait_until_what_is_out
     assert_eq!(shown, expected);
     for (at, holder) in holders.iter().enumerate() {
         for behind in &holders[at..] {
-            // The same request finds the same ticket, and it holds.
+            // A repetition of the enqueue finds the ticket, and the ticket holds.
             ours.holds(behind).await;
             let renewed = ours.renew(behind).await;
             assert!(matches!(renewed, Renewed::Granted { .. }), "{renewed:?}");
@@ -170,7 +170,7 @@ async fn a_stored_capacity_outlives_its_line_and_outranks_what_requests_state(st
         let refused = with(&store.permits("a", 1, 7), |request| request.wait = false);
         let refused = other.enqueue(&refused).await;
         assert!(matches!(refused, Enqueued::Busy { .. }), "{refused:?}");
-        // A mutex, and a reader, are no semaphores.
+        // A mutex and a reader ask for another capacity than a semaphore does.
         for request in [store.writer("a"), store.reader("a")] {
             let refused = other.enqueue(&request).await;
             assert_eq!(refused, Enqueued::CapacityMismatch { in_use: 2 });
@@ -180,7 +180,7 @@ async fn a_stored_capacity_outlives_its_line_and_outranks_what_requests_state(st
         assert_eq!(ours.inspect(store.name("a")).await, []);
     }
     assert_eq!(read(&store, &other).await.capacity, Some(2));
-    // A name that is not in use can be forgotten, with all that is about it.
+    // When a name that is not in use is forgotten, its stored capacity is removed too.
     ours.connection.forget(store.name("a")).await.unwrap();
     assert_eq!(read(&store, &other).await.capacity, None);
     let writer = store.writer("a");

@@ -86,7 +86,8 @@ async fn a_change_is_carried_out_once_however_often_it_is_sent(store: Store) {
     let added = client.count(&adds).await;
     assert_eq!(added.value, 7);
 
-    // The client has got no answer, and asks again, over another connection too.
+    // The client acts as if it had no answer: it sends the request again, and over another
+    // connection too.
     assert_eq!(client.count(&adds).await, added);
     assert_eq!(other.count(&adds).await, added);
     let later = asks(&store, &client, "a", add(1)).await;
@@ -96,8 +97,8 @@ async fn a_change_is_carried_out_once_however_often_it_is_sent(store: Store) {
 
     let read = asks(&store, &client, "a", CountOp::Read).await;
     assert_eq!((read.value, read.version), (8, later.version));
-    // This request says that the client has the answer to `begins`. The store may forget that change, and must remember
-    // the others.
+    // This request says that the client has the answer to `begins`. So the store may forget that
+    // change, but must remember the others.
     let mut count = Count::new(store.name("a"), Id::draw().unwrap(), add(1));
     count.answered = vec![begins.id];
     assert_eq!(client.count(&Arc::new(count)).await.value, 9);
@@ -114,7 +115,7 @@ async fn a_change_that_was_refused_stays_refused_when_it_comes_again(store: Stor
     assert_eq!(client.count(&swaps).await.outcome, Outcome::Kept);
     asks(&store, &client, "a", set(5)).await.is(5);
 
-    // Copies of the two arrive late. Their senders have the answers.
+    // Copies of the two requests arrive late. The clients that sent them have had their answers.
     client.count(&down).await.is(0);
     client.count(&swaps).await.is(0);
 
@@ -148,7 +149,7 @@ async fn a_counter_is_set_on_condition_of_its_value_or_its_version(store: Store)
     let again = asks(&store, &client, "a", set_if(6, OnlyIf::Value(0))).await;
     assert_eq!((again.value, again.outcome), (5, Outcome::Kept));
 
-    // It has the value of before, and another version.
+    // After these two changes the counter has the same value, and another version.
     asks(&store, &client, "a", add(1)).await.is(6);
     let now = asks(&store, &client, "a", add(-1)).await;
     let stale = asks(
@@ -293,18 +294,18 @@ async fn a_change_that_is_dropped_at_any_poll_may_be_repeated(store: Store) {
     client.close().await;
 }
 
-/// The counter as plain arithmetic.
+/// The rule of a counter as plain arithmetic.
 #[derive(Default)]
 struct Model {
     value: i64,
     generation: u64,
     version: u64,
-    /// The request, and its answer.
+    /// Each request, with its answer.
     asked: Vec<(Arc<Count>, Counted)>,
 }
 
 impl Model {
-    /// Checks an answer, and what it means for the counter.
+    /// Checks an answer against the model, and changes the model.
     fn answered(&mut self, count: &Arc<Count>, answer: Counted, seed: u64) {
         let (value, outcome) = match &count.op {
             CountOp::Read => (self.value, Outcome::Applied),
@@ -426,7 +427,8 @@ async fn changes_at_the_same_time_are_answered_as_if_made_one_after_the_other(st
         let in_order = of_one_client.is_sorted_by_key(|(_, answer)| answer.version);
         assert!(in_order, "seed {seed}: {of_one_client:?}");
     }
-    // The change that made a version comes before the requests that found it.
+    // Of all answers with one version, the change that made the version comes first. The requests
+    // that only found the version follow.
     let mut all = answered.concat();
     all.sort_by_key(|(_, answer)| answer.version);
     let mut model = Model::default();

@@ -26,7 +26,8 @@ pub(super) fn all() -> Vec<Fact> {
         invalid_requests_get_an_error_and_take_nothing
         tokens_rise_with_every_exclusive_grant
     ];
-    // Their waiters would find out by their renewals, which take a third of a minute each.
+    // At a store that does not push, waiters learn of a grant from their renewals, which are 20 s
+    // apart.
     let pushing = group_of!["exclusion", true, that_pushes;
         tasks_of_two_clients_never_overlap
         a_waiter_gets_in_when_the_holder_leaves
@@ -96,8 +97,9 @@ async fn a_waiter_gets_in_when_the_holder_leaves(store: Store) {
 
     let next = soon(waiter).await.unwrap().unwrap();
     assert!(next.fencing_token().unwrap() > token);
-    // The lock was handed over directly, so its lease is the one that it had in line. A session was last confirmed up
-    // to a quarter of the lease earlier.
+    // The waiter was granted by a wake-up. So its lease began when it sent its last request in
+    // line. At a store with sessions, it began when the session was last confirmed, up to a quarter
+    // of the lease earlier.
     let whole = next.remaining() + asked.elapsed();
     assert!(whole > LEASE / 4 * 3 - SLACK, "{whole:?}");
 }
@@ -206,7 +208,8 @@ async fn readers_behind_a_writer_hold_together_up_to_the_next_writer(store: Stor
     for reader in line.by_ref().take(3) {
         readers.push(reader.await.unwrap());
     }
-    // The readers were woken, and did not learn it from their renewals, which are 20 s apart.
+    // The readers learned of the grant from wake-ups, and not from their renewals, which are 20 s
+    // apart.
     let awake = awake_since(left);
     assert!(awake < Duration::from_secs(2), "{awake:?}");
 
@@ -270,12 +273,12 @@ async fn permits_are_taken_all_or_none(store: Store) {
         let began = Instant::now();
         match kind(pool.permits(5).wait(SLACK).acquire().await) {
             ErrorKind::Timeout => break,
-            // The machine stood still while the store was asked: nobody knows what came of it.
+            // The machine stood still during the request, so the client does not know its outcome.
             other => assert!(!stalled_since(began).is_zero(), "{other:?}"),
         }
     }
     tickets(&locks, "s", 2).await;
-    // It holds nothing while it waits: the four free permits can be taken.
+    // The request holds nothing while it waits: the four free permits can be taken.
     give_back(pool.permits(4).try_acquire().await.unwrap()).await;
 
     give_back(one).await;
@@ -285,7 +288,7 @@ async fn permits_are_taken_all_or_none(store: Store) {
     give_back(rest).await;
 }
 
-/// Otherwise a stream of small requests would keep a large one out for ever.
+/// If small requests could overtake, a stream of them would keep a large request waiting for ever.
 async fn a_large_request_in_line_is_not_overtaken_by_small_ones(store: Store) {
     let locks = store.client();
     let two = locks.semaphore("s", 3).permits(2).acquire().await.unwrap();

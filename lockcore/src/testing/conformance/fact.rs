@@ -13,7 +13,7 @@ use super::subject::Subject;
 use crate::backend::Capability;
 use crate::options::Fair;
 
-/// On a working store no fact takes longer. A fact that does is taken to hang.
+/// The time after which a check is taken to hang. On a working store every check is faster.
 const LONGEST: Duration = Duration::from_secs(120);
 
 type Body = fn(Store) -> Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -26,7 +26,7 @@ type Needs = fn(&Capability) -> Result<(), &'static str>;
 pub struct Fact {
     pub(super) group: &'static str,
     pub(super) name: &'static str,
-    /// Whether it is checked through clients, and not at the connection.
+    /// Whether the fact is checked through clients, and not at the connection.
     pub(super) by_clients: bool,
     pub(super) needs: Needs,
     pub(super) body: Body,
@@ -45,11 +45,11 @@ impl Fact {
         self.group
     }
 
-    /// Whether the fact applies to a store that promises this.
+    /// Whether the fact applies to a store with this capability.
     ///
     /// # Errors
     ///
-    /// The reason why it does not.
+    /// The reason why the fact does not apply.
     pub fn applies_to(&self, capability: &Capability) -> Result<(), &'static str> {
         if capability.longest_ttl < 2 * LEASE {
             return Err("the facts need tickets that live for two minutes");

@@ -40,7 +40,7 @@ struct Line {
     last: u64,
     /// The capacity that is stored.
     stored: Option<u32>,
-    /// The tickets up to this number held at the last change.
+    /// At the last change of the stored capacity, the tickets up to this number held.
     through: u64,
 }
 
@@ -109,7 +109,7 @@ async fn every_answer_of_a_random_history_follows_the_rule(store: Store) {
     }
 }
 
-/// Printed when the history fails.
+/// Prints the seed when the history fails.
 struct Seed(u64);
 
 impl Drop for Seed {
@@ -130,11 +130,12 @@ async fn enqueue(clients: &[Asker], line: &mut Line, client: usize, request: Arc
     };
     line.tickets.push(Ticket {
         request,
-        // One that was not taken would be the youngest.
+        // The number is 0 if the request took no ticket. It then counts as the youngest ticket.
         number: if number > 0 { number } else { u64::MAX },
         client,
     });
-    // A client that learns of releases from events may see a moment later that its ticket holds.
+    // A client that learns of releases from events may see only a moment later that its ticket
+    // holds.
     let may_hold = line.granted() == line.tickets.len();
     assert!(holds == may_hold || may_hold && number > 0, "{answer:?}");
     if number == 0 {
@@ -145,7 +146,7 @@ async fn enqueue(clients: &[Asker], line: &mut Line, client: usize, request: Arc
     line.last = number;
 }
 
-/// The request comes a second time.
+/// The client sends the request a second time.
 async fn repeat(clients: &[Asker], line: &Line, at: usize) {
     let ticket = &line.tickets[at];
     let answer = clients[ticket.client].enqueue(&ticket.request).await;
@@ -157,7 +158,7 @@ async fn repeat(clients: &[Asker], line: &Line, at: usize) {
     assert_eq!(number, ticket.number);
 }
 
-/// Somebody changes the stored capacity.
+/// A client changes the stored capacity.
 async fn resize(store: &Store, client: &Asker, line: &mut Line, capacity: Option<u32>) {
     let holders = line.granted();
     let request = |op| {

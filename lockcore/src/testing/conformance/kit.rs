@@ -1,4 +1,4 @@
-//! The tools of a fact: a store that looks as if no other fact used it.
+//! The tools of a fact: a store that looks as if no other fact used it, and requests to it.
 
 use std::fmt::Debug;
 use std::num::NonZeroU32;
@@ -37,8 +37,8 @@ impl Store {
         }
     }
 
-    /// A new client at each call. It has longer timeouts than the default: a machine that stalls is neither a store
-    /// that fails nor a holder that is gone.
+    /// Makes a new client at each call. Its timeouts are longer than the default. So a stall of the
+    /// machine does not look like a failed store, or like the end of a holder.
     pub(super) fn client(&self) -> Locks {
         let builder = Locks::builder().op_timeout(STALL).ttl(LEASE);
         let builder: Builder = builder.namespace(&self.namespace).fair(self.fair);
@@ -55,7 +55,7 @@ impl Store {
         Asker { connection, told }
     }
 
-    /// Whether it stores capacities.
+    /// Whether the store can store capacities.
     pub(super) fn resizes(&self) -> bool {
         self.subject.backend().capability().resizes
     }
@@ -149,13 +149,13 @@ impl Asker {
         asked.await.unwrap()
     }
 
-    /// Takes over the ticket of `from`, with this number, as the one of `to`.
+    /// Takes over the ticket of `from`, which has this number, with the request `to`.
     pub(super) async fn adopt(&self, from: Id, number: u64, to: &Arc<Request>) -> Enqueued {
         let adoption = Adoption::new(from, number, false, Arc::clone(to));
         self.connection.adopt(Arc::new(adoption)).await.unwrap()
     }
 
-    /// Asks again if another client was in the way, as the core does.
+    /// Sends the request again after [`Fault::Retry`], as the core does.
     pub(super) async fn resize(&self, resize: &Arc<Resize>) -> Resized {
         loop {
             match self.connection.resize(Arc::clone(resize)).await {
@@ -166,7 +166,7 @@ impl Asker {
         }
     }
 
-    /// Asks again if another client was in the way, as the core does.
+    /// Sends the request again after [`Fault::Retry`], as the core does.
     pub(super) async fn count(&self, count: &Arc<Count>) -> Counted {
         loop {
             match self.connection.count(Arc::clone(count)).await {
@@ -181,7 +181,7 @@ impl Asker {
         self.connection.watch(name).await.unwrap();
     }
 
-    /// Waits for the next change of a counter, which must be this one.
+    /// Waits until the store tells of a change, which must be a change of this counter.
     pub(super) async fn is_told_of(&mut self, name: &Name) {
         let next = async {
             loop {

@@ -35,7 +35,8 @@ const GRACE: Duration = Duration::from_secs(7);
 
 async fn a_holder_that_is_asked_back_learns_it_at_its_renewal(store: Store) {
     let (ours, other) = (store.connect().await, store.connect().await);
-    // A batch is answered in another way than a single ticket, and so is one of several holders.
+    // A store may answer in other code for a batch than for a single ticket, and for one of several
+    // holders. So all three cases are checked.
     let (writer, readers) = (store.writer("a"), ["b", "b"].map(|name| store.reader(name)));
     let tickets = [&writer, &readers[0], &readers[1]];
     for ticket in tickets {
@@ -74,7 +75,7 @@ async fn a_holder_that_is_asked_back_learns_it_at_its_renewal(store: Store) {
     for ticket in tickets {
         assert_eq!(ours.release(ticket).await, Released::Released);
     }
-    // The next ticket of the name is another.
+    // The next ticket of the name is not asked back.
     let next = store.writer("a");
     other.holds(&next).await;
     assert!(matches!(other.renew(&next).await, Renewed::Granted { .. }));
@@ -110,7 +111,7 @@ async fn an_ask_changes_nothing_else_about_its_ticket(store: Store) {
     assert!(place.remaining > Duration::ZERO && place.remaining <= holds.ttl);
     assert_eq!(behind.asked_back, None);
     assert!(!behind.granted);
-    // The same request finds the same ticket.
+    // A repetition of the enqueue finds the ticket.
     assert_eq!(ours.holds(&holds).await, number);
     assert_eq!(ours.release(&holds).await, Released::Released);
     eventually("the other client's ticket holds", SOON, async || {
@@ -156,7 +157,7 @@ async fn a_waiter_that_is_asked_back_learns_it_when_it_holds(store: Store) {
     ));
     assert_eq!(client.release(&holds).await, Released::Released);
 
-    // The first renewal may be answered by what the client knows already.
+    // The client may answer the first renewal from what it knows already.
     assert!(client.renew(&waits).await.holds());
     let renewed = client.renew(&waits).await;
     assert!(
@@ -166,7 +167,7 @@ async fn a_waiter_that_is_asked_back_learns_it_when_it_holds(store: Store) {
     client.close().await;
 }
 
-/// The names of all pages, sorted. A name may be on two.
+/// The names of all pages, sorted. A name may be on two pages, but is returned once.
 async fn listed(client: &Asker, store: &Store, prefix: &str, limit: u32) -> Vec<NameInUse> {
     let mut listing = Listing::new(store.names(), prefix.to_owned(), limit);
     let mut names = BTreeSet::new();
@@ -201,7 +202,7 @@ async fn each_name_in_use_is_on_a_page_and_no_other_is(store: Store) {
         client.holds(&request).await;
         held.push(request);
     }
-    // A name with a line counts once, and so does one with several holders.
+    // A name with holders and waiters is listed once, and so is a name with several holders.
     let waits = store.writer("order:0");
     other.waits(&waits).await;
     for _ in 0..2 {
@@ -224,7 +225,7 @@ async fn each_name_in_use_is_on_a_page_and_no_other_is(store: Store) {
     all.truncate(1);
     assert_eq!(listed(&other, &store, "order:", 5).await, whole(&all));
     assert_eq!(client.release(&held[0]).await, Released::Released);
-    // The waiter holds now.
+    // The waiter of "order:0" holds now.
     all.push("read");
     assert_eq!(listed(&other, &store, "", 5).await, whole(&all));
     client.close().await;

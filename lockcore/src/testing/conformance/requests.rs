@@ -96,7 +96,7 @@ async fn a_request_that_does_not_wait_is_busy_and_leaves_nothing(store: Store) {
     client.close().await;
 }
 
-/// The client asks again, with another id.
+/// After this answer, the client asks again with another id.
 async fn a_request_that_may_wait_is_busy_and_leaves_nothing(store: Store) {
     let client = store.connect().await;
     let holds = store.writer("a");
@@ -179,7 +179,7 @@ async fn a_renewal_creates_no_ticket(store: Store) {
     client.close().await;
 }
 
-/// The release of a caller that has given up may overtake its enqueue.
+/// If a caller gives up, its release may arrive before its enqueue.
 async fn an_enqueue_that_comes_after_its_release_takes_nothing(store: Store) {
     let client = store.connect().await;
     let given_up = store.writer("a");
@@ -298,7 +298,7 @@ async fn a_name_that_is_in_use_is_not_forgotten(store: Store) {
     client.close().await;
 }
 
-/// This happens after a reply that was lost, or that came too late for its caller.
+/// A client repeats an enqueue if the reply was lost, or came too late for the caller.
 async fn an_enqueue_that_is_dropped_at_any_poll_may_be_repeated(store: Store) {
     let client = store.connect().await;
     for polls in 0..4 {
@@ -408,7 +408,8 @@ async fn a_ticket_ends_after_its_ttl_and_the_next_holds(store: Store) {
     client.holds(&dies).await;
     client.waits(&next).await;
 
-    // By a renewal: a machine that stands still between the two requests would make a short ttl end too early.
+    // The short ttl comes with a renewal. If it came with the enqueue, and the machine stood still
+    // between the two enqueues, the ticket would end too early.
     let shorter = with(&dies, |request| request.ttl = Duration::from_millis(300));
     let renewed = client.renew(&shorter).await;
     assert!(matches!(renewed, Renewed::Granted { .. }), "{renewed:?}");
@@ -422,8 +423,8 @@ async fn a_ticket_ends_after_its_ttl_and_the_next_holds(store: Store) {
     client.close().await;
 }
 
-/// Then tokens rise although the store has lost its data. A client is not believed that is more than a day ahead of the
-/// store's clock.
+/// Because of this, tokens rise even after the store has lost its data. The store ignores a number
+/// that is more than a day ahead of its clock.
 async fn a_number_is_greater_than_any_that_the_client_has_seen(store: Store) {
     const A_DAY_OF_MICROS: u64 = 86_400_000_000;
     let client = store.connect().await;
@@ -468,7 +469,7 @@ async fn a_release_skips_an_expired_waiter_and_wakes_the_next(store: Store) {
     waiting.close().await;
 }
 
-/// A longer time and a shorter one, for a holder and for a waiter.
+/// Renewals with a longer ttl and with a shorter one, for a holder and for a waiter.
 async fn a_renewal_sets_when_a_ticket_expires(store: Store) {
     let client = store.connect().await;
     let [holds, first, second] = [(); 3].map(|()| store.writer("a"));

@@ -1,5 +1,6 @@
-//! Measures time without the time in which the machine stood still. A virtual machine can stop for half a minute. Work
-//! that takes too long only because of that is not a fault of the library.
+//! Measures time without the time in which the machine stood still. A virtual machine can stop for
+//! half a minute. Work that takes too long only because of such a stop is not a fault of the
+//! library.
 
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::thread;
@@ -40,11 +41,12 @@ impl Seen {
     }
 }
 
-/// Starts a thread that watches for stalls, at the first call. It runs to the end of the process.
+/// Starts a thread that watches for stalls, at the first call. The thread runs to the end of the
+/// process.
 pub fn watch() {
     static WATCHES: Once = Once::new();
     WATCHES.call_once(|| {
-        seen().tick(Instant::now()); // so that even a stall that begins before the thread does is seen
+        seen().tick(Instant::now()); // shows a stall before the thread runs, too
         thread::spawn(|| {
             loop {
                 thread::sleep(TICK);

@@ -17,14 +17,15 @@ pub const SOON: Duration = Duration::from_secs(10);
 /// For how long a busy machine may stall without failing a fact that is not about time.
 pub const STALL: Duration = Duration::from_secs(30);
 
-/// The ttl of a fact's clients: longer than [`STALL`], with renewals 20 s apart. Waiters use it as their wait in facts
-/// that bound the wait by [`soon`], or not at all.
+/// The ttl of a fact's clients. It is longer than [`STALL`], and its renewals are 20 s apart. It is
+/// also the longest wait of waiters, in facts that check the wait by [`soon`], or do not check it.
 pub const LEASE: Duration = STALL.saturating_mul(2);
 
 /// Stores count in milliseconds, and may round up or down.
 pub const A_FEW_MILLIS: Duration = Duration::from_millis(20);
 
-/// Short compared with everything that a fact measures, and long enough not to keep one of two cores busy.
+/// A pause between two checks of a condition. It is short compared with everything that a fact
+/// measures, and long enough that the checks do not keep one of two cores busy.
 pub const STEP: Duration = Duration::from_millis(2);
 
 /// Spawns a task that acquires the lock.
@@ -51,11 +52,12 @@ pub async fn soon<T>(coming: impl Future<Output = T>) -> T {
     came
 }
 
-/// Asks again and again until the condition holds. Panics with `what` if it does not within the time, in which stalls of
-/// the machine do not count. After a slow answer there is one more try.
+/// Checks the condition again and again until it holds. Panics with `what` if the condition does
+/// not hold within the time. Stalls of the machine do not count. One more check begins after the
+/// time is over, so a slow answer alone does not fail the fact.
 ///
-/// This is not bound by `AsyncFnMut`, whose futures could not be required to be `Send`, as those of a [fact](super::Fact)
-/// are.
+/// The bound is not `AsyncFnMut`, because it could not require futures that are `Send`. The futures
+/// of a [fact](super::Fact) are `Send`.
 pub async fn eventually<F: Future<Output = bool>>(
     what: &str,
     within: Duration,

@@ -1,4 +1,5 @@
-//! Values beside locks: who may write one, what is read, and who is told.
+//! Values beside locks: which writes succeed, what a read returns, and which clients are told of a
+//! change.
 
 use std::sync::Arc;
 
@@ -92,12 +93,13 @@ async fn a_value_is_replaced_by_the_same_token_or_a_greater_one(store: Store) {
     for (number, text, outcome) in [
         (7, "first", Outcome::Applied),
         (7, "second", Outcome::Applied),
-        // The same once more is new, too: somebody may have to look again.
+        // Another write of the same text also makes a new version, because a caller may have to
+        // read again.
         (7, "second", Outcome::Applied),
         (6, "late", Outcome::Kept),
         (8, "third", Outcome::Applied),
         (7, "late", Outcome::Kept),
-        // Of a clock that is wrong, or of a program that invents tokens.
+        // A token like this comes from a wrong clock, or from a program that invents tokens.
         (LARGEST, "from the future", Outcome::Applied),
         (9, "too late for all", Outcome::Kept),
         (LARGEST, "again", Outcome::Applied),
@@ -115,7 +117,8 @@ async fn a_value_is_replaced_by_the_same_token_or_a_greater_one(store: Store) {
 
 async fn tokens_are_compared_to_the_last_digit(store: Store) {
     let client = store.connect().await;
-    // Doubles cannot tell the last three pairs apart. As texts, 9 comes after 10.
+    // Doubles cannot tell the numbers of the last three pairs apart. A comparison of texts puts 9
+    // after 10.
     for (lower, higher) in [
         (9, 10),
         (99_999, 100_000),
@@ -158,15 +161,15 @@ async fn a_value_is_written_once_however_often_it_is_sent(store: Store) {
     assert_eq!(refusal.outcome, Outcome::Kept);
     let second = writes(&store, &client, 7, "second").await;
 
-    // The first one comes once more, although its holder has written another one since.
+    // The first write comes once more, although the holder has written another value since.
     assert_eq!(other.count(&first).await, answer);
     assert_eq!(other.count(&refused).await, refusal);
 
     let read = reads(&store, &client).await;
     assert_eq!(read.written, Some(written(7, "second")));
     assert_eq!(read.version, second.version);
-    // This request says that the client has the answer to the first. The store may forget that change, and keeps the
-    // value.
+    // This request says that the client has the answer to the first write. So the store may forget
+    // that change, but keeps the value.
     let op = CountOp::Write(written(8, "third"));
     let mut third = Count::new(store.name("a").value(), Id::draw().unwrap(), op);
     third.answered = vec![first.id];
@@ -191,7 +194,7 @@ async fn a_value_a_counter_and_a_line_of_one_name_are_three_things(store: Store)
     let count = Count::new(store.name("a"), Id::draw().unwrap(), add);
     let counted = client.count(&Arc::new(count)).await;
     assert_eq!(counted.value, 3);
-    // Names that look like the place of a value.
+    // These names look like the keys of values.
     for name in ["a:value", "{a}:value", "a}:value"] {
         let read = Count::new(store.name(name), Id::draw().unwrap(), CountOp::Read);
         let read = client.count(&Arc::new(read)).await;
@@ -278,7 +281,7 @@ async fn values_at_the_same_time_end_on_the_greatest_token(store: Store) {
     }
     let mut answers = writers.join_all().await.concat();
 
-    // In the order in which they were carried out, the tokens never fall.
+    // Sorted in the order in which the writes were carried out, the tokens never fall.
     answers.retain(|(_, _, outcome)| *outcome == Outcome::Applied);
     answers.sort_by_key(|(_, version, _)| *version);
     let (last, version, _) = *answers.last().unwrap();
@@ -303,7 +306,7 @@ async fn a_client_that_watches_is_told_of_each_value_and_not_of_the_counter(stor
         client.is_told_of(&value).await;
     }
     let _ = reads(&store, &client).await;
-    // The counter of the same name is not what it watches.
+    // The client does not watch the counter of the same name.
     let add = CountOp::Add {
         delta: 1,
         floor: None,
@@ -328,7 +331,7 @@ async fn the_next_holder_finds_the_last_value(store: Store) {
     let token = guard.fencing_token().unwrap();
     let seen = there.value("a").get().await.unwrap().unwrap();
     assert_eq!((seen.token, &*seen.text), (token, "page 2"));
-    // The holder of a ticket is found by the number of its token.
+    // The number of the token is the number of the holder's ticket.
     assert_eq!(here.inspect("a").await.unwrap()[0].ticket, token.ticket());
     guard.release().await.unwrap();
 
@@ -360,7 +363,8 @@ async fn a_former_holder_cannot_replace_the_value_of_a_later_one(store: Store) {
     let (here, there) = (store.client(), store.client());
     let former = soon(here.mutex("a").acquire()).await.unwrap();
     let place = here.inspect("a").await.unwrap().remove(0);
-    // It is not told, and believes in its lease until its next renewal.
+    // The former holder is not told of the release. It believes in its lease until its next
+    // renewal.
     soon(there.force_release("a", place.ticket)).await.unwrap();
     let later = soon(there.mutex("a").acquire()).await.unwrap();
     later.set_value("later").await.unwrap();

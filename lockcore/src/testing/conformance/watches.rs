@@ -42,7 +42,7 @@ async fn each_client_that_watches_is_told_once_of_a_change_and_no_other_is(store
     for watcher in &mut watchers {
         watcher.is_told_of(&store.name("a")).await;
     }
-    // The push that comes after it shows that there was none in between.
+    // Pushes arrive in order. The push of another counter comes next, so there was none in between.
     asks(&store, &other, "b", set(1)).await.is(1);
     other.is_told_of(&store.name("b")).await;
     for watcher in &mut watchers {
@@ -131,7 +131,7 @@ async fn a_waiter_has_waited_for_one_generation(store: Store) {
         let latch = store.client().latch("a");
         async move { latch.wait_for_zero().await }
     });
-    // Perhaps it has not begun to wait yet, and then it waits for the second generation.
+    // If the waiter has not begun to wait yet, it waits for the second generation.
     latch.count_down().await.unwrap();
     assert!(latch.try_set(1).await.unwrap());
     latch.reset().await.unwrap();

@@ -2,8 +2,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A resource that records whether visits overlap. It does not know about locks. The permits of all visits at the same
-/// time must be at most the capacity.
+/// A resource that records whether visits overlap. It does not know about locks. Visits overlap if
+/// the permits of all visits at one time are more than the capacity.
 ///
 /// Enter after the lock was granted, and leave before it is released. Then each recorded overlap is a real one.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl Witness {
         Self::of(1)
     }
 
-    /// Many [`readers`](Self::read) or one [`writer`](Self::write).
+    /// Allows many [`readers`](Self::read) or one [`writer`](Self::write).
     pub fn readers_and_writers() -> Self {
         Self::of(u32::MAX)
     }
@@ -70,13 +70,13 @@ impl Witness {
         self.begin(self.capacity)
     }
 
-    /// The events that it has seen so far.
+    /// The events that the witness has seen so far.
     #[must_use]
     pub fn seen(&self) -> Seen {
         *self.lock()
     }
 
-    /// Returns what it has seen.
+    /// Returns the events that the witness has seen.
     ///
     /// # Panics
     ///

@@ -1,7 +1,7 @@
 -- Asks the client of a ticket to give it up: writes the ask behind the owner, after a line break.
 --
 -- ?1 key of the name   ?2 id   ?3 the ask, without line breaks   ?4 now in ms of the boot clock   ?5 process   ?6 epoch
--- Rows: one if the ticket is there and lives: its receiver, and whether it is of this process.
+-- Rows: if the ticket is there and lives, its receiver, and whether it is of this process.
 --
 -- One statement, and so one transaction. A version of the library that does not know about asks takes the ask for a part
 -- of the owner.

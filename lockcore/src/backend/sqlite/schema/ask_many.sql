@@ -1,7 +1,8 @@
 -- The beginning of a renewal or a release: locks the file and notes the requests.
 --
--- ?1 JSON object, by id an array of two numbers: of a renewal how many permits and which ttl in ms it asks for, null for
---    the one that the ticket has; of a release 1 to leave a mark, else 0, and null
+-- ?1 JSON object: for each id an array of two numbers. For a renewal, these are the permits that
+--    the ticket keeps at most, and the new ttl in ms, or null for the ttl that the ticket has.
+--    For a release, these are 1 to leave a mark or else 0, and null.
 -- ?2 0 for a renewal, 1 for a release   ?3 now in ms of the boot clock   ?4 process   ?5 epoch
 --
 -- If the epoch is over, no request is noted.

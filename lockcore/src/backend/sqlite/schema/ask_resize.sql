@@ -2,10 +2,12 @@
 --
 -- ?1 id of the change   ?2 key of the name   ?3 capacity from then on, or null   ?4 the last change that was read, or null
 -- ?5 the capacity that tickets may have: the oldest, if none is stored; all, if none is to be stored; else any
--- ?6 now in ms of the boot clock   ?7 now in µs of the wall clock   ?8 process   ?9 epoch
+-- ?5 the capacity that the caller states. If none is stored, the oldest ticket must have it. If
+--    none is to be stored any more, all tickets must have it.
 --
--- In `asked`, `resizes` is 1 if the change is to be made, `capacity` is the new one, and `permits` has that of a ticket
--- that stands in the way. If the epoch is over, no request is noted.
+-- In `asked`, `resizes` is 1 if the change is to be made, and `capacity` is the new capacity. If a
+-- ticket with another capacity forbids the change, `permits` is the capacity of that ticket. If the
+-- epoch is over, no request is noted.
 
 BEGIN IMMEDIATE;
 

@@ -1,7 +1,8 @@
--- The stored capacities of names. Made whenever the file is opened without it.
+-- The stored capacities of names. The table is created when a file without it is opened.
 --
--- The holders are not stored: they follow from the order and the capacity. So that a smaller capacity takes nothing
--- back, each row has the number of the youngest ticket that held at the last change: all tickets up to it hold.
+-- The holders are not stored: they follow from the order and the capacity. But a smaller capacity
+-- must take nothing back. So each row has the number of the youngest ticket that held at the last
+-- change, and all tickets up to this number hold.
 
 CREATE TABLE IF NOT EXISTS capacities (
     name      TEXT    NOT NULL PRIMARY KEY, -- as in `names`

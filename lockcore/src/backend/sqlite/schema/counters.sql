@@ -1,5 +1,6 @@
--- The counters of names. Made whenever the file is opened without it: a version of the library that does not know this
--- table has no counters, and what it does with tickets is the same. So it is no new layout version.
+-- The counters of names. The table is created when a file without it is opened. It makes no new
+-- layout version. A version of the library that does not know this table has no counters, and does
+-- the same with tickets.
 
 CREATE TABLE IF NOT EXISTS counters (
     name  TEXT    NOT NULL PRIMARY KEY, -- as in `names`

@@ -1,19 +1,23 @@
 -- Takes a ticket. If an earlier attempt with the same id has left one, finds that ticket and renews it. Runs after
 -- `ask_one.sql`, whose arguments it uses, and `line.sql`.
 --
--- Rows: one of kind 0, none if the epoch is over: the name's key, ticket (null: none was taken), whether it holds (or
--- would, if there were a number for it), whether it is the first that waits, `gone` (released before, or expired),
--- another capacity in use, when the first of the holders expires, whether another process is ahead, whether the line is
--- too long to wait in; and those of the view `told`.
+-- Rows, none if the epoch is over: the rows of the view `told`, and one row of kind 0 with:
+-- - the name's key, and the ticket (null: none was taken);
+-- - whether the ticket holds (without a ticket: whether it would), and whether it is the first that
+--   waits;
+-- - `gone`: whether the id was released before, or its ticket has expired;
+-- - another capacity that is in use, and when the first of the holders expires;
+-- - whether another process is ahead, and whether the line is too long to wait in.
 --
 -- One transaction. The file is locked before the number is drawn, so no smaller number can appear later.
 
 UPDATE tickets SET expires_at = (SELECT now + ttl_millis FROM asked)
 WHERE id = (SELECT id FROM asked);
 
--- Numbers only rise: they are above the last one, above the wall clock, and above the highest number that the client
--- has seen, in case that the file is new. That last number counts only if it is less than a day ahead, because
--- otherwise one wrong clock would spoil all numbers.
+-- Numbers only rise: a number is above the last one, and not below the wall clock. It is also above
+-- the highest number that the client has seen, in case that the file is new. But a number that the
+-- client has seen is ignored if it is more than a day ahead. Otherwise one wrong clock would spoil
+-- all numbers.
 INSERT INTO tickets (name, ticket, id, permits, capacity, ttl_millis, expires_at, receiver, process, owner)
 SELECT name_key, number, id, permits, capacity, ttl_millis, now + ttl_millis, receiver, process, owner
 FROM (
@@ -25,7 +29,7 @@ FROM (
 WHERE number <= 9007199254740991
   AND id NOT IN (SELECT id FROM marks)
   AND id NOT IN (SELECT id FROM line)
-  -- A mutex is no semaphore.
+  -- While a capacity is stored, a mutex is refused.
   AND CASE WHEN stored IS NULL THEN capacity = coalesce((SELECT capacity FROM line WHERE live LIMIT 1), capacity)
            ELSE capacity < 1073741824 END
   AND (wait AND tickets < 10000

@@ -1,8 +1,9 @@
--- The tickets of this process that hold in these lines, and its first waiter in each, because another process has
--- changed the file. Reads only: an expired ticket counts as live until somebody removes it.
+-- Finds the tickets of this process that hold in these lines, and the first waiter of a line if it
+-- is of this process. This is run when another process has changed the file. Reads only: an expired
+-- ticket counts as live until a request removes it.
 --
 -- ?1 JSON array of the keys of names   ?2 process
--- Rows: id, receiver, whether it holds, when the first of those before it expires
+-- Rows: id, receiver, whether it holds, when the first of the tickets before it expires
 
 WITH RECURSIVE front (
     name, ticket, id, permits, limit_is, expires_at, receiver, process, older, soonest, stored, through

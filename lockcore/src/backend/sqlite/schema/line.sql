@@ -1,12 +1,16 @@
--- The relevant part of the lines in question, and the tickets to remove from them. Runs after `asked` is filled.
+-- Fills `line` with the relevant part of the lines of the requests, and removes tickets from these
+-- lines. Runs after `asked` is filled.
 --
--- Of each line, this has: the front, which is the holders and the first waiter; the tickets to remove; and the tickets
--- of the requests. Waiters behind the first are not read, however many there are.
+-- Of each line, `line` has: the front, which is the holders and the first waiter; the tickets to
+-- remove; and the tickets of the requests. Waiters behind the first are not read, however many
+-- there are.
 --
--- A ticket holds when the permits of all older live tickets plus its own (`now_is`) are at most the limit. That is the
--- stored capacity, or else that of the ticket; for a ticket that held when the capacity was changed, it is without end. It
--- holds *newly* if that was not so before (`was`). A waiter is *newly* the first one if there were others in front of it
--- before. If this request changes the capacity, the limit before it is another one than after it.
+-- A ticket holds when the permits of all older live tickets plus its own (`now_is`) are at most its
+-- limit (`limit_is`). The limit is the stored capacity, or else the capacity of the ticket. A
+-- ticket that held when the capacity was changed has no limit. A ticket holds *newly* if it did not
+-- hold before this request: then `was` was above `limit_was`. A waiter is *newly* the first one if
+-- there were other waiters in front of it before. `limit_was` and `limit_is` differ only if this
+-- request changes the capacity.
 
 DELETE FROM line;
 
@@ -53,7 +57,8 @@ SELECT name, ticket, id, keeps, capacity, expires_at, receiver, process, live,
        older_was, older_was + permits, older_is + keeps * live, limit_was, limit_is
 FROM front WHERE ticket >= 0;
 
--- Each name that has tickets is in `line` by now.
+-- By now `line` has a row of each name that has tickets. This adds the expired tickets behind the
+-- front, and the tickets of the requests.
 INSERT OR IGNORE INTO line
 SELECT name, ticket, id, permits, capacity, expires_at, receiver, process, 0, NULL, NULL, NULL, NULL, NULL
 FROM tickets
@@ -64,12 +69,14 @@ SELECT name, ticket, tickets.id, min(tickets.permits, coalesce(asked.keeps, tick
        NULL, NULL, NULL, NULL, NULL
 FROM asked CROSS JOIN tickets ON tickets.id = asked.id; -- In this order, or the whole table is read.
 
--- The rows are deleted before another ticket is granted because of it. A renewal may have read its clock before this
--- transaction had the file, and it must not find a ticket alive that was already taken for dead.
+-- These rows are deleted before other tickets are granted in their place. A later renewal may have
+-- read its clock before this transaction locked the file. It must not find a ticket alive that this
+-- transaction has taken for dead.
 DELETE FROM tickets WHERE id IN (SELECT id FROM line WHERE NOT live);
 
--- Another process must find its grant by itself. If it is dead it does not, so the grant ends after two seconds, and
--- not only after its whole ttl.
+-- If this request grants a ticket of another process, that process must find the grant by itself. A
+-- dead process does not find it. So such a grant ends after two seconds, and not only after its
+-- whole ttl.
 UPDATE tickets SET expires_at = min(expires_at, (SELECT now + 2000 FROM asked LIMIT 1))
 WHERE id IN (
     SELECT id FROM line

@@ -1,10 +1,11 @@
 -- Lists names that have a live ticket, in the order of their keys. Reads only.
 --
--- ?1 what the keys begin with   ?2 the last key of the page before, or an empty text   ?3 how many
--- ?4 now in ms of the boot clock   ?5 what is behind all such keys
+-- ?1 the beginning of the keys   ?2 the last key of the page before, or an empty text   ?3 how many
+-- ?4 now in ms of the boot clock   ?5 a text that sorts after all such keys
 -- Rows: the key of the name
 --
--- The index on the key finds the first one. Names that have had no ticket for less than about a day are passed over.
+-- The index on the key finds the first name. A name without tickets keeps its row for about a day,
+-- and is skipped here.
 
 SELECT name
 FROM names

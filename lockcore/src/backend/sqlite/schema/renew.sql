@@ -1,9 +1,11 @@
 -- Extends tickets to the requested ttl, counted from now, and reduces the permits of tickets that are to keep fewer.
 -- Never creates a ticket. Runs after `ask_many.sql`, whose arguments it uses, and `line.sql`.
 --
--- Rows, none if the epoch is over: one of kind 0 for each id: the name's key, ticket (null: lost), ttl in ms, whether it
--- holds, when the first of the holders expires (if it is the first in line), whether another process is ahead, the
--- owner if somebody asks for the ticket (`ask_back.sql`); and those of the view `told`.
+-- Rows, none if the epoch is over: the rows of the view `told`, and for each id one of kind 0 with:
+-- - the name's key, the ticket (null: lost), the ttl in ms, and whether the ticket holds;
+-- - when the first of the holders expires, if the ticket is the first in line;
+-- - whether another process is ahead;
+-- - the owner, if somebody asks for the ticket (`ask_back.sql`).
 --
 -- One transaction, whatever the number of ids.
 

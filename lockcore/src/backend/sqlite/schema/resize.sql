@@ -1,8 +1,8 @@
--- Stores a capacity, and reports the tickets that hold because of it. Runs after `ask_resize.sql`, whose arguments it uses,
--- and `line.sql`.
+-- Stores a capacity, and reports the tickets that hold because of it. Runs after `ask_resize.sql`,
+-- whose arguments it uses, and `line.sql`.
 --
--- Rows, none if the epoch is over: one of kind 0: what is stored now, its last change, and the capacity of a ticket that
--- stands in the way; and those of the view `told`.
+-- Rows, none if the epoch is over: the rows of the view `told`, and one row of kind 0. It has what
+-- is stored now, its last change, and the capacity of a ticket that forbids the change.
 
 INSERT INTO capacities (name, capacity, through, change, changed)
 SELECT key, capacity, coalesce((SELECT max(ticket) FROM line WHERE was <= limit_was), 0), id, micros / 1000000

@@ -10,9 +10,9 @@ CREATE TEMP TABLE asked (
     seen        INTEGER,
     receiver    INTEGER,
     owner       TEXT,
-    keeps       INTEGER,          -- permits from now on if it has more, for a renewal
-    leaves      INTEGER NOT NULL, -- is to be removed
-    marks       INTEGER NOT NULL, -- and is to be refused if it comes later
+    keeps       INTEGER,          -- for a renewal: the ticket keeps at most this many permits
+    leaves      INTEGER NOT NULL, -- for a release: the ticket is to be removed
+    marks       INTEGER NOT NULL, -- for a release: leave a mark, so that a late enqueue is refused
     swept       INTEGER,          -- names.key, for a sweep
     resizes     INTEGER,          -- stores `capacity`
     now         INTEGER NOT NULL, -- ms of the boot clock
@@ -24,16 +24,16 @@ CREATE TEMP TABLE line (
     name        INTEGER NOT NULL,
     ticket      INTEGER NOT NULL,
     id          TEXT    NOT NULL,
-    permits     INTEGER NOT NULL, -- from now on
+    permits     INTEGER NOT NULL, -- after this request
     capacity    INTEGER NOT NULL, -- of the ticket
     expires_at  INTEGER NOT NULL,
     receiver    INTEGER NOT NULL,
     process     INTEGER NOT NULL,
-    live        INTEGER NOT NULL, -- neither expired nor leaving
-    -- Null behind the first waiter.
-    older_was   INTEGER,          -- permits of all older ones, before anybody goes or shrinks
-    was         INTEGER,          -- the same and its own
-    now_is      INTEGER,          -- the same without those that go, and with what the others keep
+    live        INTEGER NOT NULL, -- not expired, and not to be removed
+    -- These are null behind the first waiter.
+    older_was   INTEGER,          -- permits of all older tickets before this request
+    was         INTEGER,          -- `older_was` plus its own permits
+    now_is      INTEGER,          -- the same as `was`, but after this request
     limit_was   INTEGER,          -- the ticket held if `was` was at most this
     limit_is    INTEGER,          -- it holds if `now_is` is at most this
     PRIMARY KEY (name, ticket)

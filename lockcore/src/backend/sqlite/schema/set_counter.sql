@@ -1,4 +1,4 @@
--- Writes a counter if it is as it was when it was read.
+-- Writes a counter if nobody has written it since it was read.
 --
 -- ?1 key of the name   ?2 data   ?3 now in s of the wall clock   ?4 data as it was; null if there was no row
 -- Rows: one if it was written

@@ -1,10 +1,14 @@
--- Removes old data. Of the next 1,000 names: if all tickets of a name have been dead for a minute, they are removed. If
--- a name has no tickets, and the wall clock passed its last number a day ago, the name is removed. Dead marks are
--- removed too, and counters that were not used for 36 hours. A stored capacity stays. Of one that was taken back, the
--- row is removed after a day, if no ticket needs it any more.
+-- One step of the sweep, which removes old data. A step looks at the next 1,000 names. If all
+-- tickets of a name have been dead for a minute, they are removed. If a name has no tickets, and
+-- the wall clock passed its last number a day ago, the name is removed.
 --
--- ?1 the key to go on after   ?2 now in ms of the boot clock   ?3 now in µs of the wall clock   ?4 epoch
--- Rows: the key that was looked at last; null after the last one, or if the epoch is over
+-- Each step also removes dead marks, and counters that were not used for 36 hours. A stored
+-- capacity stays. If it was taken back, its row is removed after a day, if no ticket needs it any
+-- more.
+--
+-- ?1 the last key of the step before   ?2 now in ms of the boot clock
+-- ?3 now in µs of the wall clock   ?4 epoch
+-- Rows: the last key of this step; null if there are no more names, or if the epoch is over
 --
 -- This grants nothing: no ticket is removed from a line with a live ticket.
 

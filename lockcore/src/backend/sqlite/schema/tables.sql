@@ -1,25 +1,27 @@
--- The contents of the file, but for `counters.sql` and `capacities.sql`. Created once, in one transaction, by the first process that opens
--- it.
+-- The contents of the file, except for `counters.sql` and `capacities.sql`. Created once, in one
+-- transaction, by the first process that opens the file.
 --
--- All of it is wire format: a change is a new layout version (`PRAGMA user_version`), and each version refuses files of
--- the others. 1 is the first that is released. There are no foreign keys, because no row is removed before the rows
--- that refer to it.
+-- All of this is wire format: a change makes a new layout version (`PRAGMA user_version`), and each
+-- version refuses files of the others. The first released version is 1. There are no foreign keys,
+-- because no row is removed before the rows that refer to it.
 
--- One row. `boot` and `booted_at` tell whether the times in `tickets` belong to the clock that runs now. If they do
--- not, `epoch` changes, so that a process that has not noticed cannot change anything any more.
+-- One row. `boot` and `booted_at` tell whether the times in `tickets` belong to the clock that runs
+-- now. If they belong to an earlier boot, `epoch` changes. So a process that has not noticed the
+-- change cannot write anything any more.
 CREATE TABLE store (
     epoch      INTEGER NOT NULL,
     boot       TEXT    NOT NULL, -- the kernel's id of the boot
-    booted_at  INTEGER NOT NULL  -- ms of the wall clock at boot, as seen by the first of this boot
+    booted_at  INTEGER NOT NULL  -- ms of the wall clock at boot, as its first process saw it
 );
 
--- One row per name. It is locked before a number is drawn, so that no smaller number can appear later. It stays until a
--- day after the wall clock has passed `last`, because `last` keeps the tokens rising.
+-- One row per name. The file is locked before a number is drawn, so that no smaller number can
+-- appear later. The row stays until a day after the wall clock has passed `last`, because `last`
+-- keeps the tokens rising.
 CREATE TABLE names (
     key      INTEGER PRIMARY KEY,
     name     TEXT    NOT NULL UNIQUE,   -- namespace:layout version:{name}
     last     INTEGER NOT NULL,          -- the number drawn last; microseconds of the wall clock, or above
-    tickets  INTEGER NOT NULL DEFAULT 0 -- how many stand in line, so that nobody has to count them
+    tickets  INTEGER NOT NULL DEFAULT 0 -- how many there are, so that no request has to count them
 );
 
 -- One row per ticket, for holders and waiters alike. Which tickets hold is not stored: it follows from the order.
@@ -48,7 +50,7 @@ CREATE TRIGGER gone AFTER DELETE ON tickets BEGIN
     UPDATE names SET tickets = tickets - 1 WHERE key = OLD.name;
 END;
 
--- Ids that were released while their enqueue might still have been on its way.
+-- Ids that were released while their enqueue could still arrive.
 CREATE TABLE marks (
     id          TEXT    NOT NULL PRIMARY KEY,
     expires_at  INTEGER NOT NULL  -- ms of the boot clock

@@ -1,5 +1,5 @@
-//! Tests of the operations on the file itself. Two handles stand for two processes. These are situations that a client
-//! cannot produce at will.
+//! Tests of the operations on the file itself, in situations that a client cannot produce at will.
+//! Two handles stand for two processes.
 
 mod histories;
 
@@ -67,7 +67,7 @@ impl Process {
         inspect(&mut self.file, &name("a")).await.unwrap()
     }
 
-    /// As when the ticket's lease is over.
+    /// Ends a ticket, as when its lease has run out.
     async fn end(&mut self, request: &Request) {
         self.sql("UPDATE tickets SET expires_at = 1 WHERE id = ?1", request)
             .await;
@@ -126,7 +126,7 @@ async fn an_enqueue_repeated_in_time_is_the_same_ticket_and_after_its_lease_none
     assert!(matches!(tickets[1], Enqueued::Waiting { ticket: same, .. } if same == ticket));
     assert_eq!(process.places().await.len(), 2);
 
-    // It is still in the file, because nothing has removed it.
+    // The expired ticket is in the file until a request removes it.
     process.end(&first).await;
     assert_eq!(process.enqueue(&first).await.unwrap(), Enqueued::Gone);
     assert_eq!(process.told(), [second.id]);
@@ -150,7 +150,8 @@ async fn a_renewal_that_removes_the_dead_wakes_the_others_that_it_lets_in() {
     assert_eq!(process.told(), [first.id]);
 }
 
-/// Also if the holder has changed since the enqueue, and in a line with tickets of another process.
+/// This is true even if the holder has changed since the enqueue, and in a line with tickets of
+/// another process.
 #[tokio::test]
 async fn the_first_in_line_is_told_when_the_holders_time_is_over_and_the_others_are_not() {
     let folder = tempfile::tempdir().unwrap();
@@ -184,7 +185,8 @@ async fn the_first_in_line_is_told_when_the_holders_time_is_over_and_the_others_
     }
 }
 
-/// A ticket that becomes smaller lets others in, and they would have to leave again if it became larger.
+/// When a ticket becomes smaller, others are granted. They would have to give their permits back if
+/// the ticket became larger again.
 #[tokio::test]
 async fn an_enqueue_repeated_neither_makes_a_ticket_larger_again_nor_smaller() {
     let folder = tempfile::tempdir().unwrap();
@@ -261,7 +263,7 @@ async fn an_enqueue_after_its_release_is_refused_while_the_mark_is_there() {
     assert_eq!(process.enqueue(&late).await.unwrap(), Enqueued::Gone);
     assert_eq!(process.places().await.len(), 0);
     assert!(holds(process.enqueue(&other).await));
-    // The name exists now.
+    // The name has a row in the file now, and the mark counts in this case too.
     assert_eq!(process.enqueue(&late).await.unwrap(), Enqueued::Gone);
     assert_eq!(process.places().await.len(), 1);
 
@@ -287,7 +289,7 @@ async fn numbers_rise_over_all_that_were_drawn_or_seen_and_end_instead_of_wrappi
         (0, now, now + minute),
         (now + 2 * minute, now + 2 * minute + 1, now + 3 * minute),
         (0, now + 2 * minute + 2, now + 3 * minute),
-        // A number more than a day ahead is not believed.
+        // The store ignores a number that is more than a day ahead.
         (now + 2000 * minute, now + 2 * minute + 3, now + 3 * minute),
         (u64::MAX, now + 2 * minute + 4, now + 3 * minute),
     ] {
@@ -383,7 +385,8 @@ async fn another_boot_ends_all_leases_and_a_process_of_the_old_one_changes_nothi
     assert_eq!(after.places().await.len(), 1);
 }
 
-/// The process that grants a waiter's ticket does not know whether the waiter's process will notice.
+/// The process that grants a waiter's ticket does not know whether the waiter's process will notice
+/// the grant.
 #[tokio::test]
 async fn a_grant_that_nobody_looks_for_is_over_after_two_seconds_and_one_that_is_found_is_whole() {
     let folder = tempfile::tempdir().unwrap();
@@ -439,7 +442,7 @@ async fn a_renewal_gives_the_ttl_that_it_asks_for_and_a_look_the_one_that_was_as
     assert!(one.places().await[0].remaining > Duration::from_secs(400));
 }
 
-/// Its holder is dead, so no wake-up comes when the lease is over.
+/// The holder is dead, so no wake-up comes when its lease is over.
 #[tokio::test]
 async fn a_waiter_that_becomes_the_first_in_line_is_told_when_to_recheck_in_every_process() {
     let folder = tempfile::tempdir().unwrap();
@@ -458,7 +461,7 @@ async fn a_waiter_that_becomes_the_first_in_line_is_told_when_to_recheck_in_ever
 
     assert_eq!(one.release(&first, false).await, Released::Released);
     assert_eq!(rechecks(&mut one), [second.id]);
-    // It ends by its own deadline this time, and the next request finds that.
+    // This ticket expires, and the next request removes it.
     one.end(&second).await;
     assert!(!holds(one.enqueue(&request(1, 1)).await));
     assert_eq!(rechecks(&mut one), []);

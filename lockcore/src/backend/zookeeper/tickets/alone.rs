@@ -5,8 +5,9 @@
 //! - A transaction deletes the parent only if no other ticket is there. Otherwise it changes nothing, and the ticket is
 //!   deleted by itself.
 //!
-//! If either fails because others use the name, the parent is remembered, and the name is used in the ordinary way as
-//! long as the parent exists. The server removes it some time after its last ticket.
+//! If either transaction fails because others use the name, this process remembers the parent. It
+//! then uses the name in the ordinary way as long as the parent exists. The server removes the
+//! parent some time after its last ticket.
 
 use std::sync::Arc;
 
@@ -38,7 +39,8 @@ pub(super) async fn create(
         source: ZkError::NoNode,
     }) = created
     {
-        // The first name of the namespace. Both are sent before anything is awaited.
+        // The folder is missing, because this is the first name of the namespace. Both requests are
+        // sent before anything is awaited.
         let container = CreateMode::Container.with_acls(session.acls);
         let folder = session.client.create(&parent.folder, b"", &container);
         let again = send(session, request, parent);
@@ -70,7 +72,8 @@ fn unreadable() -> StoreError {
     StoreError::new(Fault::Unknown, "ZooKeeper: unreadable reply to a create")
 }
 
-/// Sent by the call.
+/// Creates a ticket with its parent. The call itself sends the request, and the future waits for
+/// the reply.
 fn send(
     session: &Session,
     request: &Request,
@@ -128,7 +131,7 @@ pub(super) fn delete(
     id: Id,
     ticket: Standing,
 ) -> impl Future<Output = Result<(), ZkError>> {
-    // If it may have been made smaller, it may have another path.
+    // A ticket that may have been made smaller may have another path, so it is deleted by itself.
     let together = ticket.alone && ticket.shrinks_to.is_none();
     let deleted = match together {
         true => {
@@ -144,7 +147,8 @@ pub(super) fn delete(
     };
     async move {
         match deleted {
-            // The runtime ends with the session, which takes the ticket along.
+            // The task ends early only if its runtime ends. The session then ends too, and with it
+            // the ticket.
             Either::Left(task) => task.await.unwrap_or(Err(ZkError::ClientClosed)),
             Either::Right(deleted) => deleted.await,
         }

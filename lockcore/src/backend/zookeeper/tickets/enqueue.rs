@@ -14,9 +14,9 @@ use crate::clock::Clock;
 use crate::queue::MOST_TICKETS;
 use crate::request::Request;
 
-/// How much of the session timeout must be certain before a lock is asked for. After the process was stopped for a
-/// while, no time is certain until two more probes are answered. Tickets that were taken before that would be of no
-/// use.
+/// A lock is requested only if at least this part of the session timeout (an eighth) is certain.
+/// After the process was stopped for a while, no time is certain until two more probes are
+/// answered. A ticket that was taken before that would be of no use.
 const LEAST_CERTAIN: u32 = 8;
 
 pub(crate) async fn enqueue(
@@ -29,7 +29,8 @@ pub(crate) async fn enqueue(
     let (standing, place) = match begin(&session, &request, &parent) {
         Begin::Gone => return Ok(Enqueued::Gone),
         Begin::Stands(standing) if standing.leaving => {
-            // A delete of the ticket may still be under way. It would take the lock away from its holder.
+            // An earlier delete of the ticket may be in flight. If this enqueue granted the ticket,
+            // that delete would take the lock away from its holder.
             withdraw(&session, &request, &standing).await?;
             return Ok(Enqueued::Gone);
         }
@@ -53,7 +54,7 @@ enum Begin {
     Gone,
     Stands(Standing),
     AskedBefore,
-    /// `None`: with its parent, in one transaction.
+    /// `None`: the ticket is created together with its parent, in one transaction.
     New(Option<Flush>),
 }
 
@@ -75,12 +76,12 @@ impl Flush {
     };
 }
 
-/// The knowledge of the place of a ticket in its line.
+/// The position of a ticket in its line, as far as it is known.
 enum Place {
     /// There is no older ticket.
     First,
     Listed(Arc<[Ticket]>),
-    /// The events of the line tell it.
+    /// The events of the line tell the position.
     Followed,
 }
 
@@ -134,7 +135,8 @@ fn can_be_kept(session: &Session, request: &Request) -> Result<(), StoreError> {
             ),
         ));
     }
-    // The create itself will prove that the leader leads.
+    // It is enough that the leader has heard of the session: the create itself will prove that the
+    // leader leads.
     if session.state().proof.heard_for(Clock::BOOT.now()) < timeout / LEAST_CERTAIN {
         let text = "ZooKeeper: it is not certain that the session still lives";
         return Err(StoreError::new(Fault::Retry, text));
@@ -172,14 +174,16 @@ async fn find(
                 false,
             )?);
         } else {
-            // It is of an earlier session of ours, which nobody renews, or it is a second node of this id.
+            // The node is of an earlier session of this client, which nobody renews, or it is a
+            // second node of this id.
             session.delete_unasked(path);
         }
     }
     Ok(found)
 }
 
-/// A ticket that exists, with its line. If this is dropped or not answered, the next attempt comes here again.
+/// Lists the line of a ticket that exists. If this is dropped or not answered, the next attempt
+/// finds the ticket again.
 async fn found(
     session: &Arc<Session>,
     parent: &Parent,
@@ -239,8 +243,8 @@ struct Replies {
     listed: Option<Listed>,
 }
 
-/// One flush: everything is sent before anything is awaited. If this is dropped, the requests were sent all the same,
-/// and the id is [`Mine::Asked`].
+/// Sends all requests before it awaits a reply. If the future is dropped, the requests were sent
+/// all the same, and the id is [`Mine::Asked`].
 async fn send(
     session: &Arc<Session>,
     request: &Request,
@@ -279,7 +283,7 @@ async fn send(
     }
 }
 
-/// Whether a ticket holds, by its place.
+/// Whether a ticket holds, by its position in line.
 async fn answer(
     session: &Arc<Session>,
     request: &Request,
@@ -301,7 +305,8 @@ async fn answer(
         }
         let is_it = |other: &Ticket| other.id == request.id && other.sequence == standing.sequence;
         let Some(at) = line.iter().position(is_it) else {
-            // Somebody deleted it, or the server that answered is behind. The core takes a new ticket.
+            // Somebody deleted the node, or the server that answered is behind. The core takes a
+            // new ticket.
             session.state().left(request.id);
             session.delete_unasked(standing.path);
             return Ok(Enqueued::Gone);
@@ -326,7 +331,8 @@ async fn answer(
     }
     let mut state = session.state();
     session.wait_in(&mut state, &parent.path, standing.sequence);
-    // Events that came before the ticket was noted do not come again.
+    // Events that came before the ticket was noted do not come again, so the copy of the line is
+    // checked now.
     session.tell(state, &parent.path, false);
     let holds = |mine: &Standing| mine.granted;
     Ok(
@@ -342,8 +348,8 @@ async fn answer(
     )
 }
 
-/// Takes back a ticket that is of no use. If this is not answered, the ticket may still exist. The core is told that
-/// the outcome is unknown, and releases it.
+/// Takes back a ticket that is of no use. If the delete is not answered, the ticket may exist. The
+/// core then learns that the outcome is unknown, and releases the ticket.
 async fn withdraw(
     session: &Arc<Session>,
     request: &Request,

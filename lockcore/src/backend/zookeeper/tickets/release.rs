@@ -12,10 +12,11 @@ use crate::backend::zookeeper::session::Session;
 use crate::backend::{Departure, Released, StoreError};
 use crate::clock::Clock;
 
-/// Deletes nodes. The core repeats this until it is acknowledged. A node that does not exist is acknowledged too: an
-/// earlier attempt has deleted it, or its session is over.
+/// Deletes nodes. The core repeats a release until it is acknowledged. A node that does not exist
+/// is acknowledged too: an earlier attempt has deleted it, or its session is over.
 ///
-/// If this is dropped half-way, requests that were sent are carried out, and the ids stay known.
+/// If the future is dropped half-way, the requests that were sent are carried out. The ids stay
+/// known, so a repetition finds its nodes.
 pub(crate) async fn release(
     session: Arc<Session>,
     tickets: Vec<Departure>,
@@ -52,8 +53,10 @@ async fn delete(
         state.leaves(id);
         let mut mine = state.standing(id).cloned();
         if departure.enqueue_may_follow {
-            // A node that appears later is seen by the line's watch, and deleted. That watch must not be the first to
-            // delete the ticket, or nobody would know that it was there.
+            // If a node appears later, the line's watch sees it and deletes it. But the watch must
+            // not delete the known ticket before this release does, because then nobody would know
+            // that the ticket was there. So the delete of the ticket is sent at once, without its
+            // parent.
             if let Some(mine) = &mut mine {
                 mine.alone = false;
             }
@@ -69,7 +72,8 @@ async fn delete(
         let deleted = mine.map(|mine| alone::delete(session, id, mine));
         sent.push((deleted, smaller, search));
     }
-    // After this, the effect of requests on an earlier connection is visible, under either path.
+    // After this `sync`, the lists show the effect of requests that were sent on an earlier
+    // connection. This is true for both paths of a ticket that was made smaller.
     let may_follow = |departure: &Departure| departure.enqueue_may_follow;
     let synced = tickets.iter().any(may_follow).then(|| client.sync("/"));
     let mut lists = HashMap::new();
@@ -120,9 +124,9 @@ async fn delete(
     Ok(answers)
 }
 
-/// The answers if the session is over and any of the tickets was in it. Nobody continues a session that is over, so its
-/// nodes disappear, and requests in it that are still under way have no effect. Other tickets must be released in the
-/// next session.
+/// The answers if the session is over and any of the tickets was in it. Nobody continues a session
+/// that is over. So its nodes disappear, and its requests in flight have no effect. Tickets that
+/// were not in it must be released in the next session.
 fn went_with_the_session(session: &Session, tickets: &[Departure]) -> Option<Vec<Released>> {
     if !session.is_over() {
         return None;
@@ -144,7 +148,7 @@ fn went_with_the_session(session: &Session, tickets: &[Departure]) -> Option<Vec
 fn was_deleted(outcome: Result<(), ZkError>) -> Result<Released, StoreError> {
     match outcome {
         Ok(()) => Ok(Released::Released),
-        // Nodes end with their session, and requests in it that are still under way are not carried out.
+        // Nodes end with their session, and its requests in flight are not carried out.
         Err(ZkError::NoNode | ZkError::SessionExpired) => Ok(Released::NotFound),
         Err(ZkError::NoAuth) => {
             tracing::debug!("ZooKeeper: no right to delete a ticket (see the guide of the store)");

@@ -16,27 +16,31 @@ use crate::backend::{Renewed, StoreError};
 use crate::clock::Clock;
 use crate::request::{Id, Request};
 
-/// Checks whether tickets still exist, and whether they hold. Their deadlines depend on the proof that the session
-/// lives (`proof`), which has probes of its own. This only checks whether somebody has deleted a node, and
-/// whether a watch has missed an event.
+/// Checks whether tickets exist, and whether they hold. Their deadlines depend on the proof that
+/// the session lives (`proof`), which has probes of its own. A renewal only checks whether somebody
+/// has deleted a node, and whether a watch has missed an event.
 ///
-/// - A ticket that holds: its node is read. Renewals come more often than every third of the ttl, because the proof is
-///   always some time old; nodes are not read more often than every third of the ttl.
-/// - Our first waiter in a line that is followed: its node, and the nodes in front of it that matter (see
-///   [`Line::ahead_of`]), in the same request. The copy of a line is believed if it says that a ticket holds. It is not
-///   believed if it says that nothing has happened. So a watch that was lost costs a third of a ttl.
-/// - Our other waiters in that line: by the line's events. If only the ticket ahead is watched, by their own nodes.
+/// - A ticket that holds: its node is read. Renewals come more often than every third of the ttl,
+///   because the proof is always some time old. Nodes are not read more often than every third of
+///   the ttl.
+/// - Our first waiter in a line that is followed: its node, and the nodes in front of it that
+///   matter (see [`Line::ahead_of`]), in the same request. The copy of a line is believed if it
+///   says that a ticket holds. It is not believed if it says that nothing has happened. So a watch
+///   that was lost costs a third of a ttl.
+/// - Our other waiters in that line: nothing is read, because the line's events tell of them. If
+///   only the ticket ahead is watched, their own nodes are read.
 /// - A line that nobody follows is read. So is a line that differs from its copy.
 ///
-/// Tickets that must become smaller are made smaller first. If this is dropped at any point, everything else was only
-/// reading.
+/// Tickets that must become smaller are made smaller first. All other requests only read, so a drop
+/// of the future at any point does no harm.
 pub(crate) async fn renew(
     session: Arc<Session>,
     tickets: Vec<Arc<Request>>,
 ) -> Result<Vec<Renewed>, StoreError> {
     session.usable()?;
     let shrunk = shrink(&session, &tickets).await;
-    // Read before the requests are sent, because the answers describe a later time.
+    // The validity is computed before the requests are sent, because the answers describe a later
+    // time.
     let mut answers = Vec::with_capacity(tickets.len());
     let mut looks = Looks::default();
     let mut unclear = Vec::new();
@@ -47,12 +51,12 @@ pub(crate) async fn renew(
         for (at, request) in tickets.iter().enumerate() {
             let mine = match state.tickets.get(&request.id) {
                 Some(Mine::Standing(mine)) if !mine.lost => mine,
-                // An attempt that was never answered.
+                // An enqueue that was never answered.
                 Some(Mine::Asked(_)) => {
                     answers.push(Renewed::Failed);
                     continue;
                 }
-                // It is of an earlier session, or released, or deleted.
+                // The ticket is of an earlier session, or released, or deleted.
                 Some(Mine::Standing(_)) | None => {
                     answers.push(Renewed::Lost);
                     continue;
@@ -105,14 +109,15 @@ pub(crate) async fn renew(
                     answers[at] = Renewed::holding(valid_for, &owner);
                 }
                 if let Some(mine) = session.state().standing_mut(tickets[at].id) {
-                    // A ticket that was asked back is read each time, so that each answer tells it.
+                    // A ticket that was asked back is read each time, so that each answer says so.
                     let is_asked_back = matches!(answers[at], Renewed::AskedBack { .. });
                     mine.seen = (!is_asked_back).then_some(now);
                 }
             }
             (None, Some(Node::Gone)) => answers[at] = Renewed::Lost,
             (Some(_), Some(Node::There(_))) => {}
-            // The watch may have reported this by now: then the tickets that hold because of it were woken too.
+            // If the watch has reported the deletion by now, the tickets that hold because of it
+            // were woken too.
             (Some(node), Some(Node::Gone)) => {
                 if session.believes_in(&mine.parent, &node) {
                     doubtful.push((mine.parent.clone(), node));
@@ -191,8 +196,9 @@ impl Looks {
         });
     }
 
-    /// Returns for each node what is known of it. The requests are sent together, and their size is limited as
-    /// for an inspection: a hundred tickets with all nodes in front of them are a megabyte.
+    /// Reads the nodes. Returns for each node whether it exists, or `None` if its read failed. The
+    /// requests are sent together. Their size is limited as for an inspection: a hundred tickets
+    /// with all nodes in front of them are a megabyte.
     async fn answered(self, session: &Session) -> Result<Vec<(Look, Option<Node>)>, StoreError> {
         let mut reading = Vec::new();
         for page in self.0.chunks(READS) {
@@ -249,8 +255,8 @@ async fn shrink(session: &Arc<Session>, tickets: &[Arc<Request>]) -> Vec<(Id, bo
         drop(state);
         let mut writes = session.client.new_multi_writer();
         let node = CreateMode::Ephemeral.with_acls(session.acls);
-        // In this order, because followers of the line get the events in this order, and must never see the line
-        // without either node.
+        // The create comes first. Followers of the line get the events in this order, and must
+        // never see the line without either node.
         let both = writes.add_create(&new, &data, &node);
         let both = both.and_then(|()| writes.add_delete(&old, None));
         let at = Clock::BOOT.now();

@@ -1,4 +1,4 @@
-//! Random requests of two processes, beside the pure rule.
+//! Random requests of two processes, compared with the rule in plain code.
 
 use super::*;
 use crate::queue::{NoTicket, Queue};
@@ -45,7 +45,7 @@ async fn random_histories_keep_to_the_rule_and_every_grant_is_told_once() {
                         differ => panic!("seed {seed}, step {step}: {differ:?}"),
                     }
                     if let Ok((_, true)) = expected {
-                        // Its own grant is told by the answer.
+                        // The answer tells of the grant of the new ticket, so no wake-up does.
                         let mut granted = newly(&rule, &before);
                         granted.pop();
                         told(&mut processes, &granted, seed, step).await;
@@ -72,7 +72,8 @@ async fn random_histories_keep_to_the_rule_and_every_grant_is_told_once() {
                     let answer = processes[of].renew(&Arc::new(renewal)).await;
                     match (expected, answer) {
                         (Some(true), Renewed::Granted { .. }) => {
-                            // Its own grant, if it is new, is told by the answer.
+                            // If the renewed ticket is granted now, the answer tells of it, and no
+                            // wake-up does.
                             let mut granted = newly(&rule, &before);
                             granted.retain(|(id, _)| *id != old.id);
                             told(&mut processes, &granted, seed, step).await;
