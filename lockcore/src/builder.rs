@@ -1,4 +1,4 @@
-//! Configuration: builder, environment, and the reasons for the defaults.
+//! Configuration: the builder, the environment variables, and the reasons for the defaults.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -18,23 +18,23 @@ use crate::options::{Fair, SHORTEST_TTL, Wait};
 use crate::owner::{Owner, OwnerText};
 use crate::tls::Tls;
 
-/// All clients that set no namespace share this one. So two services that share a store and a name exclude each other,
-/// as users of one name expect.
+/// The namespace of all clients that set none. So two services that share a store and a name
+/// exclude each other, as users of one name expect.
 const NAMESPACE: &str = "lock";
-/// Long enough for three renewals, even if the store is slow or restarts. Short enough to wait for after a holder has
-/// died.
+/// Long enough for three renewals, even if the store is slow or restarts. Short enough for a waiter
+/// whose holder has died.
 const TTL: Duration = Duration::from_secs(10);
-/// Longer than one lease, so that a waiter outlasts a holder that died just before. Shorter than the 30 s after which
-/// most clients and proxies give up.
+/// Longer than one lease, so that a waiter gets the lock even if its holder has just died. Shorter
+/// than the 30 s after which most clients and proxies give up.
 const WAIT: Wait = Wait::For(Duration::from_secs(15));
-/// Some hundred hand-overs inside a process for one at the store. Waiters of other processes wait so short a time for
-/// it that people do not notice.
+/// Enough for some hundred hand-overs inside a process before the store is asked. The delay for
+/// waiters of other processes is too short for people to notice.
 const FAIR: Fair = Fair::Local(LOCAL);
 const LOCAL: Duration = Duration::from_millis(50);
 /// A store on the same network answers in a millisecond. If it takes a second, something is wrong.
 const OP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Accepted values that are not durations.
+/// Accepted values that are words and not durations.
 const FOREVER: &str = "forever";
 const STRICT: &str = "strict";
 
@@ -55,14 +55,14 @@ const VARIABLES: [&str; 10] = [
 ///
 /// | method | variable | meaning | default |
 /// |---|---|---|---|
-/// | [`url`](Self::url) | `LOCK_URL` | which store | none |
+/// | [`url`](Self::url) | `LOCK_URL` | the address of the store | none |
 /// | [`namespace`](Self::namespace) | `LOCK_NAMESPACE` | first part of all names | `lock` |
-/// | [`ttl`](Self::ttl) | `LOCK_TTL` | lease length when a lock does not say | `10s` |
-/// | [`wait`](Self::wait) | `LOCK_WAIT` | how long to wait when a lock does not say, or `forever` | `15s` |
-/// | [`fair`](Self::fair) | `LOCK_FAIR` | `strict`, or how long a process may serve its own | `50ms` |
-/// | [`op_timeout`](Self::op_timeout) | `LOCK_OP_TIMEOUT` | one operation at the store | `1s` |
-/// | [`owner`](Self::owner) | `LOCK_OWNER` | what `inspect` shows beside machine and process | none |
-/// | [`ca_file`](Self::ca_file) | `LOCK_CA_FILE` | whom to trust instead of the system's roots | none |
+/// | [`ttl`](Self::ttl) | `LOCK_TTL` | the lease length of locks that set none | `10s` |
+/// | [`wait`](Self::wait) | `LOCK_WAIT` | the wait of locks that set none, or `forever` | `15s` |
+/// | [`fair`](Self::fair) | `LOCK_FAIR` | `strict`, or how long a process may serve its own tasks first | `50ms` |
+/// | [`op_timeout`](Self::op_timeout) | `LOCK_OP_TIMEOUT` | how long one operation at the store may take | `1s` |
+/// | [`owner`](Self::owner) | `LOCK_OWNER` | the text that `inspect` shows beside machine and process | none |
+/// | [`ca_file`](Self::ca_file) | `LOCK_CA_FILE` | the CA to trust instead of the system's roots | none |
 /// | [`cert_file`](Self::cert_file), [`key_file`](Self::key_file) | `LOCK_CERT_FILE`, `LOCK_KEY_FILE` | the client's own certificate | none |
 ///
 /// ```
@@ -106,12 +106,13 @@ impl Default for Builder {
 }
 
 impl Builder {
-    /// Reads the variables of the table above. Other variables are ignored, but a `LOCK_…` variable that differs from
-    /// one of these by at most two letters is reported as a spelling mistake.
+    /// Reads the variables of the table above. Other variables are ignored, with one exception: a
+    /// `LOCK_…` variable that differs from one of these by at most two letters is an error, because
+    /// it is probably misspelt.
     ///
     /// # Errors
     ///
-    /// [`Config`](crate::ErrorKind::Config), naming the variable and what it accepts.
+    /// [`Config`](crate::ErrorKind::Config). The message names the variable and what it accepts.
     pub fn from_env() -> Result<Self, Error> {
         Self::from_variables(std::env::vars_os())
     }
@@ -187,15 +188,16 @@ impl Builder {
         self
     }
 
-    /// A store of your own, or a wrapped one: see [`backend`](crate::backend). It takes precedence over [`url`](Self::url).
+    /// Uses a store of your own, or a wrapped store: see [`backend`](crate::backend). It takes
+    /// precedence over [`url`](Self::url).
     #[cfg(any(feature = "backend", test))]
     pub fn backend(mut self, backend: Arc<dyn Backend>) -> Self {
         self.backend = Some(backend);
         self
     }
 
-    /// The first part of all names. It keeps applications on one store apart. 1 to 64 characters of `a-z A-Z 0-9 . _
-    /// -`.
+    /// The first part of all names. It separates the applications that share a store. 1 to 64
+    /// characters of `a-z A-Z 0-9 . _ -`.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.namespace = namespace.into();
         self
@@ -209,31 +211,34 @@ impl Builder {
         self
     }
 
-    /// How long locks wait that do not set their own wait. The default of 15 s outlasts the lease of a holder that died
-    /// just before.
+    /// The wait of locks that do not set their own. With the default of 15 s, a waiter gets the
+    /// lock even if its holder has just died.
     pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
         self.wait = wait.into();
         self
     }
 
-    /// Whether the tasks of a process may hand a lock over among themselves, and for how long. With the default of 50
-    /// ms, a lock that one process uses heavily is passed on inside that process, nearly always without a request to
-    /// the store. Other processes hardly notice the wait. A bound longer than the ttl logs a warning.
+    /// Whether the tasks of a process may hand a lock over among themselves, and for how long. With
+    /// the default of 50 ms, a lock that one process uses heavily is handed over inside that
+    /// process. This needs nearly no requests to the store, and other processes hardly notice the
+    /// wait. If the bound is longer than the ttl, the client logs a warning.
     pub fn fair(mut self, fair: Fair) -> Self {
         self.fair = fair;
         self
     }
 
-    /// How long one operation at the store may take, connecting included. Greater than zero, and shorter than the ttl.
-    /// A longer timeout logs a warning, because an outage would be noticed only when the locks are lost.
+    /// How long one operation at the store may take, connecting included. It must be greater than
+    /// zero. If it is longer than the ttl, the client logs a warning, because it would notice an
+    /// outage only when the locks are lost.
     pub fn op_timeout(mut self, timeout: Duration) -> Self {
         self.op_timeout = timeout;
         self
     }
 
-    /// The text that [`Locks::inspect`] shows as the [`owner_text`](crate::TicketInfo::owner_text) of this client's tickets:
-    /// which application this is, which version, which replica. At most 64 bytes of UTF-8 without control characters
-    /// and line breaks. The default is empty: no text. A lock may have [another](crate::Lock::owner).
+    /// The text that [`Locks::inspect`] shows as the [`owner_text`](crate::TicketInfo::owner_text)
+    /// of this client's tickets. It may say which application this is, which version, and which
+    /// replica. At most 64 bytes of UTF-8 without control characters and line breaks. The default
+    /// is empty: no text. A lock may have [another](crate::Lock::owner).
     ///
     /// The text is not a part of any name. Everybody who may read the store can read it, so it must contain no secrets.
     ///
@@ -249,9 +254,9 @@ impl Builder {
         self
     }
 
-    /// The CA certificates, in a PEM file, that the server's certificate must come from, for stores that are reached
-    /// over TLS. They replace the certificates that the system trusts, which are the default: with a CA of one's own,
-    /// nobody else can pretend to be the server.
+    /// The CA certificates, in a PEM file, for stores that are reached over TLS. The server's
+    /// certificate must come from one of them. They replace the certificates that the system
+    /// trusts, which are the default. With your own CA, nobody else can pretend to be the server.
     ///
     /// The server's certificate is always verified. This file and the next two are read once, when the client is built.
     ///
@@ -267,8 +272,9 @@ impl Builder {
         self
     }
 
-    /// The certificate, in a PEM file, that this client shows to a server that asks for one (mutual TLS). In the file
-    /// it is followed by the certificates that lead from it to the CA. Needs [`key_file`](Self::key_file) too.
+    /// The certificate, in a PEM file, that this client shows to a server that asks for one (mutual
+    /// TLS). After the certificate, the file has the certificates that lead from it to the CA.
+    /// Needs [`key_file`](Self::key_file) too.
     pub fn cert_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.tls.cert_file = Some(path.into());
         self
@@ -288,7 +294,7 @@ impl Builder {
     /// [`Unavailable`](crate::ErrorKind::Unavailable) when no thread can be started, or memory is short.
     pub fn build(mut self) -> Result<Locks, Error> {
         if let Some(backend) = self.backend.take() {
-            // A URL that was set is ignored: it names another store, and was not checked.
+            // If a URL was set too, it is ignored. It names another store, and was not checked.
             return self.build_with(backend, String::new(), Clock::BOOT);
         }
         let url = self.url.as_deref().ok_or_else(|| {
@@ -347,8 +353,8 @@ impl Builder {
         Ok(locks)
     }
 
-    /// Warnings about values that are usable but probably a mistake. They are no errors, because a lock may have a ttl
-    /// of its own.
+    /// Warnings about values that can be used but are probably a mistake. They are not errors,
+    /// because a lock may have a ttl of its own.
     fn doubts(&self) -> Vec<String> {
         let ttl = format_duration(self.ttl);
         let mut doubts = Vec::new();
@@ -386,16 +392,16 @@ impl Locks {
         Self::builder().url(url).build()
     }
 
-    /// A client configured by `LOCK_URL` and the other variables that [`Builder::from_env`] lists.
+    /// A client that is configured by `LOCK_URL` and the other variables of [`Builder::from_env`].
     ///
     /// # Errors
     ///
-    /// As [`connect`](Self::connect); the message names the variable and what it accepts.
+    /// As [`connect`](Self::connect). The message names the variable and what it accepts.
     pub fn from_env() -> Result<Self, Error> {
         Builder::from_env()?.build()
     }
 
-    /// Sets more than the URL.
+    /// Starts a configuration that sets more than the URL.
     pub fn builder() -> Builder {
         Builder::default()
     }
@@ -411,7 +417,7 @@ impl Locks {
     }
 }
 
-/// Without the URL, which may carry a password.
+/// Does not show the URL, because it may contain a password.
 impl std::fmt::Debug for Builder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Builder")

@@ -1,5 +1,6 @@
-//! The election: many campaign, one leads. It is the mutex of a name, and the value beside it, which every new leader
-//! writes. So those who observe hear of each leader. They are in `observe`.
+//! The election: many candidates campaign, and one of them leads. It uses the mutex of a name, and
+//! the value beside it, which every new leader writes. So the store tells the observers of each
+//! leader. The observers are in `observe`.
 
 mod observe;
 
@@ -20,16 +21,17 @@ use crate::value::LockValue;
 
 pub use observe::Leaders;
 
-/// A round that has lasted so long is no failure: the next pause is short again.
+/// If a round has lasted longer than this, it is no failure: the next pause is short again.
 const SETTLED: Duration = Duration::from_secs(1);
 
-/// A leader reads its value so often: four times in the day for which a store keeps it.
+/// How often a leader reads its value: four times in the day for which a store keeps it.
 const KEPT_FOR: Duration = Duration::from_secs(6 * 60 * 60);
 
 impl Locks {
-    /// An election on a name: one of all who campaign leads, in all processes together.
+    /// An election on a name. Of all candidates in all processes, one leads.
     ///
-    /// It uses the [mutex](Self::mutex) of the name and its [value](Self::value). Use the two for nothing else.
+    /// It uses the [mutex](Self::mutex) of the name and its [value](Self::value). Do not use these
+    /// two for anything else.
     ///
     /// ```
     /// use std::ops::ControlFlow;
@@ -59,15 +61,16 @@ impl Locks {
     }
 }
 
-/// An election: see [`Locks::election`]. Nothing happens at the store before a method is called that waits.
+/// An election: see [`Locks::election`]. No request is sent before an async method is called.
 ///
-/// Candidates lead in the order in which they came, but for the turns that a process gives its own tasks first: see
-/// [`Fair`](crate::Fair). A leader that dies is followed when its lease ends, one that
-/// [resigns](Leader::resign) at once.
+/// Candidates lead in the order in which they came. But a process may let its own tasks lead first
+/// for a short time: see [`Fair`](crate::Fair). When a leader dies, the next candidate leads after
+/// the lease has ended. When a leader [resigns](Leader::resign), the next candidate leads at once.
 ///
-/// **Two may believe that they lead, for a moment.** A leader that is frozen does not notice that its lease has ended and
-/// another leads. Each leader has a [token](Leader::token), greater than those of all before it. Send it with every
-/// write, and let the resource refuse lower ones, as [`fencing`](crate::fencing) shows.
+/// **Two may believe that they lead, for a moment.** A leader that is frozen does not notice that
+/// its lease has ended and another candidate leads. Each leader has a [token](Leader::token),
+/// greater than the tokens of all leaders before it. Send it with every write, and let the resource
+/// refuse lower tokens, as [`fencing`](crate::fencing) shows.
 #[derive(Clone, Debug)]
 #[must_use = "an election does nothing until somebody campaigns or observes"]
 pub struct Election {
@@ -78,39 +81,44 @@ pub struct Election {
 }
 
 impl Election {
-    /// The text that the leader publishes to the observers, for example its address: up to 1,024 bytes. Default: an empty text. The
-    /// leader can replace it by [`set_value`](Held::set_value).
+    /// The text that the leader publishes to the observers, for example its address: up to 1,024
+    /// bytes. Default: an empty text. The leader can replace it with
+    /// [`set_value`](Held::set_value).
     pub fn value(mut self, text: impl Into<Arc<str>>) -> Self {
         self.value = text.into();
         self
     }
 
-    /// How long [`campaign`](Self::campaign) waits, connecting included. Default: forever, whatever the client's default
-    /// is.
+    /// How long [`campaign`](Self::campaign) waits, connecting included. The default is forever,
+    /// whatever the client's default is.
     pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
         self.lock = self.lock.wait(wait);
         self
     }
 
-    /// How long a leader that has died is not followed, at most. Bounds and default as in [`Lock::ttl`].
+    /// The ttl of the leader's lease. After a leader has died, it takes at most this long until the
+    /// next candidate leads. Bounds and default as in [`Lock::ttl`].
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.lock = self.lock.ttl(ttl);
         self
     }
 
-    /// Waits until this candidate leads, and tells the observers. One request more than a lock.
+    /// Waits until this candidate leads, and tells the observers. This takes one request more than
+    /// a lock.
     ///
     /// # Errors
     ///
-    /// Those of [`Lock::acquire`] and of [`Held::set_value`]: [`Timeout`](crate::ErrorKind::Timeout) only if there is a
-    /// [wait](Self::wait), and [`Config`](crate::ErrorKind::Config) at a store without counters. Nobody leads for this
-    /// candidate then.
-    /// [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock) inside of [`run_as_leader`](Self::run_as_leader) on the same
-    /// name.
+    /// Those of [`Lock::acquire`] and of [`Held::set_value`].
+    /// [`Timeout`](crate::ErrorKind::Timeout) only if there is a [wait](Self::wait), and
+    /// [`Config`](crate::ErrorKind::Config) at a store without counters.
+    /// [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock) inside of
+    /// [`run_as_leader`](Self::run_as_leader) on the same name. After any error this candidate does
+    /// not lead.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future withdraws the candidate. If it leads already, it gives that up in the background.
+    /// Dropping the future withdraws the candidate. If the candidate leads already, the keeper
+    /// releases its lock.
     pub async fn campaign(&self) -> Result<Leader, Error> {
         if !self.locks.0.shared.capability.counters {
             let text = "an election needs a store with counters, and this store has none";
@@ -118,7 +126,7 @@ impl Election {
         }
         let guard = self.lock.acquire().await?;
         guard.set_value(Arc::clone(&self.value)).await?;
-        // The lease may have ended while the value was sent again and again.
+        // The lease may have ended while the value was being sent, which may take several attempts.
         match guard.loss() {
             Some(lost) => Err(lost),
             None => Ok(Leader {
@@ -128,28 +136,30 @@ impl Election {
         }
     }
 
-    /// Campaigns, and runs `body` while this candidate leads. When the leadership is lost, the body is dropped where it
-    /// stands, and this campaigns again. The body decides how it goes on: with `Break` this resigns and returns, with
-    /// `Continue` it resigns and campaigns again, behind the candidates that wait.
+    /// Campaigns, and runs `body` while this candidate leads. When the leadership is lost, this
+    /// drops the body at its current await point and campaigns again. When the body ends, its
+    /// result decides what follows. With `Break` this resigns and returns. With `Continue` it
+    /// resigns and campaigns again, behind the candidates that wait.
     ///
     /// The body gets a view of the leadership: its [token](Held::fencing_token), and
-    /// [`set_value`](Held::set_value) to tell the observers something else. Tasks that it spawns are not stopped by a
-    /// loss.
+    /// [`set_value`](Held::set_value) to publish another value to the observers. A loss does not
+    /// stop tasks that the body has spawned.
     ///
-    /// After a failure, and after each round, there is a pause before the next campaign: about 20 ms, and up to 2 seconds
-    /// if rounds and campaigns keep ending within a second.
+    /// After a failure, and after each round, there is a pause before the next campaign. The pause
+    /// is about 20 ms. It grows to 2 seconds if rounds and campaigns keep ending within a second.
     ///
     /// # Errors
     ///
     /// Only if another try would fail in the same way: [`Config`](crate::ErrorKind::Config),
-    /// [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock), [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch),
-    /// and [`Lost`](crate::ErrorKind::Lost) when the client is shut down. The end of a [wait](Self::wait) is no error
-    /// here: the candidate campaigns again.
+    /// [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock),
+    /// [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch), and
+    /// [`Lost`](crate::ErrorKind::Lost) when the client is shut down. The end of a
+    /// [wait](Self::wait) is not an error here: the candidate campaigns again.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future drops the body first. It then withdraws the candidate, or gives the leadership up in the
-    /// background.
+    /// Dropping the future first drops the body. Then it withdraws the candidate, or the keeper
+    /// releases its lock if the candidate leads.
     pub async fn run_as_leader<T, F, W>(&self, mut body: F) -> Result<T, Error>
     where
         // Not `AsyncFnMut`: its futures borrow from the closure, and the compiler cannot show that they are `Send`.
@@ -174,7 +184,7 @@ impl Election {
                     match ended {
                         Err(lost) => lost,
                         Ok(next) => {
-                            // A release that fails goes on in the background.
+                            // If the release fails, the keeper repeats it.
                             if let Err(error) = leader.resign().await {
                                 tracing::warn!(%error, "the leader resigns in the background");
                             }
@@ -193,14 +203,14 @@ impl Election {
                 return Err(error);
             }
             if error.kind() == ErrorKind::Timeout {
-                continue; // while it pauses, it is not in line
+                continue; // no pause, because a candidate that pauses is not in line
             }
             tracing::info!(%error, "campaigning again");
             shared.alarm(shared.clock.now().after(pauses.draw())).await;
         }
     }
 
-    /// Reads the value now and then, because a store forgets it a day after its last use.
+    /// Reads the value every six hours, because a store forgets it a day after its last use.
     async fn keep_value(&self, value: &LockValue) -> Infallible {
         let shared = &self.locks.0.shared;
         loop {
@@ -211,8 +221,8 @@ impl Election {
         }
     }
 
-    /// Tells who leads, now and after each change. Nothing happens at the store before the first call of
-    /// [`next`](Leaders::next).
+    /// Returns an observer, which tells who leads, now and after each change. No request is sent
+    /// before the first call of [`next`](Leaders::next).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -244,12 +254,12 @@ fn is_final(error: &Error) -> bool {
     }
 }
 
-/// The leadership, from [`Election::campaign`]. It is a held lock: [`Held`] has its
+/// The leadership, from [`Election::campaign`]. It is a held lock with the methods of [`Held`]:
 /// [`lost`](Held::lost), [`in_danger`](Held::in_danger), [`remaining`](Held::remaining), and
-/// [`set_value`](Held::set_value), which tells the observers something else.
+/// [`set_value`](Held::set_value), which publishes another value to the observers.
 ///
-/// Dropping it gives the leadership up in the background. Observers learn that from the next leader, or when the lease
-/// that they have seen is over. [`resign`](Self::resign) tells them at once.
+/// When it is dropped, the keeper releases the lock. Observers learn that from the next leader, or
+/// when the lease that they have seen ends. [`resign`](Self::resign) tells them at once.
 #[must_use = "the leadership is given up as soon as this is dropped; bind it to a variable"]
 pub struct Leader {
     guard: Guard,
@@ -257,34 +267,36 @@ pub struct Leader {
 }
 
 impl Leader {
-    /// Tells this leader from all others of the election: every later leader has a greater token. It is the
+    /// Identifies this leader: every later leader of the election has a greater token. It is the
     /// [fencing token](Held::fencing_token).
     #[must_use]
     pub fn token(&self) -> FencingToken {
         FencingToken::of_exclusive(self.grant_id())
     }
 
-    /// A view of the leadership, which can be cloned and passed on.
+    /// A view of the leadership, which can be cloned and passed to other code.
     #[must_use]
     pub fn held(&self) -> Held {
         self.guard.held()
     }
 
-    /// Gives the leadership up, waits for the store's answer as [`Guard::release`] does, and tells the observers. The
-    /// value stays. Two requests more than a release. Resign before the client is shut down: after that, nobody is told.
+    /// Gives the leadership up, waits for the store's answer as [`Guard::release`] does, and tells
+    /// the observers. The value stays. This takes two requests more than a release. Resign before
+    /// the client is shut down, because after that the observers are not told.
     ///
     /// # Errors
     ///
-    /// Those of [`Guard::release`]. If only the telling fails, there is no error: observers then learn it as if this was
-    /// dropped.
+    /// Those of [`Guard::release`]. If only telling the observers fails, there is no error.
+    /// Observers then learn of the end as they do when this is dropped.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future gives the leadership up in the background, as dropping this does.
+    /// If the future is dropped, the keeper releases the lock, as after a drop of this value.
     pub async fn resign(self) -> Result<Release, Error> {
         let token = self.token();
         let released = self.guard.release().await?;
-        // If anybody has written since it was read, the observers look anyway.
+        // If somebody has written since the value was read, this `touch` does nothing. That is
+        // harmless, because the other write has told the observers.
         let told = async {
             let read = self.value.read().await?;
             match &read.written {

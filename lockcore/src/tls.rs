@@ -1,4 +1,5 @@
-//! The TLS configuration of a client: three files. `connector` reads them. Which schemes use TLS is in `backend::open`.
+//! The TLS configuration of a client: three files. `connector` reads them. `backend::open` decides
+//! which schemes use TLS.
 
 #[cfg(any(feature = "redis-tls", feature = "zookeeper-tls"))]
 mod connector;

@@ -1,4 +1,4 @@
-//! Taking over the ticket of another client, instead of asking for one.
+//! Taking over the ticket of another client, instead of asking for a new ticket.
 
 use std::sync::Arc;
 
@@ -13,8 +13,9 @@ use crate::request::Request;
 
 /// Takes the lock that another client has detached. `spec` describes it.
 ///
-/// If the future is dropped before its first poll, nothing was sent. If it is dropped later, [`Pending`] gives back the
-/// ticket if the store has given it to this client. If the store has not, the ticket stays as it was detached.
+/// If the future is dropped before its first poll, nothing was sent. If it is dropped later and the
+/// store has given the ticket to this client, [`Pending`] releases the ticket. If the store has not
+/// done so, the ticket stays as it was detached.
 pub(crate) async fn adopt(
     spec: &Spec<'_>,
     budget: &Budget,

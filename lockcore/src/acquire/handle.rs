@@ -19,7 +19,8 @@ use crate::owner::OwnerText;
 pub(crate) struct Client {
     pub(crate) shared: Arc<Shared>,
     pub(crate) lanes: Arc<Lanes>,
-    /// For [`Locks::inspect`](crate::Locks::inspect).
+    /// The owner text of this client's tickets, by which [`Locks::inspect`](crate::Locks::inspect)
+    /// finds them.
     pub(crate) owner: Owner,
     #[cfg(debug_assertions)]
     pub(crate) inversions: Inversions,
@@ -49,7 +50,7 @@ impl Client {
 
 #[cfg(all(test, lockcore_loom))]
 impl Client {
-    /// For a loom model, which does the keeper's work itself.
+    /// For a loom model that does the keeper's work itself.
     pub(crate) fn without_thread(shared: &Arc<Shared>, lanes: Arc<Lanes>) -> Arc<Self> {
         Arc::new(Self {
             shared: Arc::clone(shared),

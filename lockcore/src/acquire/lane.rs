@@ -1,5 +1,5 @@
-//! The queue of one name inside one process, as plain data. `H` is what a waiter is handed; `lanes` makes it and
-//! delivers it.
+//! The queue of one name inside one process, as plain data. `H` is the value that a waiter gets.
+//! `lanes` makes these values and sends them.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError, Weak};
@@ -13,25 +13,29 @@ use crate::client::lease::{COLLECTED_WITHIN, Lease};
 use crate::clock::Instant;
 use crate::sync::{Mutex, MutexGuard, oneshot};
 
-/// Upper bound of the hand-overs of one ticket. The low 10 bits of a fencing token count them.
+/// The most hand-overs of one ticket. The low 10 bits of a fencing token count them.
 const MOST_HAND_OVERS: usize = 1_000;
-/// With fewer hand-overs a ticket would not pay: a hand-over in memory takes 1 µs, one at a store 100 µs.
+/// With fewer hand-overs a ticket would not pay: a hand-over in memory takes 1 µs, one at a store
+/// 100 µs.
 const FEWEST_HAND_OVERS: usize = 64;
 /// Hand-overs per waiter of a process before the next process is served.
 ///
-/// Measured with 4 processes of 16 tasks that hold for no time: 2 per waiter give 190,000 hand-overs per second, and a
-/// p99 of the wait of 2.6 times its mean; 60 per waiter give 590,000, and 34 times.
+/// Measured with 4 processes of 16 tasks that release at once. With 2 per waiter there are 190,000
+/// hand-overs per second, and the p99 of the wait is 2.6 times its mean. With 60 per waiter there
+/// are 590,000 hand-overs per second, and the p99 is 34 times the mean.
 const HAND_OVERS_EACH: usize = 4;
 
 /// The queue of one name.
 ///
-/// The *leader* is the task that asks the store on behalf of the lane. It came before everybody in `line`, so the line
-/// is not served while there is a leader: first come, first served.
+/// The *leader* is the task that asks the store on behalf of the lane. It came before every task in
+/// `line`. So the lane serves nobody in `line` while there is a leader: first come, first served.
 pub(super) struct Lane<H> {
-    /// The ttl of every task in the lane. A ticket is passed on only between tasks that asked for the same ttl.
+    /// The ttl of every task in the lane. A ticket is handed over only between tasks that asked for
+    /// the same ttl.
     pub(super) ttl: Duration,
-    /// How long a leader may take to get a ticket at the store. After that another task becomes the leader: a leader that
-    /// is polled has an answer, or an error, within one operation timeout.
+    /// How long a leader may take to get a ticket at the store. After that another task becomes the
+    /// leader, because a leader that is polled has an answer or an error within one operation
+    /// timeout.
     lead_within: Duration,
     /// The ticket that the next task may use.
     pub(super) current: Option<Tenure>,
@@ -39,33 +43,36 @@ pub(super) struct Lane<H> {
     draining: Vec<Tenure>,
     /// The task that asks the store for the next ticket.
     pub(super) leader: Option<Leading>,
-    /// When the store may be asked again, if it has refused and has no line.
+    /// When the store may be asked again, if it has no line and has refused.
     pub(super) pace: Option<Pace>,
     pub(super) line: VecDeque<Waiter<H>>,
     /// How many waiters of `line` have given up since the line was last cleaned.
     pub(super) gone: usize,
-    /// The parcels that waiters were given, oldest first. A parcel that does not exist any more was collected, or was
-    /// dropped together with its waiter.
+    /// The parcels that waiters have got, oldest first. If a parcel does not exist any more, its
+    /// waiter has collected it or was dropped with it.
     pub(super) given: VecDeque<(Instant, Weak<Mutex<Option<H>>>)>,
     /// Rings when the oldest parcel, or the leader, is overdue.
     recall: Option<Alarm>,
 }
 
-/// The knowledge that a lane has of its leader.
+/// What a lane knows of its leader.
 pub(super) struct Leading {
-    /// Tells leaders apart: one that was late was replaced, and does not act for the lane any more.
+    /// Tells leaders apart. A leader that was late was replaced, and does not act for the lane any
+    /// more.
     pub(super) number: u64,
     pub(super) since: Instant,
-    /// It asks for the read side.
+    /// Whether the leader asks for the read side.
     pub(super) shared: bool,
-    /// Its ticket in the store's line, once it has one. The keeper looks after that.
+    /// The leader's ticket in the store's line, if it has one. The keeper recalls this ticket if
+    /// the leader is not polled.
     pub(super) ticket: Option<Arc<Lease>>,
 }
 
-/// The thing that a waiter was handed. It is there until the waiter collects it, or the lane takes it back.
+/// The value that a waiter gets. It is in the parcel until the waiter collects it, or the lane
+/// takes it back.
 pub(super) type Parcel<H> = Arc<Mutex<Option<H>>>;
 
-/// The circumstances that decisions of a lane depend on, beside its own state.
+/// What the decisions of a lane depend on, beside its own state.
 #[derive(Clone, Copy)]
 pub(super) struct Moment {
     pub(super) now: Instant,
@@ -80,7 +87,7 @@ pub(super) struct Tenure {
     pub(super) lease: Arc<Lease>,
     pub(super) since: Instant,
     pub(super) users: u32,
-    /// After so many hand-overs other processes are served, however little time has passed.
+    /// After this many hand-overs other processes are served, however little time has passed.
     most_hand_overs: u16,
     /// Rings at the bound, if a task waits.
     pub(super) alarm: Option<Alarm>,
@@ -90,22 +97,23 @@ pub(super) struct Tenure {
 pub(super) struct Waiter<H> {
     pub(super) exclusive: bool,
     pub(super) since: Instant,
-    /// The runtime that it waits in, and that wake-ups of its ticket would have to reach.
+    /// The runtime in which the task waits. Only that runtime's connection would bring it a
+    /// wake-up.
     pub(super) runtime: Option<runtime::Id>,
     pub(super) handover: oneshot::Sender<Parcel<H>>,
 }
 
-/// The work that is left to do when the mutex is free again.
+/// Work that remains to be done after the mutex is free.
 pub(super) enum Next<H> {
     Given(Waiter<H>, Gift<H>),
-    /// It was not collected in time.
+    /// A value that was not collected in time.
     TakenBack(Option<H>),
 }
 
-/// The things that [`Lane::advance`] has decided to hand to a waiter.
+/// A decision of [`Lane::advance`] for one waiter.
 pub(super) struct Gift<H> {
     pub(super) of: Of,
-    /// Still empty.
+    /// The parcel for the value, which is empty at first.
     pub(super) parcel: Parcel<H>,
 }
 
@@ -154,14 +162,15 @@ impl<H> Lane<H> {
                 None => Of::Leader(self.begin_leader(exclusive, at.now, leaders)),
             };
             let Some(waiter) = self.line.pop_front() else {
-                return; // it was there just now
+                return; // not reached: `front` has just found one
             };
             let parcel = self.new_parcel(at.now);
             given.push_back(Next::Given(waiter, Gift { of, parcel }));
         }
     }
 
-    /// An empty parcel for a waiter. It is taken back if the waiter does not collect it in time.
+    /// An empty parcel for a waiter. The lane takes the parcel back if the waiter does not collect
+    /// it in time.
     pub(super) fn new_parcel(&mut self, now: Instant) -> Parcel<H> {
         self.forget_collected();
         let parcel = Parcel::default();
@@ -199,7 +208,7 @@ impl<H> Lane<H> {
         self.leader.take_if(|leader| leader.number == number);
     }
 
-    /// Forgets the oldest parcels as far as they were collected.
+    /// Forgets the oldest parcels that were collected, up to the first that was not.
     fn forget_collected(&mut self) {
         while self
             .given
@@ -225,8 +234,8 @@ impl<H> Lane<H> {
         Some(leader.since.after(self.lead_within))
     }
 
-    /// Takes back the parcels that were not collected in time, and replaces a leader that is late: their tasks are not
-    /// polled, and other tasks wait.
+    /// Takes back the parcels that were not collected in time, and ends a leader that is late.
+    /// Their tasks are not polled, and other tasks wait for them.
     pub(super) fn take_back_overdue(&mut self, now: Instant, taken: &mut VecDeque<Next<H>>) {
         self.forget_collected();
         while self.collect_by().is_some_and(|by| by <= now) {
@@ -234,7 +243,7 @@ impl<H> Lane<H> {
                 .given
                 .pop_front()
                 .and_then(|(_, parcel)| parcel.upgrade());
-            // It is dropped outside of the mutex. Its drop passes it on.
+            // It is dropped after the mutex is free. Its drop gives it to the next waiter.
             taken.extend(overdue.map(|parcel| Next::TakenBack(take(&parcel))));
             self.forget_collected();
         }
@@ -251,14 +260,16 @@ impl<H> Lane<H> {
     pub(super) fn serve(&mut self, exclusive: bool, at: Moment) -> Option<(Arc<Lease>, u16)> {
         let ttl = self.ttl;
         let tenure = self.current.as_mut()?;
-        // The users of a ticket use the same permits, so the rule that counts permits, `queue::granted`, does not decide
-        // here. A reader does not join an exclusive ticket: that would keep the readers of other processes out. Nobody joins a
-        // ticket that is being downgraded: the store may have let readers of other processes in, or may not have.
+        // All users of a ticket use the same permits. So `queue::granted`, the rule that counts
+        // permits, does not decide here. A reader does not join an exclusive ticket, because that
+        // would keep the readers of other processes out. Nobody joins a ticket that is being
+        // downgraded, because the store may or may not have granted the lock to readers of other
+        // processes.
         let fits = match tenure.lease.is_exclusive() {
             true => exclusive && tenure.users == 0,
             false => !exclusive && tenure.lease.is_shared(),
         };
-        // With half of the ttl left, two renewals can still be tried.
+        // With half of the ttl left, there is time for two more attempts to renew.
         let fresh = at.now.until(tenure.lease.deadline()) >= ttl / 2;
         if !fits || !fresh || !tenure.is_within(at) {
             return None;
@@ -268,8 +279,8 @@ impl<H> Lane<H> {
         Some((Arc::clone(&tenure.lease), hand_overs))
     }
 
-    /// Whether a task that cannot be served now will probably get the present ticket: the ticket is exclusive and in
-    /// use, and the bound is not reached.
+    /// Whether a task that cannot be served now will probably get the present ticket. This is so if
+    /// the ticket is exclusive and in use, and the bound is not reached.
     pub(super) fn is_worth_waiting_for(&self, exclusive: bool, at: Moment) -> bool {
         self.current.as_ref().is_some_and(|tenure| {
             exclusive
@@ -280,7 +291,7 @@ impl<H> Lane<H> {
         })
     }
 
-    /// For how long the ticket of this process excludes a request, if it does.
+    /// Whether the ticket of this process excludes a request, and if so, for how long.
     pub(super) fn excludes(&self, exclusive: bool, now: Instant) -> Option<Duration> {
         let tenure = self.current.as_ref().filter(|tenure| tenure.users > 0)?;
         let excludes = exclusive || tenure.lease.is_exclusive();
@@ -288,15 +299,16 @@ impl<H> Lane<H> {
         (excludes && !remaining.is_zero()).then_some(remaining)
     }
 
-    /// The store has granted a ticket to the leader with this number. Returns false if another leader has replaced it:
-    /// then no other task of the lane may use the ticket.
+    /// The store has granted a ticket to the leader with this number. Returns false if another
+    /// leader has replaced it. In that case no other task of the lane may use the ticket.
     pub(super) fn begin(&mut self, lease: &Arc<Lease>, number: u64, now: Instant) -> bool {
         if self.leader_of(number).is_none() {
             return false;
         }
         self.end_leader(number);
         self.pace = None;
-        // A few hand-overs per waiter, so that other processes do not wait for much longer than these waiters.
+        // A few hand-overs per waiter, so that other processes do not wait much longer than these
+        // waiters.
         let a_few_each = HAND_OVERS_EACH * (self.line.len() + 1);
         let tenure = Tenure {
             lease: Arc::clone(lease),
@@ -306,7 +318,8 @@ impl<H> Lane<H> {
             alarm: None,
         };
         self.draining.extend(self.current.replace(tenure));
-        // It may have been asked back before it was known here. A request that comes later retires it.
+        // Somebody may have asked for the ticket before the lane knew it. If somebody asks later,
+        // `retire` is called.
         if lease.is_asked_back() {
             self.draining.extend(self.current.take());
         }
@@ -328,7 +341,8 @@ impl<H> Lane<H> {
         self.draining.extend(self.current.take_if(is_it));
     }
 
-    /// The same, if the ticket has only one user. Returns whether it has.
+    /// As [`retire`](Self::retire), if the ticket has only one user. Returns whether it has only
+    /// one.
     pub(super) fn retire_if_only(&mut self, lease: &Arc<Lease>) -> bool {
         let mut tenures = self.draining.iter().chain(&self.current);
         let used = tenures.find(|tenure| Arc::ptr_eq(&tenure.lease, lease));
@@ -339,7 +353,8 @@ impl<H> Lane<H> {
         is_only
     }
 
-    /// Takes out a ticket without users. There is at most one, because every change is followed by this.
+    /// Takes out a ticket without users. There is at most one, because this is called after every
+    /// change.
     pub(super) fn take_unused(&mut self) -> Option<Arc<Lease>> {
         let current = self.current.take_if(|tenure| tenure.users == 0);
         let unused = current.or_else(|| {
@@ -354,8 +369,8 @@ impl<H> Lane<H> {
         !tickets && self.leader.is_none() && self.line.is_empty()
     }
 
-    /// Sets the alarms: for the bound, and for tasks that are not polled. Returns false when one of these times has
-    /// come already.
+    /// Sets the alarms: for the bound, and for tasks that are not polled. Returns false if one of
+    /// these times has come already.
     pub(super) fn set_alarms(
         &mut self,
         bound: Duration,
@@ -386,8 +401,8 @@ impl<H> Lane<H> {
         in_time
     }
 
-    /// Removes the waiters that have given up, when they are more than half of the line: the line of a lock that is held
-    /// for hours must not grow by every waiter that gives up.
+    /// Removes the waiters that have given up, if they are more than half of the line. Without
+    /// this, the line of a lock that is held for hours would grow with every waiter that gives up.
     pub(super) fn count_out(&mut self) {
         if self.gone * 2 > self.line.len() {
             self.line.retain(|waiter| !waiter.handover.is_closed());
@@ -397,8 +412,9 @@ impl<H> Lane<H> {
 }
 
 impl Tenure {
-    /// Whether other tasks of this process may still use it: within the bound, and only if the store has confirmed
-    /// the ticket since the last gap. Without that another process may hold the lock by now, with higher tokens.
+    /// Whether other tasks of this process may use the ticket. The bound must not be reached, and
+    /// the store must have confirmed the ticket since the last gap. Without such a confirmation
+    /// another process may hold the lock by now, with higher tokens.
     fn is_within(&self, at: Moment) -> bool {
         self.lease.hand_overs() < self.most_hand_overs
             && at.now < self.since.after(at.bound)

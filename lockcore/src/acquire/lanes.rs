@@ -1,17 +1,21 @@
-//! The queue inside one process: which of its tasks uses the ticket that the process holds, which tasks wait for it, and
-//! which one asks the store for the next ticket. How to ask the store is in `pending`.
+//! The queue inside one process: which of its tasks uses the ticket that the process holds, which
+//! tasks wait for it, and which task asks the store for the next ticket. How to ask the store is in
+//! `pending`.
 //!
-//! There is a [`Lane`] per name. The task at its front asks the store: it is the *leader*. The others wait in memory. A
-//! task that is done passes the ticket on to the next, as long as the bound of [`Fair::Local`] allows. At the bound the
-//! next task becomes the leader and asks the store, so that other processes are served.
+//! There is a [`Lane`] per name. The task at its front asks the store: it is the *leader*. The
+//! other tasks wait in memory. A task that is done hands the ticket over to the next task, as long
+//! as the bound of [`Fair::Local`] allows. At the bound the next task becomes the leader and asks
+//! the store, so that other processes are served.
 //!
-//! A waiter is handed a [`Share`] of a ticket, or the part of the [`Leader`]. Both are values, and dropping one passes it
-//! on. So a waiter may be dropped at any time: if it was handed nothing yet, sending to it fails and the next waiter is
-//! tried; if it was handed something, that is dropped with it and passed on.
+//! A waiter gets either a [`Share`] of a ticket, or the role of [`Leader`]. Both are values: when
+//! such a value is dropped, the next waiter gets it. So a waiter may be dropped at any time. If a
+//! dropped waiter has got nothing yet, sending to it fails, and the lane tries the next waiter. If
+//! it has got a value, the value is dropped with it, and the next waiter gets the value.
 //!
-//! A waiter may also stay and never be polled again: `select!` over `&mut future` does that. The lane takes back
-//! a share after [a part of the ttl](crate::client::lease::COLLECTED_WITHIN), and replaces a leader that has no ticket
-//! after a ttl.
+//! A waiter may also exist without ever being polled again: `select!` over `&mut future` does that.
+//! The lane takes back a share after [a part of the ttl](crate::client::lease::COLLECTED_WITHIN).
+//! It replaces a leader that has no ticket after a ttl, or after two operation timeouts if that is
+//! longer.
 //!
 //! [`Fair::Local`]: crate::Fair::Local
 
@@ -50,31 +54,33 @@ pub(crate) struct Lanes {
 #[derive(Default)]
 struct State {
     lanes: Prehashed<Name, Lane<Handover>>,
-    /// How many leaders there were so far.
+    /// How many leaders there have been so far.
     leaders: u64,
-    /// The client is shut down: nobody joins and nobody waits.
+    /// Set when the client is shut down: no task joins a lane or waits in one.
     closed: bool,
 }
 
-/// The thing that a waiter is handed.
+/// The value that a waiter gets.
 pub(crate) enum Handover {
-    /// The lock.
+    /// A use of the lock.
     Share(Share),
-    /// It is to ask the store.
+    /// The role of leader: the waiter must ask the store.
     Leader(Leader),
-    /// The store is in trouble, as the leader before it has found out.
+    /// An error: the leader before this waiter has found the store in trouble.
     Refused(Error),
 }
 
-/// The part that a task gets when it arrives.
+/// The result of the arrival of a task in its lane.
 pub(crate) enum Arrived {
     Given(Handover),
     Waits(Waiting),
-    /// This process holds the lock, for so long at most if the lease is not renewed.
+    /// This process holds the lock, or other tasks of it are in front. If it holds the lock, the
+    /// time is how long its lease lasts without another renewal.
     Busy(Option<Duration>),
-    /// As many tasks wait as may.
+    /// The lane has as many waiters as it may have.
     Crowded,
-    /// It takes a ticket of its own: it asks for another ttl than the lane, or does not wait for the leader's answer.
+    /// The task must take a ticket of its own: because it asks for another ttl than the lane, or
+    /// because it does not wait for the leader's answer.
     OwnTicket,
 }
 
@@ -94,7 +100,8 @@ impl Lanes {
         })
     }
 
-    /// Joins the ticket that the process holds, goes to the store, or stands in line.
+    /// Gives the task a use of the ticket that the process holds, or makes it the leader, or puts
+    /// it in line.
     pub(crate) fn arrive(
         self: &Arc<Self>,
         name: &Name,
@@ -127,11 +134,11 @@ impl Lanes {
             return Arrived::Given(Handover::Share(Share::new(self, lease, hand_overs)));
         }
         if !wait {
-            // The store need not be asked when this process holds the lock.
+            // While this process holds the lock, the store need not be asked.
             if let Some(remaining) = lane.excludes(exclusive, at.now) {
                 return Arrived::Busy(Some(remaining));
             }
-            // A reader does not pass a writer, which may not be in the store's line yet.
+            // A reader must not overtake a writer, which may not be in the store's line yet.
             let leader = lane.leader.as_ref();
             let others_wait = leader.is_some_and(|leader| exclusive || !leader.shared);
             if others_wait || !lane.line.is_empty() {
@@ -147,7 +154,7 @@ impl Lanes {
             let leader = Leader::new(self, name, exclusive, number);
             return Arrived::Given(Handover::Leader(leader));
         }
-        // A waiter that gave up may be counted twice here. That is near enough.
+        // A waiter that gave up may be counted twice here. That is exact enough for this bound.
         if lane.line.len().saturating_sub(lane.gone) >= MOST_TICKETS {
             return Arrived::Crowded;
         }
@@ -159,7 +166,7 @@ impl Lanes {
             handover,
         });
         if !lane.set_alarms(self.bound, |at| self.ring(name, at)) {
-            // The time has just come.
+            // The time of an alarm has just come, so the lane is served now.
             drop(guard);
             self.change(name, |_| ());
         }
@@ -171,13 +178,13 @@ impl Lanes {
         })
     }
 
-    /// Whether no task holds, asks for or waits for anything.
+    /// Whether no task holds, asks for or waits for any lock.
     #[cfg(all(test, lockcore_loom))]
     pub(crate) fn is_empty(&self) -> bool {
         self.state().lanes.is_empty()
     }
 
-    /// How many wait in memory for a name.
+    /// How many tasks wait in memory for a name.
     pub(crate) fn waiting(&self, name: &Name) -> u32 {
         self.state().lanes.get(name).map_or(0, |lane| {
             let waits = |waiter: &&Waiter<Handover>| !waiter.handover.is_closed();
@@ -185,19 +192,22 @@ impl Lanes {
         })
     }
 
-    /// No further task may use the ticket of this lease. Tasks that wait for it need not wait for its user.
+    /// No further task may use the ticket of this lease. The tasks in line do not wait for its user
+    /// any more.
     pub(crate) fn retire(self: &Arc<Self>, lease: &Arc<Lease>) {
         let now = self.shared.clock.now();
         self.change(&lease.request.name, |lane| {
             lane.retire(lease);
-            // The leader has lost its ticket. It asks anew, if it is polled.
+            // If the leader had this ticket in the store's line, it has lost the ticket. It asks
+            // for a new one when it is polled.
             if let Some(leader) = lane.leader_with(lease) {
                 (leader.ticket, leader.since) = (None, now);
             }
         });
     }
 
-    /// No further task may use the ticket of this lease, if it has only one user now. Returns whether it has.
+    /// If the ticket of this lease has only one user now, no further task may use it. Returns
+    /// whether it has only one user.
     pub(crate) fn retire_if_only(self: &Arc<Self>, lease: &Arc<Lease>) -> bool {
         let mut is_only = false;
         self.change(&lease.request.name, |lane| {
@@ -206,7 +216,7 @@ impl Lanes {
         is_only
     }
 
-    /// A leader has a ticket in the store's line.
+    /// Notes that a leader has a ticket in the store's line.
     pub(crate) fn in_line(&self, number: u64, lease: &Arc<Lease>) {
         let mut state = self.state();
         let lane = state.lanes.get_mut(&lease.request.name);
@@ -215,7 +225,8 @@ impl Lanes {
         }
     }
 
-    /// When the leader with this number may ask a store that has refused the one before it.
+    /// When the leader with this number may ask the store, if the store has no line and has refused
+    /// the leader before it.
     pub(crate) fn pace(&self, name: &Name, number: u64) -> Option<Pace> {
         let mut state = self.state();
         let lane = state.lanes.get_mut(name)?;
@@ -223,25 +234,28 @@ impl Lanes {
         lane.pace
     }
 
-    /// A leader was refused by a store that has no line, and asks again at this pace.
+    /// Notes that a store without a line has refused a leader, and that the leader asks again at
+    /// this pace.
     pub(crate) fn asks_again(&self, name: &Name, number: u64, pace: Pace) {
         let mut state = self.state();
         let lane = state.lanes.get_mut(name);
         if let Some(lane) = lane
             && let Some(leader) = lane.leader_of(number)
         {
-            // It is not late, because it has had an answer.
+            // The leader has had an answer, so it does not count as late.
             leader.since = pace.next;
             lane.pace = Some(pace);
         }
     }
 
-    /// A ticket of this process is being downgraded: waiters need not wait for it to be passed on.
+    /// A ticket of this process is being downgraded. The tasks in line do not wait for a hand-over
+    /// of it any more.
     pub(crate) fn mode_changed(self: &Arc<Self>, lease: &Arc<Lease>) {
         self.change(&lease.request.name, |_| ());
     }
 
-    /// One use of a ticket is over. Returns whether that was the last, so that the ticket is to be released at the store.
+    /// Ends one use of a ticket. Returns whether that was the last use, so that the caller must
+    /// release the ticket at the store.
     fn leave(self: &Arc<Self>, lease: &Arc<Lease>) -> bool {
         let mut ours = false;
         let leave = |lane: &mut Lane<Handover>| lane.leave(lease);
@@ -254,17 +268,18 @@ impl Lanes {
         ours
     }
 
-    /// Changes a lane, and hands to the next waiters what became free.
+    /// Changes a lane, and gives to the next waiters what became free.
     fn change(self: &Arc<Self>, name: &Name, change: impl FnOnce(&mut Lane<Handover>)) {
-        // A ticket can be left without users when it was offered to a waiter that had given up.
+        // A ticket may have no users now, if the lane offered it to a waiter that had given up.
         self.change_and_tell(name, change, |unused| {
             self.shared.clean_up(Cleanup::of_held(&unused));
         });
     }
 
-    /// As [`change`](Self::change); calls `tell` with each ticket that has no users any more.
+    /// As [`change`](Self::change), but calls `tell` with each ticket that has no users any more.
     ///
-    /// This is a loop, because a chain of drops would recurse as deep as there are waiters that gave up.
+    /// This is a loop and not a recursion, because a chain of drops would be as deep as the number
+    /// of waiters that gave up.
     fn change_and_tell(
         self: &Arc<Self>,
         name: &Name,
@@ -275,11 +290,11 @@ impl Lanes {
         if let Some(unused) = self.advance_after(name, change, &mut given) {
             tell(unused);
         }
-        // In the order of the line.
+        // Waiters are served in the order of the line.
         while let Some(next) = given.pop_front() {
             let (waiter, gift) = match next {
                 Next::Given(waiter, gift) => (waiter, gift),
-                // Its drop passes it on.
+                // Its drop gives it to the next waiter.
                 Next::TakenBack(handover) => {
                     drop(handover);
                     continue;
@@ -294,8 +309,8 @@ impl Lanes {
                 }
             };
             *locked(&gift.parcel) = Some(handover);
-            // Outside of the mutex, because this runs wakers, which are users' code. If one panics, the waiter has its
-            // parcel all the same, or the parcel is taken back.
+            // The mutex is not held here, because this runs wakers, which are users' code. If a
+            // waker panics, the waiter has its parcel already, or the lane takes the parcel back.
             let mut unsent = None;
             guarded(|| unsent = waiter.handover.send(gift.parcel).err());
             let Some(handover) = unsent.and_then(|parcel| take(&parcel)) else {
@@ -318,8 +333,8 @@ impl Lanes {
         }
     }
 
-    /// Changes a lane, takes back what is overdue, and serves the line from its front. Returns a ticket that has no
-    /// users any more.
+    /// Changes a lane, takes back parcels and leaders that are overdue, and serves the line from
+    /// its front. Returns a ticket that has no users any more.
     fn advance_after(
         self: &Arc<Self>,
         name: &Name,
@@ -354,11 +369,12 @@ impl Lanes {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // No code that can panic runs under the mutex. If that changes, the lanes are still consistent.
+        // No code that can panic runs under the mutex. If such code is added one day, the lanes are
+        // consistent even after a panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets an alarm that serves a lane again. Returns whether it is still to ring.
+    /// Sets an alarm that serves a lane again. Returns the alarm, and whether it has not rung yet.
     fn ring(self: &Arc<Self>, name: &Name, at: Instant) -> (Alarm, bool) {
         let mut alarm = self.shared.alarm(at);
         let waker = Waker::from(Arc::new(AtBound {
@@ -380,7 +396,8 @@ impl LeaseObserver for Lanes {
             .map(|lane| std::mem::take(&mut lane.line))
             .collect();
         drop(state);
-        // Dropping the senders tells the waiters. It runs wakers, so the mutex must be free.
+        // Dropping the senders ends the wait of their waiters. It runs wakers, so the mutex must be
+        // free.
         drop(lines);
     }
 
@@ -392,7 +409,7 @@ impl LeaseObserver for Lanes {
         self.retire(lease);
     }
 
-    // The next in line becomes the leader.
+    // If the recalled ticket is the leader's, the next task in line becomes the leader.
     fn recalled(self: Arc<Self>, lease: &Arc<Lease>) {
         self.change(&lease.request.name, |lane| {
             if lane.leader_with(lease).is_some() {
@@ -402,7 +419,8 @@ impl LeaseObserver for Lanes {
     }
 }
 
-/// Serves a lane again. The keeper rings it when the bound is reached, or something is overdue.
+/// Serves a lane again. The keeper calls it when the bound is reached, or when a parcel or a leader
+/// is overdue.
 struct AtBound {
     lanes: Weak<Lanes>,
     name: Name,
@@ -416,13 +434,13 @@ impl Wake for AtBound {
     }
 }
 
-/// One use of a ticket that this process holds. Dropping it passes the ticket on, or hands it to the keeper for
-/// release.
+/// One use of a ticket that this process holds. Dropping it hands the ticket over to the next task,
+/// or to the keeper for release.
 pub(crate) struct Share {
     lanes: Arc<Lanes>,
     lease: Arc<Lease>,
     hand_overs: u16,
-    /// It has not ended yet.
+    /// Whether the use has not ended yet.
     open: bool,
 }
 
@@ -445,7 +463,7 @@ impl Share {
         self.hand_overs
     }
 
-    /// Ends the use without any effect: it belongs to the process that was forked.
+    /// Ends the use without any effect, in a forked child: the use belongs to the parent process.
     pub(crate) fn disown(mut self) {
         self.open = false;
     }
@@ -465,17 +483,17 @@ impl Drop for Share {
     }
 }
 
-/// The part of asking the store on behalf of a lane. Dropping it makes the next in line the leader, with the ticket in
-/// the store's line if there is one.
+/// The role of asking the store on behalf of a lane. Dropping it makes the next task in line the
+/// leader. That task gets the ticket in the store's line, if there is one and the task can use it.
 pub(crate) struct Leader {
     lanes: Arc<Lanes>,
     name: Name,
     exclusive: bool,
     /// Which leader of the lane this is.
     pub(crate) number: u64,
-    /// The ticket, once it was asked for.
+    /// The ticket, after it was asked for.
     pub(crate) pending: Option<Pending>,
-    /// It has neither ended nor been passed on.
+    /// Whether the role has not ended and has not gone to another task.
     open: bool,
 }
 
@@ -491,8 +509,9 @@ impl Leader {
         }
     }
 
-    /// The store has granted the ticket: from here on other tasks may use it as well. Gives the lease back if this
-    /// leader was late and has been replaced: then the ticket is the caller's alone.
+    /// The store has granted the ticket, and from now on other tasks may use it as well. If this
+    /// leader was late and was replaced, the lease is returned as `Err`: only the caller may use
+    /// its ticket.
     pub(crate) fn granted(mut self, lease: Arc<Lease>) -> Result<Share, Arc<Lease>> {
         self.open = false;
         let now = self.lanes.shared.clock.now();
@@ -506,8 +525,9 @@ impl Leader {
         }
     }
 
-    /// The store is in trouble. A waiter that has waited for an operation timeout gets the same error, as it would have
-    /// by asking itself. The others go on: the next becomes the leader.
+    /// Reports that the store is in trouble. A waiter that has waited for an operation timeout gets
+    /// the same error, because it would have got that error by asking the store itself. The next of
+    /// the other waiters becomes the leader.
     pub(crate) fn failed(mut self, error: &Error) {
         let Some(error) = error.as_refusal() else {
             return;
@@ -522,7 +542,7 @@ impl Leader {
         self.open = false;
         let number = self.number;
         self.lanes.change(&self.name, |lane| {
-            // A leader that was replaced does not speak for the line.
+            // A leader that was replaced must not fail the waiters of the lane.
             if lane.leader_of(number).is_some() {
                 let (old, young) = lane.line.drain(..).partition(|w| w.since <= long_ago);
                 (refused, lane.line) = (old, young);
@@ -531,7 +551,8 @@ impl Leader {
         });
         for waiter in refused {
             let refusal = Parcel::new(Mutex::new(Some(Handover::Refused(error.clone()))));
-            // This runs wakers. If one panics, the waiters behind it get the error all the same.
+            // This runs wakers. If a waker panics, the waiters behind it get the error all the
+            // same.
             guarded(|| drop(waiter.handover.send(refusal)));
         }
     }
@@ -543,7 +564,8 @@ impl Drop for Leader {
             return;
         }
         self.open = false;
-        // The ticket is passed on too, because a new one would begin at the end of the store's line.
+        // The next task gets the ticket too, because a new ticket would begin at the end of the
+        // store's line.
         let mut pending = self.pending.take().filter(Pending::is_in_line);
         let lanes = &self.lanes;
         while let Some(place) = pending.take() {
@@ -552,8 +574,8 @@ impl Drop for Leader {
             let Some(lane) = state.lanes.get_mut(&self.name) else {
                 break;
             };
-            // Only to a waiter that can use it: a writer has no use for a reader's ticket, and a waiter in another
-            // runtime would not hear its wake-up.
+            // Only to a waiter that can use it. A writer cannot use a reader's ticket. A waiter in
+            // another runtime would not get its wake-up.
             let heir = lane.line.front().is_some_and(|heir| {
                 heir.exclusive == self.exclusive && place.is_heard(heir.runtime)
             });
@@ -569,7 +591,7 @@ impl Drop for Leader {
             let mut unsent = None;
             guarded(|| unsent = heir.handover.send(parcel).err());
             let Some(parcel) = unsent else {
-                // Sets the alarm for the case that the heir is not polled.
+                // Sets the alarm that replaces the heir if it is not polled.
                 return lanes.change(&self.name, |_| ());
             };
             if let Some(Handover::Leader(mut leader)) = take(&parcel) {
@@ -583,9 +605,10 @@ impl Drop for Leader {
     }
 }
 
-/// A place in the line of this process. Resolves to what the waiter is handed.
+/// A position in the line of this process. Resolves to the hand-over that the waiter gets.
 ///
-/// If it is dropped before that, it leaves the line. If it is dropped after that, the next waiter gets the hand-over.
+/// If it is dropped before that, it leaves the line. If it is dropped after that, the next waiter
+/// gets the hand-over.
 pub(crate) struct Waiting {
     lanes: Arc<Lanes>,
     name: Name,
@@ -594,7 +617,8 @@ pub(crate) struct Waiting {
 }
 
 impl Future for Waiting {
-    /// `None`: what it was handed was taken back, because it was not polled for too long.
+    /// `None` if the lane has taken the hand-over back, because this future was not polled for too
+    /// long.
     type Output = Option<Handover>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Handover>> {
@@ -603,7 +627,7 @@ impl Future for Waiting {
             self.over = true;
             match given {
                 Ok(parcel) => take(&parcel),
-                // The sender is dropped when the client is shut down.
+                // The client drops the sender when it is shut down.
                 Err(_) => Some(Handover::Refused(Error::shut_down())),
             }
         })

@@ -1,7 +1,8 @@
-//! Acquiring: the acquire loop, and the steps that it goes through.
+//! Acquiring: the acquire loop and its steps.
 //!
-//! A caller first queues with the other tasks of its process ([`lanes`]). One of them asks the store on behalf of all
-//! ([`pending`]). Keeping a lease alive is in `client`. The guards of the user are in `hold`.
+//! A caller first queues with the other tasks of its process ([`lanes`]). One of these tasks asks
+//! the store on behalf of all ([`pending`]). Keeping a lease alive is in `client`. The guards of
+//! the user are in `hold`.
 
 pub(crate) mod adopt;
 pub(crate) mod handle;
@@ -24,8 +25,8 @@ use spec::Spec;
 
 /// Takes the lock that `spec` describes.
 ///
-/// Dropping the future at any point leaves nothing behind: see [`Pending`], and [`lanes`] for callers that wait in
-/// memory.
+/// Dropping the future at any point leaves nothing behind: see [`Pending`] for what is at the
+/// store, and [`lanes`] for callers that wait in memory.
 pub(crate) async fn acquire(spec: &Spec<'_>, budget: &Budget) -> Result<Grant, Error> {
     let shared = &spec.client.shared;
     match in_this_process(spec, budget).await? {
@@ -38,7 +39,8 @@ pub(crate) async fn acquire(spec: &Spec<'_>, budget: &Budget) -> Result<Grant, E
                     Err(lease) => Ok(Grant::Ticket(lease)),
                 },
                 Err(error) => {
-                    // An error for lack of the caller's own time says nothing about the store.
+                    // If the caller's own time was shorter than an operation may take, the error
+                    // says nothing about the store. So the waiters behind it do not get the error.
                     if budget.give_up >= began.after(shared.op_timeout) {
                         leader.failed(&error);
                     }
@@ -54,8 +56,8 @@ pub(crate) async fn acquire(spec: &Spec<'_>, budget: &Budget) -> Result<Grant, E
     }
 }
 
-/// A lock that was granted. It becomes a guard in the same poll, and nothing that can panic runs before that, because a
-/// ticket has no drop of its own.
+/// A lock that was granted. The caller makes it into a guard in the same poll. No code that can
+/// panic runs before that, because a ticket has no drop of its own.
 pub(crate) enum Grant {
     /// One use of a ticket that other tasks of this process may use as well.
     Share(Share),
@@ -71,7 +73,7 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// The time starts now. `None` does not wait.
+    /// The time starts now. With `None` the caller does not wait for a holder.
     pub(crate) fn new(spec: &Spec<'_>, wait: Option<Wait>) -> Self {
         let shared = &spec.client.shared;
         let started = shared.clock.now();
@@ -97,8 +99,8 @@ impl Budget {
     }
 }
 
-/// Queues with the tasks of this process. Returns what this task was handed, and when. `None` means that it takes a
-/// ticket of its own.
+/// Queues with the tasks of this process. Returns the hand-over that this task got, and when.
+/// `None` means that the task takes a ticket of its own.
 async fn in_this_process(
     spec: &Spec<'_>,
     budget: &Budget,
@@ -116,23 +118,25 @@ async fn in_this_process(
             Arrived::OwnTicket => return Ok((None, now)),
             Arrived::Busy(remaining) => return Err(Error::busy(remaining)),
             Arrived::Crowded => return Err(Error::crowded(None)),
-            // If the future is dropped here, or its time is over, it leaves the queue. If it was already handed
-            // something, that goes to the next waiter.
+            // If the future is dropped here, or its time is over, it leaves the queue. If the lane
+            // had already given it a hand-over, the next waiter gets that.
             Arrived::Waits(waiting) => {
                 let given = shared.by(budget.give_up, waiting).await;
                 now = shared.clock.now();
                 match given {
                     Some(Some(handover)) => handover,
-                    // The hand-over was taken back, because this future was not polled for most of a ttl.
+                    // The lane has taken the hand-over back, because this future was not polled for
+                    // most of a ttl.
                     Some(None) if now < budget.give_up => continue,
                     Some(None) | None => return Err(budget.timeout(spec)),
                 }
             }
         };
         match &handover {
-            // The lease ended on its way here: the machine slept.
+            // The lease ended before this task got it, for example because the machine slept. The
+            // task queues again.
             Handover::Share(share) if share.lease().lost(now).is_some() => now = shared.clock.now(),
-            // Its turn has come too late to ask the store. The next waiter may have the time.
+            // This task became the leader too late to ask the store. The next waiter may have time.
             Handover::Leader(leader) if leader.pending.is_none() && now >= budget.give_up => {
                 return Err(budget.timeout(spec));
             }
@@ -141,8 +145,8 @@ async fn in_this_process(
     }
 }
 
-/// Takes a ticket at the store, or continues with the one in `place`, and waits until it is granted. If this ends
-/// without a lease, the ticket in `place` is given up when it is dropped.
+/// Takes a ticket at the store, or continues with the one in `place`, and waits until it is
+/// granted. If this ends without a lease, the drop of `place` gives up the ticket in it.
 async fn at_the_store(
     spec: &Spec<'_>,
     budget: &Budget,
@@ -151,16 +155,17 @@ async fn at_the_store(
     place: &mut Option<Pending>,
 ) -> Result<Arc<Lease>, Error> {
     let shared = &spec.client.shared;
-    // If the store is down, the first attempt fails within one operation timeout, so that callers do not pile up in
-    // front of it. A caller that already stood in line may use all of its time to get back. A caller whose turn comes
-    // at the last moment gets a little more time, because otherwise the answer would be "unknown".
+    // If the store is down, the first attempt fails within one operation timeout, so that callers
+    // do not pile up in front of the store. Once the store has answered, later attempts may use all
+    // of the time of the caller. A caller that becomes the leader at the last moment gets a little
+    // more time, because otherwise the outcome would be unknown.
     let waited = began > budget.started;
     let at_least = began.after(if waited { LAST_MOMENT } else { Duration::ZERO });
     let one_operation = began.after(shared.op_timeout);
     let mut enqueue_by = budget.give_up.max(at_least).min(one_operation);
     let mut fresh = Some(began);
     let lanes = &spec.client.lanes;
-    // Only of use if the store has no line. A leader goes on at the pace of the leader before it.
+    // Only used if the store has no line. A leader continues at the pace of the leader before it.
     let mut pace = leader.and_then(|number| lanes.pace(spec.name, number));
     loop {
         let progress = match place {
@@ -174,17 +179,19 @@ async fn at_the_store(
                         shared.alarm(budget.give_up).await;
                         return Err(budget.timeout(spec));
                     }
-                    // Nothing is at the store meanwhile, so nothing is left if the future is dropped here.
+                    // No ticket is at the store meanwhile, so nothing is left there if the future
+                    // is dropped here.
                     shared.alarm(pace.next).await;
-                    // The last answer may take a moment, too.
+                    // At the end of the caller's time, the answer gets a little more time.
                     enqueue_by = enqueue_by.max(shared.clock.now().after(LAST_MOMENT));
                     fresh = None;
                 }
-                // Nothing was waited for since this reading of the clock.
+                // A reading of the clock, if nothing was awaited since it was taken.
                 let now = fresh.take();
                 let pending = place.insert(arm(spec, budget.waits)?);
                 match pending.enqueue(now, enqueue_by, budget.give_up).await {
-                    // The store has answered before. It had less time now than an operation has.
+                    // The store has answered earlier requests of this caller. This request was cut
+                    // off only because less time was left than an operation may take.
                     Err(_) if pace.is_some() && pending.is_cut_short() => {
                         return Err(budget.timeout(spec));
                     }
@@ -194,8 +201,8 @@ async fn at_the_store(
         };
         match progress {
             Progress::Granted => {
-                // `place` is full, because `progress` came from it. The keeper may have recalled the grant: then a new
-                // ticket is taken.
+                // `place` is full, because `progress` came from it. If the keeper has recalled the
+                // grant, the loop takes a new ticket.
                 if let Some(lease) = place.take().and_then(Pending::into_lease) {
                     return Ok(lease);
                 }

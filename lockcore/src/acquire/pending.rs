@@ -1,4 +1,4 @@
-//! A ticket that was asked for and is not in the user's hands yet: asking, waiting in the store's line, and giving up
+//! A ticket before the user has it: asking the store, waiting in the store's line, and giving up
 //! without leaving anything behind.
 
 use std::sync::Arc;
@@ -20,29 +20,30 @@ use crate::request::mismatch;
 /// How much longer than its time limit a caller waits if the lock is nearly granted.
 pub(crate) const LAST_MOMENT: Duration = Duration::from_millis(50);
 
-/// How far a ticket has come.
+/// The result of a step towards a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     Granted,
     Waiting,
     /// The store does not know the ticket any more, or the ticket ran out before it could be used.
     Lost,
-    /// The store has no line. There is no ticket, and another request may get one: see [`Pace`].
+    /// The store has no line and has refused. There is no ticket, and the caller asks again: see
+    /// [`Pace`].
     AskAgain {
         /// As in [`Enqueued::Busy`].
         retry_in: Option<Duration>,
     },
 }
 
-/// How often a store [without a queue](crate::backend::Capability::queues) is asked.
+/// How often this process asks a store [without a queue](crate::backend::Capability::queues).
 ///
-/// The pauses have full jitter, and their mean doubles from 5 ms to more than 200 ms. So the store is asked soon if the
-/// lock is free soon, and in the long run less than five times a second. Callers that have kept the lock from each other
-/// meet again by chance only.
+/// The pauses have full jitter, and their mean doubles from 5 ms to more than 200 ms. So the store
+/// is asked soon if the lock becomes free soon, and in the long run less than five times a second.
+/// Two callers that have kept the lock from each other ask at the same moment again only by chance.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
     mean: Duration,
-    /// Not asked before this.
+    /// The store is not asked before this time.
     pub(crate) next: Instant,
 }
 
@@ -50,7 +51,7 @@ impl Pace {
     const FIRST: Duration = Duration::from_millis(5);
     const LONGEST: Duration = Duration::from_millis(200);
 
-    /// Asked for the first time, which may be at once.
+    /// The pace of a first request, which may be sent at once.
     pub(crate) fn new(now: Instant) -> Self {
         Self {
             mean: Self::FIRST,
@@ -58,10 +59,10 @@ impl Pace {
         }
     }
 
-    /// Asked in vain. A lease of another holder may end in `retry_in`.
+    /// The pace after the store has refused. A lease of another holder may end in `retry_in`.
     pub(crate) fn slower(self, now: Instant, retry_in: Option<Duration>) -> Self {
         let pause = jittered(self.mean * 2);
-        // All that wait know the same end. The jitter keeps them from asking at the same moment.
+        // All waiters know the same end. The jitter keeps them from asking at the same moment.
         let ends = retry_in.map(|ends| ends + jittered(Self::FIRST * 2));
         Self {
             mean: (self.mean * 2).min(Self::LONGEST),
@@ -70,40 +71,40 @@ impl Pace {
     }
 }
 
-/// A ticket that is not in the user's hands yet. Dropping it, at any await point, hands to the keeper whatever may be
-/// at the store:
+/// A ticket that the user does not have yet. Dropping it, at any await point, hands to the keeper
+/// whatever may be at the store:
 ///
-/// - nothing was sent: there is nothing to do;
-/// - sent, no reply yet: the keeper waits for the reply and then releases, so that the release cannot overtake the
-///   enqueue;
-/// - sent, and given up without a reply: the release leaves a mark at the store, and a late enqueue that finds the mark
-///   is refused;
-/// - in line or granted: the keeper releases.
+/// - If nothing was sent, there is nothing to clean up.
+/// - If the enqueue was sent and no reply has come, the keeper waits for the reply and then
+///   releases. So the release cannot overtake the enqueue.
+/// - If an enqueue was given up without a reply, the release leaves a mark at the store. A late
+///   enqueue that finds the mark is refused.
+/// - If the ticket is in line or granted, the keeper releases it.
 pub(crate) struct Pending {
     shared: Arc<Shared>,
     pub(super) lease: Arc<Lease>,
     asked: Asked,
-    /// The guard has taken the ticket over.
+    /// Whether the lease was given to the user, so that the drop does nothing.
     handed_over: bool,
 }
 
-/// A request for a ticket that the store has answered.
+/// What was asked of the store for a ticket, and what the store has answered.
 #[derive(Default)]
 struct Asked {
-    /// The ticket of another client that it asks for, instead of a ticket of its own.
+    /// The ticket of another client that is taken over, instead of asking for a new ticket.
     adopts: Option<Arc<Adoption>>,
     /// The runtime where the ticket was asked for, and where its wake-ups arrive.
     runtime: Option<runtime::Id>,
-    /// The enqueue that is under way.
+    /// The enqueue that is in flight.
     asking: Option<Asking>,
-    /// The store has answered with a ticket.
+    /// Whether the store has answered with a ticket.
     has_ticket: bool,
-    /// The store has answered with an error, and may have a ticket all the same.
+    /// Whether the store has answered with an error and may have the ticket although it failed.
     left_behind: bool,
 }
 
 impl Pending {
-    /// Enters a ticket that has not been asked for, so that a drop cleans it up.
+    /// Enters a ticket into the table before it is asked for, so that a drop cleans it up.
     pub(crate) fn of(shared: &Arc<Shared>, lease: Arc<Lease>) -> Result<Self, Error> {
         shared.arm(&lease)?;
         Ok(Self {
@@ -114,7 +115,8 @@ impl Pending {
         })
     }
 
-    /// The same for the ticket of another client. The lease is that of the new client.
+    /// As [`of`](Self::of), but takes over the ticket of another client. `lease` is the record of
+    /// this client.
     pub(super) fn adopting(
         shared: &Arc<Shared>,
         lease: Arc<Lease>,
@@ -125,9 +127,10 @@ impl Pending {
         Ok(pending)
     }
 
-    /// [Asks](Asked::ask) the store. Ends early if the client is shut down, or if the keeper has given up the ticket
-    /// because its task was not polled: nothing else loses a lease that has no ticket yet. An enqueue that is under way
-    /// then stays in `asking`, for the drop.
+    /// [Asks](Asked::ask) the store. Ends early if the client is shut down, or if the keeper has
+    /// given up the ticket because its task was not polled. A lease that has no ticket yet is lost
+    /// for no other reason. An enqueue that is in flight at that moment stays in `asking`, so that
+    /// the drop passes it to the keeper.
     pub(super) async fn enqueue(
         &mut self,
         now: Option<Instant>,
@@ -155,7 +158,8 @@ impl Pending {
         self.asked.answered(&self.shared, &self.lease, answer, sent)
     }
 
-    /// Waits for a wake-up, or for a renewal that says "granted". `Waiting` means that the time is over.
+    /// Waits for a wake-up, or for a renewal that was answered "granted". Returns `Waiting` when
+    /// `give_up` has come.
     pub(crate) async fn stand_in_line(&mut self, give_up: Instant) -> Progress {
         let shared = Arc::clone(&self.shared);
         let lease = Arc::clone(&self.lease);
@@ -180,29 +184,31 @@ impl Pending {
         }
     }
 
-    /// Renews a grant before it is handed out, if it is old or will not be renewed later. In all other cases the
-    /// wake-up is enough, and the store is not asked.
+    /// Renews a grant before the user gets it, if little of its lease is left or if the keeper will
+    /// not renew it later. In all other cases the wake-up is enough, and the store is not asked.
     async fn freshen(&mut self, give_up: Instant) -> Progress {
         let (shared, lease) = (&self.shared, &self.lease);
         let now = shared.clock.now();
         if lease.renew && now.until(lease.deadline()) >= lease.request.ttl / 2 {
             return Progress::Granted;
         }
-        // At the last moment, a lock that is ours gets a little more time than the caller's limit.
+        // Near `give_up`, a lock that is already granted gets a little more time than the caller's
+        // limit.
         let by = give_up.max(now.after(LAST_MOMENT));
         let renewed = shared.renew_now(lease, by).await;
         if let Ok(Renewed::Waiting { .. }) = renewed {
             lease.ungrant();
             return Progress::Waiting;
         }
-        // If the outcome is unknown, nothing changes: the rest of the lease is handed out.
+        // If the outcome is unknown, nothing changes: the user gets what is left of the lease.
         match lease.lost(shared.clock.now()) {
             Some(_) => Progress::Lost,
             None => Progress::Granted,
         }
     }
 
-    /// Whether the first request for this ticket is under way, and nothing but the caller's time has ended.
+    /// Whether the first request for this ticket is in flight because the caller's time ended
+    /// before the answer came.
     pub(super) fn is_cut_short(&self) -> bool {
         let lost = self.lease.lost(self.shared.clock.now());
         self.asked.asking.is_some() && !self.lease.is_ambiguous() && lost.is_none()
@@ -214,15 +220,15 @@ impl Pending {
         self.asked.has_ticket && self.asked.asking.is_none() && lost.is_none()
     }
 
-    /// Whether the runtime `here` receives its wake-ups.
+    /// Whether the runtime `here` receives the wake-ups of this ticket.
     pub(crate) fn is_heard(&self, here: Option<runtime::Id>) -> bool {
         self.asked
             .runtime
             .is_none_or(|asked| self.shared.is_heard(asked, here))
     }
 
-    /// The caller is responsible for the lease from here on. The keeper still renews it. `None` if the keeper has given
-    /// the ticket back because its task was not polled.
+    /// Gives the lease to the caller, who is responsible for it from now on. The keeper keeps
+    /// renewing it. `None` if the keeper has given the ticket back because its task was not polled.
     pub(crate) fn into_lease(mut self) -> Option<Arc<Lease>> {
         self.handed_over = self.shared.entrust_held(&self.lease);
         self.handed_over.then(|| Arc::clone(&self.lease))
@@ -230,15 +236,16 @@ impl Pending {
 }
 
 impl Asked {
-    /// Asks until there is an answer, or an error that another attempt cannot correct, or `by` has come. The id stays
-    /// the same: if an earlier attempt was carried out without our knowledge, the store finds it, and does not make a
-    /// second ticket.
+    /// Sends the request until the store answers, until an error comes that another attempt cannot
+    /// correct, or until `by`. The id stays the same. If an earlier attempt was carried out and its
+    /// answer was lost, the store finds that ticket by the id and makes no second ticket.
     ///
-    /// Time in front of the gate counts only towards `give_up`, the end of the caller's time: the store is at work
-    /// then, while `by` is the limit for a store that does not answer. `Waiting` means that the time ended in front of
-    /// the gate.
+    /// `by` is the limit for a store that does not answer. The time that the request waits at the
+    /// gate does not count towards `by`, because the store is working on other requests. It counts
+    /// only towards `give_up`, the end of the caller's time. `Waiting` means that `give_up` came
+    /// while the request waited at the gate.
     ///
-    /// `now` is a reading of the clock since which nothing was waited for, if there is one.
+    /// `now` is a reading of the clock, if nothing was awaited since it was taken.
     async fn ask(
         &mut self,
         shared: &Arc<Shared>,
@@ -265,7 +272,7 @@ impl Asked {
                     by = by.max(give_up.min(shared.clock.now().after(shared.op_timeout)));
                     continue;
                 }
-                // An earlier attempt may have been carried out.
+                // An earlier attempt may have been carried out, so the outcome is unknown.
                 None if lease.is_ambiguous() => {
                     let text = "too many requests are in front of this one";
                     return Err(self.failed(lease, StoreError::new(Fault::Unknown, text)));
@@ -276,11 +283,12 @@ impl Asked {
                     return Err(self.failed(lease, StoreError::new(Fault::Retry, text)));
                 }
             };
-            // The lease is counted from here, before the send.
+            // The lease is counted from this moment, which is before the send.
             let sent = shared.sent_since(now.filter(|_| !pass.has_waited));
             connected.asked(sent.at);
             if pass.has_waited {
-                // At the last moment it gets a little more time, because otherwise the answer would be "unknown".
+                // Near `give_up`, the request gets a little more time, because otherwise the
+                // outcome would be unknown.
                 let last = give_up.max(sent.at.after(LAST_MOMENT));
                 by = by.max(last.min(sent.at.after(shared.op_timeout)));
             }
@@ -293,8 +301,9 @@ impl Asked {
                 Some(adoption) => verbs.adopt(Arc::clone(adoption)),
                 None => verbs.enqueue_within(Arc::clone(&lease.request), patience),
             };
-            // Sent at the first poll. From then on, if this future is dropped, the keeper takes the enqueue over. An
-            // earlier attempt without an answer has been marked ambiguous.
+            // The request is sent at the first poll. If this future is dropped after that, the
+            // keeper takes over this enqueue. If an earlier attempt had no answer, the lease is
+            // already marked as ambiguous.
             let asking = self.asking.insert(Asking {
                 answer,
                 _pass: pass,
@@ -314,11 +323,12 @@ impl Asked {
                     StoreError::new(Fault::Unknown, text)
                 }
             };
-            // The drop gives back whatever may be at the store.
+            // The drop of the `Pending` gives back whatever may be at the store.
             self.left_behind |= error.is_halfway();
             match error.fault() {
-                // If the reply is still to come (`asking` is set), it is not lost yet. If we give up now, the keeper
-                // may still see it, and then no mark at the store is needed.
+                // If `asking` is set, the reply may come later. If the caller gives up now, the
+                // keeper may get that reply, and then no mark at the store is needed. So the lease
+                // is not ambiguous yet.
                 Fault::Unknown if self.asking.is_none() => lease.set_ambiguous(),
                 Fault::Unknown | Fault::Retry => {}
                 Fault::Config | Fault::Refused => return Err(self.failed(lease, error)),
@@ -376,7 +386,7 @@ impl Asked {
         tracing::debug!(ticket, "in line");
         let due = Shared::renewal_time(lease, valid_for);
         let due = recheck_in.map_or(due, |recheck| due.min(sent.at.after(recheck)));
-        // A wake-up may have been lost since the request was sent.
+        // If a gap has begun since the request was sent, a wake-up may have been lost.
         let due = match sent.epoch < shared.epoch() {
             true => shared.clock.now(),
             false => due,
@@ -388,8 +398,8 @@ impl Asked {
         }
     }
 
-    /// Turns an error of the store into one for the caller. If any attempt may have been carried out, the outcome is
-    /// unknown, whatever the last error was.
+    /// Turns an error of the store into an error for the caller. If any attempt may have been
+    /// carried out, the outcome is unknown, whatever the last error was.
     fn failed(&self, lease: &Lease, error: StoreError) -> Error {
         let perhaps_carried_out = lease.is_ambiguous() || self.asking.is_some();
         if perhaps_carried_out {
@@ -446,7 +456,8 @@ mod tests {
         assert!(asks.len() < 5_000, "{}", asks.len());
     }
 
-    /// Two callers that ask within a round trip of each other split the nodes of a quorum, and neither gets a majority.
+    /// Two callers that ask within a round trip of each other each get a part of the nodes of a
+    /// quorum, and neither gets a majority.
     #[test]
     fn two_that_keep_the_lock_from_each_other_are_parted_by_their_pauses() {
         let round_trip = Duration::from_millis(1);

@@ -9,7 +9,7 @@ use crate::name::Name;
 use crate::options::{Fair, OnLost, OnRevoke};
 use crate::request::FULL;
 
-/// The parameters of a lock, checked: everything that a request is made of.
+/// The checked parameters of a lock, from which its requests are made.
 pub(crate) struct Spec<'a> {
     pub(crate) client: &'a Arc<Client>,
     pub(crate) name: &'a Name,
@@ -18,7 +18,7 @@ pub(crate) struct Spec<'a> {
     pub(crate) ttl: Duration,
     pub(crate) renew: bool,
     pub(crate) owner: &'a Arc<str>,
-    /// It has a `min_hold`, a `max_hold`, or an owner text of its own.
+    /// Whether it has a `min_hold`, a `max_hold`, or an owner text of its own.
     pub(crate) limited: bool,
     pub(crate) reentrant: bool,
     pub(crate) on_lost: OnLost,
@@ -33,9 +33,9 @@ impl Spec<'_> {
         self.permits == FULL
     }
 
-    /// Whether its ticket can be handed over between the tasks of this process. A lease that is not renewed, or that
-    /// has limits or an owner text of its own, cannot. Semaphores cannot either: their permits are counted at the
-    /// store.
+    /// Whether a ticket of this lock can be handed over between the tasks of this process. This is
+    /// not possible if the lease is not renewed, or if it has limits or an owner text of its own.
+    /// It is not possible for semaphores, because their permits are counted at the store.
     pub(crate) fn is_shareable(&self) -> bool {
         let local = matches!(self.client.shared.defaults.fair, Fair::Local(_));
         local && self.capacity == FULL && self.renew && !self.limited

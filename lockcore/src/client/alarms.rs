@@ -28,7 +28,8 @@ impl Shared {
         tokio::select! {
             biased;
             result = future => Some(result),
-            // The alarm is made only when this branch is polled, because most futures here are ready at once.
+            // The alarm is made only when this branch is polled, because most futures here are
+            // ready at the first poll.
             () = async { self.alarm(at).await } => None,
         }
     }
@@ -38,12 +39,13 @@ impl Shared {
 pub(crate) struct Alarm {
     shared: Arc<Shared>,
     at: Instant,
-    /// The entry in the table. It is set by the first poll that does not find the time reached.
+    /// The second part of the key of its entry in the table. The first poll that returns `Pending`
+    /// sets it.
     set: Option<u64>,
 }
 
 impl Alarm {
-    /// Whether it has not rung yet, and will ring at `at` or earlier.
+    /// Whether the alarm has not rung yet, and will ring at `at` or earlier.
     pub(crate) fn will_ring_by(&self, at: Instant) -> bool {
         self.at <= at && self.shared.clock.now() < self.at
     }
@@ -53,7 +55,7 @@ impl Future for Alarm {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        // A wait without end is not woken by the clock.
+        // A wait without end needs no entry in the table.
         if self.at == Instant::FAR_FUTURE {
             return Poll::Pending;
         }

@@ -1,4 +1,5 @@
-//! Changes of counters that need not be remembered any more: plain data.
+//! The changes of counters whose ids the store may forget, because their answers have come. Plain
+//! data.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -6,11 +7,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::name::Name;
 use crate::request::Id;
 
-/// The most ids of answered changes that are kept for the next request. Without them a store remembers the changes for a
-/// minute, so they are no loss.
+/// The most ids of answered changes that are kept until the next request. If one more comes, all
+/// kept ids are dropped. That does no harm: the store forgets each change by itself after a minute.
 const MOST_ANSWERED: usize = 1_000;
 
-/// Changes that were sent once and are answered. The next change of the same counter tells the store to forget them.
+/// The ids of changes that were sent once and are answered. The next change of the same counter
+/// tells the store to forget them.
 #[derive(Debug, Default)]
 pub(crate) struct Answered(Mutex<Ids>);
 

@@ -1,5 +1,6 @@
-//! The only loop that asks a store until it answers, for requests that are no tickets: about counters, values and
-//! stored capacities. A store carries each of them out once, however often it is sent.
+//! The only loop that repeats a request until the store answers. It is for requests that are not
+//! about tickets: about counters, values and stored capacities. A store carries out each of them
+//! once, however often it is sent.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,16 +15,17 @@ use crate::error::Error;
 use crate::options::Wait;
 use crate::pauses::Pauses;
 
-/// A change that may have been carried out is repeated for at most this long. A store remembers a change of a counter for
-/// twice as long after it was carried out, so no repetition counts again.
+/// A change that may have been carried out is repeated for at most this long. A store remembers a
+/// change of a counter for twice as long, counted from when it was carried out. So no repetition
+/// counts again.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// How often a change was sent before it was answered.
+/// How often a change may have reached the store before it was answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sends {
-    /// Or several times, and it is certain that only the last was carried out.
+    /// The change was sent once, or it is certain that no earlier attempt was carried out.
     Once,
-    /// An earlier attempt may have been carried out, or may still be.
+    /// An earlier attempt may have been carried out, or may be carried out later.
     Several,
 }
 
@@ -39,12 +41,14 @@ impl Shared {
         }
     }
 
-    /// Sends a request until it is answered.
+    /// Sends a request until the store answers it.
     ///
-    /// While nothing can have been carried out, it fails within one operation timeout, so that callers do not pile up in
-    /// front of a store that is down. A change whose answer is missing is repeated for as long as the caller waits.
+    /// While no attempt can have been carried out, this fails within one operation timeout. So
+    /// callers do not pile up in front of a store that is down. A change whose answer is missing is
+    /// repeated for as long as the caller waits, but at most for 30 seconds.
     ///
-    /// If this is dropped after its first poll, a change may have been carried out or not. Nothing else is left behind.
+    /// If this future is dropped after its first poll, the change may have been carried out or not.
+    /// Nothing else is left behind.
     pub(super) async fn until_answered<T>(
         self: &Arc<Self>,
         changes: bool,
@@ -56,7 +60,7 @@ impl Shared {
             Wait::For(wait) => wait.max(self.op_timeout).min(LONGEST),
             Wait::Forever => LONGEST,
         });
-        // It may have been carried out.
+        // Whether an attempt may have been carried out.
         let mut is_ambiguous = false;
         let mut pauses = Pauses::between(Duration::from_millis(5), Duration::from_millis(200));
         loop {
@@ -99,7 +103,7 @@ impl Shared {
     ) -> Result<T, StoreError> {
         let reached = self.connection(Where::Here, by).await?;
         let connected = &reached.connected;
-        // The pass is kept until the answer is here.
+        // The pass is kept until the answer has come.
         let _pass = match self.admit(connected.enqueues(), 1, by).await {
             Some(Ok(pass)) => pass,
             Some(Err(Replaced)) => {
@@ -111,7 +115,8 @@ impl Shared {
             }
         };
         let sent = self.sent_now();
-        // The task may not have run for long, and the store may have forgotten that an earlier attempt was carried out.
+        // The task may not have run for a long time. Then the store may have forgotten an earlier
+        // attempt that it has carried out.
         if sent.at >= by {
             return Err(StoreError::new(
                 Fault::Retry,

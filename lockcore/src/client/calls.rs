@@ -1,5 +1,5 @@
-//! Operations at the store, with their deadlines. This file chooses the connection, waits for the operation's turn, and
-//! decides what happens to the connection when no answer comes.
+//! Operations at the store, with their deadlines. This file chooses the connection, waits until the
+//! gate lets the operation pass, and decides what happens to the connection when no answer comes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::clock::Instant;
 use crate::error::Error;
 use crate::name::Name;
 
-/// The connection that an operation is sent on.
+/// The connection on which an operation is sent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Where {
     /// The connection of the runtime that the caller runs in.
@@ -26,16 +26,17 @@ pub(crate) enum Where {
 /// A connection that is up.
 pub(crate) struct Reached {
     pub(crate) connected: Arc<Connected>,
-    /// The runtime that it belongs to.
+    /// The runtime to which the connection belongs.
     pub(crate) runtime: runtime::Id,
-    /// It was not up at once, so time has passed.
+    /// Whether the caller had to wait for the connection, so that time has passed.
     pub(crate) waited: bool,
 }
 
 impl Shared {
-    /// One operation that passes no gate. Also returns the moment before it was sent, because a lease is counted from
-    /// then. Fails if it has not been answered by `by`; connecting counts. The verb is told how long its answer is waited
-    /// for.
+    /// Carries out one operation that passes no gate. Also returns the moment before it was sent,
+    /// because a lease is counted from that moment. Fails if the answer has not come by `by`; the
+    /// time for connecting counts. The verb gets as its second argument how long this call waits
+    /// for the answer.
     pub(crate) async fn operate<T>(
         self: &Arc<Self>,
         whose: Where,
@@ -64,8 +65,9 @@ impl Shared {
         Ok(places)
     }
 
-    /// Releases tickets in one request. `now` is when its time begins. Fails if its turn has not come by `turn_by`, or
-    /// if it has not been answered within one operation timeout.
+    /// Releases tickets in one request. The time limit of the request counts from `now`. Fails if
+    /// the gate has not let it pass by `turn_by`, or if it has not been answered within one
+    /// operation timeout.
     pub(crate) async fn release(
         self: &Arc<Self>,
         whose: Where,
@@ -79,8 +81,9 @@ impl Shared {
             let Reached {
                 connected, waited, ..
             } = self.connection(whose, by).await?;
-            // The pass is kept until the answer is here. If this future is dropped before that, the store may still be
-            // working on the request: then, for a moment, one request more is in flight than the store allows.
+            // The pass is kept until the answer has come. If this future is dropped before that,
+            // the pass comes back although the store may be working on the request. Then, for a
+            // moment, one request more is in flight than the store allows.
             let admitted = self.admit(connected.releases(), departures.len(), turn_by);
             let pass = match admitted.await {
                 Some(Ok(pass)) => pass,
@@ -126,9 +129,10 @@ impl Shared {
         }
     }
 
-    /// Resolves when this number of tickets may pass a gate, or with `None` at `give_up`. It waits for its turn,
-    /// however long that takes, because the store is at work. If nothing passes the gate for one operation timeout, the
-    /// store is not the cause: the passes belong to futures that are not polled. Then new passes are made.
+    /// Resolves with a pass when this number of tickets may pass the gate, or with `None` at
+    /// `give_up`. As long as other requests pass, this waits however long that takes, because the
+    /// store is at work. If no pass moves for one operation timeout, the store is not the cause:
+    /// the passes belong to futures that are not polled. Then the gate makes new passes.
     pub(crate) async fn admit(
         self: &Arc<Self>,
         gate: &Gate,
@@ -137,7 +141,7 @@ impl Shared {
     ) -> Option<Result<Pass, Replaced>> {
         match gate.try_pass(tickets) {
             Some(pass) => Some(Ok(pass)),
-            // On the heap, because it happens seldom.
+            // On the heap, because this happens seldom.
             None => Box::pin(self.wait_at(gate, tickets, give_up)).await,
         }
     }
@@ -175,8 +179,8 @@ impl Shared {
         };
         let (connected, waited) = match self.links.up(runtime) {
             Some(connected) => (connected, false),
-            // On the heap, because it happens seldom, and otherwise every future that asks a store would need the space
-            // for it.
+            // On the heap, because this happens seldom. Otherwise every future that asks a store
+            // would need the space for it.
             None => (Box::pin(self.connected(runtime, by)).await?, true),
         };
         Ok(Reached {
@@ -196,7 +200,7 @@ impl Shared {
             match self.by(by, link.connection()).await {
                 Some(Ok(connection)) => return Ok(connection),
                 Some(Err(NotConnected::Failed(error))) => return Err(error),
-                // The link is closed. The next turn of the loop makes another.
+                // The link is closed. The next iteration of the loop makes another link.
                 Some(Err(NotConnected::Closed)) => {}
                 None => {
                     return Err(link.trouble().unwrap_or_else(|| {
@@ -217,9 +221,10 @@ impl Shared {
 
     /// The runtime whose connection serves callers in `here`.
     ///
-    /// At a store with sessions the keeper's connection serves all callers, because a session must not end with the
-    /// runtime that asked. Outside of any runtime the keeper's connection serves as well. This costs a change of
-    /// threads, which is acceptable for a release that is called there.
+    /// At a store with sessions the keeper's connection serves all callers, because a session must
+    /// not end with the runtime of the caller. The keeper's connection also serves callers outside
+    /// of any runtime. That costs a change of threads, which is acceptable for a release outside of
+    /// a runtime.
     fn serving<'a>(&'a self, here: Option<&'a runtime::Handle>) -> &'a runtime::Handle {
         let sessions = self.capability.sessions;
         here.filter(|_| !sessions).unwrap_or(&self.keeper)
@@ -232,9 +237,10 @@ impl Shared {
         asked == here.filter(|_| !sessions).unwrap_or(self.keeper.id())
     }
 
-    /// A request was not answered in time. The connection is replaced only if nothing at all was answered on it for one
-    /// operation timeout. A caller's time limit, and the time that a renewal waits, may be shorter than a working
-    /// connection needs. A busy store answers late, and another connection would only give it more work.
+    /// A request was not answered in time. The connection is replaced only if no request on it was
+    /// answered for one operation timeout. A single late answer does not show that a connection is
+    /// broken: the time limit of a caller or of a renewal may be very short. A busy store answers
+    /// late, and another connection would only give it more work.
     pub(crate) fn unanswered(&self, connected: &Connected) {
         if connected.silent_for(self.clock.now()) >= self.op_timeout {
             self.links.replace(connected);

@@ -1,5 +1,6 @@
-//! Requests about the stored capacity of a name. Each change is made on condition that nobody has made another since the
-//! capacity was read, so a repetition after a lost answer does not count again.
+//! Requests about the stored capacity of a name. Each change names the last change that its read
+//! has found. The store carries it out only if there was no other change since. So a repetition
+//! after a lost answer does not count again.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -12,15 +13,16 @@ use crate::name::Name;
 use crate::options::Wait;
 use crate::request::mismatch;
 
-/// How often a change is begun anew because somebody else was faster.
+/// How often a change starts again from a new read because somebody else was faster.
 const TURNS: u32 = 100;
 
-/// Whether a change may be made twice, unnoticed, because another one stands in between.
+/// Whether it does harm if a change is made twice. This can happen unnoticed if an answer is lost
+/// and somebody else changes the capacity in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Twice {
-    /// It sets the capacity to what it is to be.
+    /// The change sets the capacity to a fixed number.
     Harmless,
-    /// It adds, or takes away.
+    /// The change adds to the capacity, or takes away from it.
     Wrong,
 }
 
@@ -38,10 +40,12 @@ impl Shared {
         Ok(read.capacity)
     }
 
-    /// Changes the stored capacity of a name to what `next` makes of it. `stated` is the capacity of the caller, which
-    /// counts while none is stored. Returns the capacity that is stored then.
+    /// Changes the stored capacity of a name to what `next` computes from it. `stated` is the
+    /// capacity that the caller states, which counts while none is stored. Returns the capacity
+    /// that is stored after the change.
     ///
-    /// If this is dropped after its first poll, the change may have been made or not. Nothing else is left behind.
+    /// If this future is dropped after its first poll, the change may have been made or not.
+    /// Nothing else is left behind.
     pub(crate) async fn resize(
         self: &Arc<Self>,
         name: &Name,

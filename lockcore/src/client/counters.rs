@@ -12,11 +12,12 @@ use crate::options::Wait;
 impl Shared {
     /// Carries out an operation on a counter or a value, exactly once.
     ///
-    /// While nothing can have been carried out, it fails within one operation timeout, so that callers do not pile up in
-    /// front of a store that is down. A change whose answer is missing is repeated, with its id, for as long as the
-    /// caller waits.
+    /// While no attempt can have been carried out, this fails within one operation timeout. So
+    /// callers do not pile up in front of a store that is down. A change whose answer is missing is
+    /// repeated, with its id, for as long as the caller waits, but at most for 30 seconds.
     ///
-    /// If this is dropped after its first poll, a change may have been carried out or not. Nothing else is left behind.
+    /// If this future is dropped after its first poll, a change may have been carried out or not.
+    /// Nothing else is left behind.
     pub(crate) async fn count(
         self: &Arc<Self>,
         name: &Name,
@@ -52,7 +53,7 @@ impl Shared {
         let changes = !reads;
         let asked = self.until_answered(changes, wait, |verbs| verbs.count(Arc::clone(&count)));
         let (answer, sent) = asked.await?;
-        // No attempt of it is still under way.
+        // No attempt of this change is in flight any more, so the store may forget it.
         if changes && sent == Sends::Once {
             self.answered.note(name, count.id);
         }

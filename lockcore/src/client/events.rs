@@ -11,8 +11,9 @@ use crate::log::guarded;
 use crate::name::Name;
 use crate::token::GrantId;
 
-/// How many events are kept for a slow listener. A client has fewer between two calls of a listener, unless very many
-/// locks are lost at once. Then the listener is told how many events it has missed.
+/// How many events are kept for a slow listener. Usually fewer events than this come between two
+/// calls of a listener, unless very many locks are lost at once. Then the listener learns how many
+/// events it has missed.
 const KEPT: usize = 256;
 
 /// Something that happened to a client: see [`Locks::events`](crate::Locks::events).
@@ -28,9 +29,9 @@ pub enum Event {
     Lost {
         /// The name of the lock.
         name: String,
-        /// The grant of its last holder in this process.
+        /// The grant id of its last holder in this process.
         grant_id: GrantId,
-        /// Why.
+        /// Why the lock was lost.
         reason: LostReason,
     },
     /// The listener was slow, and this number of events was dropped.
@@ -41,7 +42,7 @@ pub enum Event {
 ///
 /// If the store is out of reach at that moment, the first event is [`Event::Suspended`].
 pub struct EventListener {
-    /// An event from before the listener was made that is still true.
+    /// An outage that began before the listener was made and was not over at that time.
     standing: Option<Event>,
     news: broadcast::Receiver<Event>,
 }
@@ -78,11 +79,12 @@ pub enum GrantEvent {
     Granted(GrantId),
     /// Somebody asks for the lock ([`Locks::revoke`](crate::Locks::revoke)) while this grant holds it.
     AskedBack(GrantId),
-    /// The lock was lost while this grant held it. Told at once, but of a reader when its last guard ends, because readers
-    /// of one process share tickets.
+    /// The lock was lost while this grant held it. A listener gets this at once. For a reader it
+    /// comes when the reader's last guard ends, because the readers of one process share tickets.
     Lost(GrantId, LostReason),
-    /// The last guard of the grant has ended, and was not known to be lost. The store may not know of the release yet. If
-    /// the store then answers that the lock had been lost before, `Lost` follows.
+    /// The last guard of the grant has ended, and the lock was not known to be lost. The store may
+    /// not know of the release yet. If the store then answers that the lock had been lost before,
+    /// [`Lost`](Self::Lost) follows.
     Released(GrantId),
     /// The grant was [given away](crate::Guard::detach). The client that adopts it has a grant with the same id.
     Detached(GrantId),
@@ -124,12 +126,12 @@ impl fmt::Debug for GrantListener {
     }
 }
 
-/// The sending side.
+/// The side that sends events to the listeners of a client.
 #[derive(Default)]
 pub(crate) struct Teller {
-    /// Made when the first listener comes.
+    /// Made for the first listener.
     listeners: OnceLock<broadcast::Sender<Event>>,
-    /// Made when the first listener for grants comes.
+    /// Made for the first listener to grants.
     grants: OnceLock<broadcast::Sender<(Name, GrantEvent)>>,
     outage: Mutex<Option<Outage>>,
 }
@@ -137,14 +139,15 @@ pub(crate) struct Teller {
 /// An outage: the store is out of reach.
 struct Outage {
     since: Instant,
-    /// It has been reported that a person must correct something.
+    /// Whether it has been reported that a person must correct something.
     mistake: bool,
 }
 
 impl Teller {
     pub(crate) fn listen(&self) -> EventListener {
         let listeners = self.listeners.get_or_init(|| broadcast::Sender::new(KEPT));
-        // In this order, so that a change between the two lines is reported, perhaps twice.
+        // The listener subscribes before it reads the state. So an outage that begins or ends
+        // between the two lines is reported, perhaps twice.
         let news = listeners.subscribe();
         EventListener {
             standing: self.is_suspended().then_some(Event::Suspended),
@@ -184,8 +187,9 @@ impl Teller {
         self.outage().is_some()
     }
 
-    /// Reported once per outage, however many connections break and however often they are tried. Returns whether this
-    /// is news. A mistake that is found later in the same outage is news too.
+    /// Notes an outage and tells the listeners once, however many connections break and however
+    /// often the client tries to reconnect. Returns whether this is news. A mistake that is found
+    /// later in the same outage is news too.
     pub(crate) fn suspended(&self, now: Instant, mistake: bool) -> bool {
         let mut outage = self.outage();
         if let Some(outage) = &mut *outage {
@@ -195,7 +199,7 @@ impl Teller {
             since: now,
             mistake,
         });
-        drop(outage); // sending runs wakers
+        drop(outage); // sending runs wakers, which are users' code
         self.tell(|| Event::Suspended);
         true
     }

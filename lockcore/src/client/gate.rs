@@ -1,5 +1,6 @@
-//! A connection that is up, and the requests that are in flight on it: how many there may be, which one is next, and
-//! whether the store answers any. Opening and replacing connections is in `supervise`.
+//! A connection that is up, and the requests that are in flight on it: how many there may be, which
+//! request is next, and whether the store answers. Opening and replacing connections is in
+//! `supervise`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,14 +12,14 @@ use crate::backend::{Answer, Connection, Enqueued};
 use crate::clock::Instant;
 use crate::log::guarded;
 
-/// The operations of a store, with their gates.
+/// The verbs of a store's connection, with their gates.
 ///
 /// A store gets only as many requests at a time as it allows ([`Capability::in_flight`]). Other requests wait here, in
 /// order of arrival. So a burst of requests costs the callers time, but does not delay the renewals and heartbeats on
 /// the same connection: these pass no gate.
 ///
-/// Releases have a gate of their own. They free locks that others wait for, so they must not stand behind thousands of
-/// enqueues.
+/// Releases have a gate of their own. They free locks that others wait for, so they must not wait
+/// behind thousands of enqueues.
 ///
 /// [`Capability::in_flight`]: crate::backend::Capability::in_flight
 #[derive(Debug)]
@@ -26,40 +27,41 @@ pub(crate) struct Connected {
     connection: Arc<dyn Connection>,
     enqueues: Gate,
     releases: Gate,
-    /// Since when requests have been sent without any answer, in nanoseconds of the lease clock. 0 if the last event
-    /// was an answer.
+    /// Since when requests have been sent without any answer, in nanoseconds of the lease clock. 0
+    /// if no request was sent since the last answer.
     silent_since: AtomicU64,
 }
 
 /// Lets a number of requests through at a time. A request is counted until its [`Pass`] is dropped.
 ///
-/// A pass belongs to a future, and a future may exist without ever being polled again: for example if a `select!` over
-/// `&mut future` has finished. So passes that do not move are [written off](Self::write_off), and others are given out
-/// in their place.
+/// A pass belongs to a future, and a future may exist without ever being polled again. An example
+/// is a `select!` over `&mut future` that has finished. So passes that do not move are [written
+/// off](Self::write_off), and the gate gives out others in their place.
 #[derive(Debug)]
 pub(crate) struct Gate {
     width: u32,
     /// `None` for a store without a limit.
     semaphore: Option<Arc<Semaphore>>,
-    /// How many passes were given or came back so far.
+    /// How many passes were given out or came back so far, in total.
     moves: Arc<AtomicU64>,
-    /// Permits of passes that were written off. When such a pass comes back, its permits are not added again.
+    /// How many permits belong to passes that were written off and have not come back. When such a
+    /// pass comes back, its permits are not added again.
     written_off: Arc<AtomicU64>,
 }
 
 /// A request is in flight for as long as this lives.
 #[derive(Debug)]
 pub(crate) struct Pass {
-    /// The request had to wait at the gate, so time has passed.
+    /// Whether the request had to wait at the gate, so that time has passed.
     pub(crate) has_waited: bool,
-    /// The permits, and the two counters of the gate to update when they come back.
+    /// The permits, and the two counters of the gate that are updated when the permits come back.
     permit: Option<(OwnedSemaphorePermit, Arc<AtomicU64>, Arc<AtomicU64>)>,
 }
 
 /// An enqueue that was sent and has not been answered.
 pub(crate) struct Asking {
     pub(crate) answer: Answer<Enqueued>,
-    /// Counts the request as in flight for as long as somebody waits for its answer.
+    /// The request counts as in flight for as long as somebody waits for its answer.
     pub(crate) _pass: Pass,
 }
 
@@ -74,13 +76,13 @@ impl Drop for Pass {
         let less = |off: u64| off.checked_sub(count);
         match written_off.fetch_update(order, order, less) {
             Ok(_) => permit.forget(),
-            // This wakes the next request. Its waker is the user's code.
+            // This lets the next request pass, which wakes its task. The waker is the user's code.
             Err(_) => guarded(|| drop(permit)),
         }
     }
 }
 
-/// The connection was replaced while a request waited for its turn. Nothing was sent.
+/// The connection was replaced while a request waited at its gate. Nothing was sent.
 #[derive(Debug)]
 pub(crate) struct Replaced;
 
@@ -103,17 +105,18 @@ impl Connected {
         &self.connection
     }
 
-    /// The gate of enqueues. Each counts as one.
+    /// The gate of enqueues. Each enqueue counts as one.
     pub(crate) fn enqueues(&self) -> &Gate {
         &self.enqueues
     }
 
-    /// The gate of releases. Each counts as many as it has tickets.
+    /// The gate of releases. Each release counts as many as it has tickets.
     pub(crate) fn releases(&self) -> &Gate {
         &self.releases
     }
 
-    /// The connection is not used any more: requests that wait at its gates fail with [`Replaced`].
+    /// Nothing uses the connection any more: requests that wait at its gates fail with
+    /// [`Replaced`].
     pub(crate) fn close(&self) {
         for gate in [&self.enqueues, &self.releases] {
             if let Some(semaphore) = &gate.semaphore {
@@ -133,8 +136,8 @@ impl Connected {
         self.silent_since.store(0, Ordering::Relaxed);
     }
 
-    /// For how long requests have been sent without any answer. A connection on which one answer is late while others
-    /// arrive is only slow.
+    /// For how long requests have been sent without any answer. If one answer is late while other
+    /// answers arrive, the connection is only slow.
     pub(crate) fn silent_for(&self, now: Instant) -> Duration {
         match self.silent_since.load(Ordering::Relaxed) {
             0 => Duration::ZERO,
@@ -155,7 +158,7 @@ impl Gate {
         }
     }
 
-    /// A pass for this number of tickets at once, if nobody is in front.
+    /// A pass for this number of tickets, if the gate has room and no other request waits at it.
     pub(crate) fn try_pass(&self, tickets: usize) -> Option<Pass> {
         let Some(semaphore) = &self.semaphore else {
             return Some(Pass {
@@ -163,14 +166,16 @@ impl Gate {
                 permit: None,
             });
         };
-        // Does not overtake requests that wait: permits that become free belong to them.
+        // This does not overtake requests that wait, because permits that become free go to them
+        // first.
         let permit = Arc::clone(semaphore).try_acquire_many_owned(self.permits(tickets));
         Some(self.pass(permit.ok()?, false))
     }
 
-    /// A pass for this number of tickets, when it is their turn.
+    /// Waits for a pass for this number of tickets.
     ///
-    /// Cancel safety: dropped before that, it gives up its position in front of the gate.
+    /// Cancel safety: if the future is dropped before it resolves, it gives up its position at the
+    /// gate.
     pub(crate) async fn wait_for_pass(&self, tickets: usize) -> Result<Pass, Replaced> {
         let Some(semaphore) = &self.semaphore else {
             return Ok(Pass {
@@ -183,13 +188,14 @@ impl Gate {
         Ok(self.pass(permit, true))
     }
 
-    /// How many passes were given or came back so far.
+    /// How many passes were given out or came back so far, in total.
     pub(crate) fn moves(&self) -> u64 {
         self.moves.load(Ordering::Relaxed)
     }
 
-    /// Nothing has moved since `moves` was read, and that is longer than the store may take to answer. So the futures
-    /// that have the passes, or that are in front, are not polled. Their passes are replaced by new ones, once.
+    /// No pass has moved since `moves` was read, and the time since then is longer than the store
+    /// may take to answer. So the futures that have the passes, or that are next at the gate, are
+    /// not polled. The gate makes new passes in place of theirs, once.
     pub(crate) fn write_off(&self, moves: u64) {
         let Some(semaphore) = &self.semaphore else {
             return;
@@ -289,7 +295,7 @@ mod tests {
             panic!("its turn has not come");
         };
         assert!(gate.try_pass(1).is_none(), "made anew twice");
-        // Passes that come back late are not added to the ones that replaced them.
+        // Passes that come back late are not added to those that replaced them.
         drop(starved);
         assert!(gate.try_pass(1).is_none());
         drop(pass);

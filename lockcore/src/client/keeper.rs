@@ -1,7 +1,7 @@
-//! The keeper: one thread per client. It renews the tickets that the process holds or waits for, reports a lease that
-//! has run out, rings alarms, and cleans up after dropped futures and guards. It has a small runtime and a connection
-//! of its own. So nothing that users do to their runtimes (block them, pause their clocks, shut them down) can cost a
-//! lease.
+//! The keeper: one thread per client. It renews the tickets that the process holds or waits for,
+//! reports a lease that has run out, rings alarms, and cleans up after dropped futures and guards.
+//! It has a small runtime and a connection of its own. So users may block their runtimes, pause
+//! their clocks or shut them down, and no lease is lost by that.
 //!
 //! Taking tickets is in `acquire`, connections are in `supervise`, and the list of due work is in `table`.
 
@@ -32,7 +32,8 @@ const LONGEST_NAP: Duration = Duration::from_secs(1);
 /// How long the client waits at its end for log lines that are not written yet.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
-/// The keeper's thread. Dropping this waits until the clean-up is done, for at most one operation timeout.
+/// The keeper's thread. Dropping this waits until the clean-up is done, for at most about one
+/// operation timeout.
 pub(crate) struct Keeper {
     shared: Arc<Shared>,
     thread: ThreadId,
@@ -78,7 +79,7 @@ impl Keeper {
         Ok((keeper, shared))
     }
 
-    /// For a loom model, which does the work of the thread itself.
+    /// A keeper without a thread, for a loom model that does the work of the thread itself.
     #[cfg(all(test, lockcore_loom))]
     pub(crate) fn without_thread(shared: &Arc<Shared>) -> Self {
         Self {
@@ -91,22 +92,24 @@ impl Keeper {
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        // A forked child has no such thread.
+        // A forked child does not have the parent's threads.
         if self.shared.is_forked() {
             return;
         }
         let patience = self.shared.op_timeout;
         self.shared.end();
-        // The last handle may be dropped by a waker on this very thread. It must not wait for itself.
+        // The last handle may be dropped by a waker on this very thread. Then the thread must not
+        // wait for itself.
         if self.thread == std::thread::current().id() {
             return self.shared.tell_end(0);
         }
-        // The thread drops its end of the channel as its last action. It may itself take one operation timeout; the 50
-        // ms more let it report.
+        // The thread drops its end of the channel as its last action. The thread itself may take
+        // one operation timeout. The 50 ms more give it time to drop that end.
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = ended.recv_timeout(patience.saturating_add(Duration::from_millis(50)));
         let left = self.shared.table().cleanups_open;
-        // A subscriber is the user's code and may panic. This may be a drop during a panic, where a second one aborts.
+        // A subscriber is the user's code and may panic. If this is a drop during a panic, a second
+        // panic would abort the process.
         guarded(|| self.shared.tell_end(left));
     }
 }
@@ -114,7 +117,7 @@ impl Drop for Keeper {
 async fn keep(shared: &Arc<Shared>) {
     let sessions = shared.capability.sessions;
     loop {
-        // Before the clock is read, so that no advance of it is missed.
+        // Taken before the clock is read, so that no advance of a test clock is missed.
         let advanced = shared.clock.advanced();
         let now = shared.clock.now();
         let mut round = shared.table().take_round(now, shared.epoch());
@@ -131,20 +134,22 @@ async fn keep(shared: &Arc<Shared>) {
             match reason.or_else(|| lease.lost(now)) {
                 Some(reason) => {
                     guarded(|| shared.lost(&lease, stage, reason));
-                    // Without sessions, the store's clock ends the lease there. Here the user of a held lease takes it
-                    // out of the table; one that is kept has no user any more, so it is taken out below. A waiting
-                    // ticket is cleaned up by the acquire loop.
+                    // Without sessions, the store's clock ends the ticket there. The user of a held
+                    // lease takes it out of the table. A kept lease has no user any more, so it is
+                    // taken out below. The acquire loop cleans up a waiting ticket.
                     match stage {
                         Stage::Held | Stage::Kept { .. } if sessions => {
                             shared.clean_up(Cleanup::of(&lease));
                         }
-                        // Somebody waits for it, so it is not left to the store's clock. If the user still releases it,
-                        // that finds nothing.
+                        // Somebody waits for this ticket, so it is released at once and not left to
+                        // the store's clock. If the user releases it as well, the store answers
+                        // that it does not have the ticket.
                         Stage::Held | Stage::Kept { .. } if reason == LostReason::Revoked => {
                             shared.clean_up(Cleanup::of(&lease));
                         }
                         Stage::Kept { .. } => shared.disarm(lease.request.id),
-                        // Its task may not be polled, and the session goes on: so the keeper gives the ticket back.
+                        // The task may not be polled, and the session keeps the ticket at the
+                        // store. So the keeper gives the ticket back.
                         Stage::Waiting | Stage::Leaving if sessions => {
                             shared.clean_up(Cleanup::of(&lease));
                         }
@@ -206,11 +211,12 @@ async fn close(shared: &Shared) {
         Phase::Ending(at_the_latest) => at_the_latest,
         Phase::Open | Phase::ShutDown => return,
     };
-    // A session that is not closed ends when it times out, and the tickets that are kept in it end then too.
+    // A session that is not closed ends when it times out, and then the tickets that are kept in it
+    // end too.
     if shared.table().keeps() {
         return;
     }
-    // The loop that rings alarms has ended, so this uses the runtime's timer.
+    // The loop that rings alarms has ended, so this uses the timer of the keeper's runtime.
     let rest = shared.clock.time_to(at_the_latest);
     if tokio::time::timeout(rest, shared.links.end())
         .await
@@ -222,13 +228,13 @@ async fn close(shared: &Shared) {
     }
 }
 
-/// Renews a batch on the keeper's connection. An error here changes no deadline.
+/// Renews a batch on the keeper's connection. If the whole request fails, no deadline changes.
 async fn renew(shared: Arc<Shared>, leases: Vec<Arc<Lease>>) {
     let now = shared.clock.now();
     let patience = leases.iter().map(|lease| lease.renewal_patience(now)).min();
     let patience = patience.unwrap_or_default();
-    // The supervisor paces the reconnecting. This pause is for a store that refuses: it must not be asked in a tight
-    // loop.
+    // Reconnecting has its own pauses, in `supervise`. This pause is for a store that answers and
+    // refuses, so that the keeper does not ask it in a tight loop.
     let pause = Duration::from_millis(200).min(patience / 5 * 2);
     let mut renewing = Renewing {
         shared,
@@ -236,7 +242,7 @@ async fn renew(shared: Arc<Shared>, leases: Vec<Arc<Lease>>) {
         pause,
     };
     let shared = &renewing.shared;
-    // The requests that are sent. The answers are about these.
+    // The requests that are sent. The answers are about these requests, in this order.
     let leases = renewing.leases.as_slice().iter();
     let renewals: Vec<_> = leases.map(|lease| lease.renewal(now)).collect();
     let asked = renewals.iter().map(|renewal| Arc::clone(renewal)).collect();
@@ -249,7 +255,8 @@ async fn renew(shared: Arc<Shared>, leases: Vec<Arc<Lease>>) {
     match outcome {
         Ok((sent, answers)) => {
             shared.renewals_answered(renewing.leases.as_slice(), &answers);
-            // The store may send too few answers. Then the rest counts as not answered.
+            // The store may send too few answers. Then the remaining renewals count as not
+            // answered.
             for (renewal, answer) in renewals.into_iter().zip(answers) {
                 let Some(lease) = renewing.leases.next() else {
                     break;
@@ -281,8 +288,8 @@ async fn renew(shared: Arc<Shared>, leases: Vec<Arc<Lease>>) {
     }
 }
 
-/// A batch of renewals that is under way. When it is dropped, for whatever reason, the leases without an answer are
-/// tried again after a pause.
+/// A batch of renewals that is in flight. When this is dropped, for whatever reason, the leases
+/// without an answer are renewed again after a pause.
 struct Renewing {
     shared: Arc<Shared>,
     /// The leases without an answer.
@@ -300,7 +307,8 @@ impl Drop for Renewing {
     }
 }
 
-/// Finishes an enqueue that its caller has dropped, and then removes what it may have left.
+/// Awaits the answer to an enqueue that its caller has dropped, and then removes the ticket that it
+/// may have left.
 async fn finish_asking(shared: Arc<Shared>, mut cleanup: Cleanup) {
     let Some(enqueue) = cleanup.after.take() else {
         return;
@@ -310,15 +318,18 @@ async fn finish_asking(shared: Arc<Shared>, mut cleanup: Cleanup) {
         tokio::select! {
             biased;
             answer = shared.by(by, enqueue.answer) => answer,
-            // The drop of the client may run on the runtime that drives this connection, and it waits for the keeper:
-            // then the reply cannot come. So this stops waiting, and releases with a note that the enqueue may follow.
-            // The store keeps a mark of that, which is better than a lock that stays.
+            // The last handle of the client may be dropped on the runtime that drives this
+            // connection. That drop blocks the runtime and waits for the keeper, so the reply
+            // cannot come. Therefore the keeper stops waiting here, and releases with a note that
+            // the enqueue may follow. The store keeps a mark for that, which is better than a lock
+            // that stays.
             () = shared.ending() => None,
         }
     };
     let left_behind = match answer.await {
         Some(Ok(Enqueued::Granted { .. } | Enqueued::Waiting { .. })) => true,
-        // Even then an earlier attempt with the same id may still be on its way.
+        // Even after these answers, an earlier attempt with the same id may arrive at the store
+        // later.
         Some(Ok(Enqueued::Busy { .. } | Enqueued::CapacityMismatch { .. } | Enqueued::Gone)) => {
             cleanup.ambiguous
         }
@@ -337,9 +348,10 @@ async fn finish_asking(shared: Arc<Shared>, mut cleanup: Cleanup) {
     }
 }
 
-/// Leaves kept tickets (`min_hold`) at the store in such a way that they end there at the right time: each is renewed
-/// once more, with the time that remains as its ttl. Tried until the store acknowledges, or that time has come. If it
-/// is never acknowledged, a ticket ends with its lease, as after a crash.
+/// Leaves kept tickets (`min_hold`) at the store so that they end there at the right time. Each
+/// ticket is renewed once more, with the time that remains as its ttl. The keeper tries until the
+/// store acknowledges this, or until that time has come. If the store never acknowledges it, the
+/// ticket ends with its lease, as after a crash.
 async fn leave_kept(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
     let mut pauses = Pauses::between(Duration::from_millis(20), Duration::from_secs(1));
     loop {
@@ -397,19 +409,20 @@ async fn leave_kept(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
     }
 }
 
-/// Releases tickets on the keeper's connection. Tried until the store acknowledges, or the tickets have run out there
-/// by themselves.
+/// Releases tickets on the keeper's connection. The keeper tries until the store acknowledges, or
+/// until the tickets must have run out at the store by themselves.
 async fn depart(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
-    // A ticket that is at the store ends there with its lease. An enqueue that may still be on its way does not: a
-    // server that was stopped reads it when it continues.
+    // A ticket that is at the store ends there with its lease. An enqueue that is in flight may
+    // arrive later than that: a server that was stopped reads it when it continues.
     let patience = |cleanup: &Cleanup| match cleanup.ambiguous {
         true => cleanup.request.ttl.max(LONGEST_STALL),
         false => cleanup.request.ttl,
     };
     let longest = batch.iter().map(patience).max().unwrap_or_default();
     let give_up = match shared.capability.sessions {
-        // The ticket stays as long as this process's session, which may be for ever. If the session has ended while the
-        // store was out of reach, the store acknowledges as well, with "not found".
+        // The ticket stays as long as the session of this process, which may be for ever. If the
+        // session has ended while the store was out of reach, the store answers "not found", which
+        // ends the loop as well.
         true => Instant::FAR_FUTURE,
         false => shared.clock.now().after(longest).after(shared.op_timeout),
     };
@@ -430,11 +443,12 @@ async fn depart(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
                 let before = batch.len();
                 let mut answers = answers.into_iter();
                 let mut missing = Vec::new();
-                // The store may send too few answers. Then the rest counts as not answered.
+                // The store may send too few answers. Then the remaining tickets count as not
+                // answered.
                 batch.retain_mut(|cleanup| {
                     let answer = answers.next().unwrap_or(Released::Failed);
-                    // Only the first answer tells that a ticket was missing: after an attempt that failed, that attempt
-                    // may have removed it.
+                    // Only the first answer shows whether a ticket was missing. After an attempt
+                    // that failed, that attempt may have removed the ticket.
                     let held = cleanup.held.take();
                     missing.extend(held.filter(|_| answer == Released::NotFound));
                     answer == Released::Failed

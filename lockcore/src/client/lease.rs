@@ -1,5 +1,6 @@
-//! The lease record: what this process knows of one ticket, and until when the ticket may be relied on. The
-//! content of its renewals is in `renewal`, and sending them in `keeper`. The user's view of it is in `hold`.
+//! The lease record: what this process knows of one ticket, and until when it may rely on the
+//! ticket. The content of its renewals is in `renewal`, and sending them is in `keeper`. The user's
+//! view of a lease is in `hold`.
 
 mod asked;
 mod renewal;
@@ -16,45 +17,52 @@ use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
 use crate::sync::{Mutex, Notify};
 use crate::token::GrantId;
 
-/// How long a grant may wait for its task to collect it, as a part of the ttl. A task that is polled collects it in
-/// microseconds. The keeper checks every third of the ttl, so a grant that nobody collects is kept for at most one ttl.
+/// How long a grant may wait for its task to collect it, as a part of the ttl. A task that is
+/// polled collects its grant in microseconds. The keeper checks every third of the ttl, so it keeps
+/// an uncollected grant for at most one ttl.
 pub(crate) const COLLECTED_WITHIN: f64 = 2.0 / 3.0;
 
 /// One ticket's state, shared by the acquire loop, the guard, the keeper and the wake-ups.
 #[derive(Debug)]
 pub(crate) struct Lease {
     pub(crate) request: Arc<Request>,
-    /// Whether the keeper renews it while it is held. A waiting ticket is always renewed.
+    /// Whether the keeper renews the ticket while it is held. A waiting ticket is always renewed.
     pub(crate) renew: bool,
     /// The deadline in nanoseconds of the lease clock, or [`LOST`]. It moves forward only while it lies in the future.
     /// [`LOST`] is final.
     deadline: AtomicU64,
     /// The deadline never lies beyond this (`max_hold`).
     hold_until: AtomicU64,
-    /// When its holder must have given it up, in nanoseconds, because somebody asks for it. 0 if nobody does.
+    /// When the holder must have given the ticket up, because somebody asks for it: nanoseconds of
+    /// the lease clock. 0 if nobody does.
     give_up_at: AtomicU64,
-    /// Why the lease is lost, as [`reason_code`]. Written before the deadline becomes [`LOST`].
+    /// Why the lease is lost, as [`reason_code`]. It is written before the deadline becomes
+    /// [`LOST`].
     reason: AtomicU8,
-    /// The number of the ticket. 0 until the store has told it.
+    /// The number of the ticket. 0 until the store has answered the enqueue.
     ticket: AtomicU64,
     /// How many times the ticket was handed over inside this process.
     hand_overs: AtomicU16,
-    /// The ticket number that a wake-up or a renewal has reported as granted, else 0. A wake-up may arrive before the
-    /// reply to its own enqueue: the number is kept here and compared when the reply has come.
+    /// The ticket number that a wake-up or a renewal has reported as granted, else 0. A wake-up may
+    /// arrive before the reply to its own enqueue. So the number is kept here, and compared with
+    /// the ticket's number when the reply has come.
     granted: AtomicU64,
-    /// See [`granted_at`](Self::granted_at); 0 before that.
+    /// See [`granted_at`](Self::granted_at); 0 while the ticket is not granted.
     granted_at: AtomicU64,
-    /// High half: the permits that the ticket is renewed with. Low half: the permits that the store counts, as far as
-    /// is known. Both only fall, and the second follows the first.
+    /// High half: the permits that the ticket is renewed with. Low half: the permits that the store
+    /// counts, as far as is known. Both only fall: first the high half, and the low half when the
+    /// store has acknowledged that.
     permits: AtomicU64,
-    /// The ttl that it is renewed with, in nanoseconds. It only rises, and is written under the mutex of `asked`.
+    /// The ttl that the ticket is renewed with, in nanoseconds. It only rises, and is written under
+    /// the mutex of `asked`.
     ttl: AtomicU64,
     asked: Mutex<Asked>,
-    /// Its loss has been reported to the listeners of the client.
+    /// Whether the loss has been reported to the listeners of the client.
     told: AtomicBool,
     /// How many renewals in a row the store has refused, or could not carry out.
     refused: AtomicU64,
-    /// An enqueue of this id was sent and never answered, so it may still arrive at the store.
+    /// Set if an enqueue of this id was sent and never answered, so it may arrive at the store
+    /// later.
     ambiguous: AtomicBool,
     /// The [epoch](super::shared::Shared::epoch) of the latest request to which the store answered that the ticket
     /// exists.
@@ -109,7 +117,8 @@ impl Lease {
     pub(crate) fn answered(&self, ticket: u64, sent: Instant, valid_for: Duration) {
         self.ticket.store(ticket, Ordering::SeqCst);
         let deadline = deadline(sent, valid_for).as_nanos().max(LOST + 1);
-        // Only from "not sent": a lease that a shutdown has marked as lost meanwhile stays lost.
+        // Only from "not sent": if a shutdown has marked the lease as lost meanwhile, it stays
+        // lost.
         let unsent = Instant::FAR_FUTURE.as_nanos();
         let _ =
             self.deadline
@@ -130,7 +139,7 @@ impl Lease {
                 (current != LOST && current > now.as_nanos()).then_some(current.max(proposed))
             })
             .map_err(|_| AlreadyLost)?;
-        // `hold_until` may have been set between the two reads of it.
+        // `hold_until` may have become earlier since `proposed` was computed.
         self.deadline
             .fetch_min(self.hold_until().as_nanos(), Ordering::SeqCst);
         Ok(())
@@ -144,13 +153,14 @@ impl Lease {
         self.deadline.fetch_min(until, Ordering::SeqCst);
     }
 
-    /// Somebody asks for the ticket: its holder must give it up by `until`. Each renewal tells this again, at a later
-    /// time, so only an earlier end counts. Returns whether this was the first call.
+    /// Somebody asks for the ticket: its holder must give it up by `until`. The answer to each
+    /// later renewal repeats this, and the end computed from that answer is later. So only an
+    /// earlier end counts. Returns whether this was the first call.
     pub(crate) fn ask_back(&self, until: Instant) -> bool {
         let order = Ordering::SeqCst;
         let nanos = until.as_nanos();
         let sooner = |at: u64| (at == 0 || nanos < at).then_some(nanos);
-        // Before the end is set, so that nobody finds the lease over without its reason.
+        // Written before the end, so that whoever finds the lease over also finds this reason.
         let before = self.give_up_at.fetch_update(order, order, sooner);
         self.end_at(until);
         self.changed.notify_waiters();
@@ -170,23 +180,25 @@ impl Lease {
         }
     }
 
-    /// The last writer has left and readers remain: the ticket becomes a read ticket. From now on no writer may use it,
-    /// even if the store does not know that yet.
+    /// The last writer has ended and readers remain: the ticket becomes a read ticket. From now on
+    /// no writer may use it, even if the store does not know that yet.
     pub(crate) fn shrink(&self) {
         self.shrink_from(FULL.get(), 1);
     }
 
-    /// From now on the ticket is renewed with `permits`, if it has `before` and the store knows of that. Returns
-    /// whether this was done.
+    /// From now on the ticket is renewed with `permits`, if it has `before` permits and the store
+    /// has acknowledged that number. Returns whether this was done.
     ///
-    /// One change at a time: a store need not handle two changes that may both still arrive.
+    /// There is only one change at a time. So a store need not handle two changes that may both
+    /// arrive late.
     pub(crate) fn shrink_from(&self, before: u32, permits: u32) -> bool {
         let order = Ordering::SeqCst;
         let (old, new) = (both(before, before), both(permits, before));
         (self.permits.compare_exchange(old, new, order, order)).is_ok()
     }
 
-    /// The permits that the ticket is to have. The store may still count more.
+    /// The permits that the ticket is to have. The store may count more until it has acknowledged
+    /// this.
     pub(crate) fn permits(&self) -> u32 {
         (self.permits.load(Ordering::SeqCst) >> 32) as u32
     }
@@ -196,7 +208,7 @@ impl Lease {
         self.permits.load(Ordering::SeqCst) as u32
     }
 
-    /// The ttl that it is renewed with.
+    /// The ttl that the ticket is renewed with.
     pub(crate) fn ttl(&self) -> Duration {
         Duration::from_nanos(self.ttl.load(Ordering::SeqCst))
     }
@@ -207,8 +219,8 @@ impl Lease {
         ttl.saturating_sub(drift(ttl))
     }
 
-    /// A renewal with this request was acknowledged. Returns whether this was the first answer by which the store
-    /// counts no more permits than the ticket is to have.
+    /// The store has acknowledged a renewal with this request. Returns whether this was the first
+    /// answer after which the store counts no more permits than the ticket is to have.
     pub(crate) fn acknowledged(&self, request: &Request) -> bool {
         let order = Ordering::SeqCst;
         let counted = |permits: u64| {
@@ -220,12 +232,12 @@ impl Lease {
         fewer && !self.is_shrinking()
     }
 
-    /// Whether the holder may write, and nobody else may do anything.
+    /// Whether the holder may write, and nobody else may read or write.
     pub(crate) fn is_exclusive(&self) -> bool {
         self.permits() == FULL.get()
     }
 
-    /// Whether the store does not know yet that the ticket was made smaller.
+    /// Whether the ticket was made smaller, and the store has not acknowledged that yet.
     pub(crate) fn is_shrinking(&self) -> bool {
         let permits = self.permits.load(Ordering::SeqCst);
         (permits >> 32) as u32 != permits as u32
@@ -236,7 +248,8 @@ impl Lease {
         self.counted() != FULL.get()
     }
 
-    /// Whether it is the read side of a lock. Several grants may use it at the same time.
+    /// Whether this is the read side of a lock. Several grants may use such a ticket at the same
+    /// time.
     pub(crate) fn is_read(&self) -> bool {
         self.request.capacity == FULL && self.is_shared()
     }
@@ -251,22 +264,23 @@ impl Lease {
         self.is_shrinking() || self.renew && self.deadline() < self.hold_until()
     }
 
-    /// Makes the loss final. Returns whether it was this call that did.
+    /// Makes the loss final. Returns whether this call was the first.
     pub(crate) fn lose(&self, reason: LostReason) -> bool {
-        // The first reason wins, and so does the call that brings it. The reason is in place before anybody can see
-        // LOST.
+        // Of several calls, the first sets the reason and returns true. The reason is written
+        // before any reader can see LOST.
         let code = reason_code(reason);
         let first = self
             .reason
             .compare_exchange(0, code, Ordering::SeqCst, Ordering::SeqCst)
             .is_ok();
-        // Every caller does this, not only the first: the first one may have been stopped before this line.
+        // Every call does this, and not only the first: the thread of the first call may be stopped
+        // just before this line.
         self.deadline.swap(LOST, Ordering::SeqCst);
         self.changed.notify_waiters();
         first
     }
 
-    /// Marks the loss as reported. Returns whether this call was the first.
+    /// Marks the loss as reported to the listeners. Returns whether this call was the first.
     pub(crate) fn tell_loss(&self) -> bool {
         !self.told.swap(true, Ordering::SeqCst)
     }
@@ -289,7 +303,8 @@ impl Lease {
         self.refused.load(Ordering::SeqCst) > 0
     }
 
-    /// Why the lease is lost, if it is. A deadline that has passed is marked as a loss.
+    /// Why the lease is lost, or `None`. If the deadline has passed, this call marks the lease as
+    /// lost.
     pub(crate) fn lost(&self, now: Instant) -> Option<LostReason> {
         let deadline = self.deadline.load(Ordering::SeqCst);
         if deadline != LOST && deadline > now.as_nanos() {
@@ -323,14 +338,15 @@ impl Lease {
         }
     }
 
-    /// The deadline. If the lease is lost, this is in the past of every clock.
+    /// The deadline. If the lease is lost, the deadline is [`LOST`], which is in the past of every
+    /// clock.
     pub(crate) fn deadline(&self) -> Instant {
         Instant::from_nanos(self.deadline.load(Ordering::SeqCst))
     }
 
     /// Notes a grant that a wake-up or a renewal has reported.
     ///
-    /// A number that is not the ticket's is ignored: such a message must have been forged.
+    /// Ignores the message if it names another ticket number: such a message must have been forged.
     pub(crate) fn grant(&self, ticket: u64, now: Instant) {
         let known = self.ticket();
         if known != 0 && known != ticket {
@@ -341,20 +357,21 @@ impl Lease {
         self.changed.notify_waiters();
     }
 
-    /// Whether the ticket that the store told us has been granted.
+    /// Whether a grant was reported for the number that the store gave this ticket.
     pub(crate) fn is_granted(&self) -> bool {
         let ticket = self.ticket();
         ticket != 0 && self.granted.load(Ordering::SeqCst) == ticket
     }
 
-    /// It has been granted since `at` at the earliest. Only the first call counts.
+    /// The ticket has been granted since `at` at the earliest. Only the first call counts.
     pub(crate) fn is_granted_since(&self, at: Instant) {
         let order = Ordering::SeqCst;
         let _ = (self.granted_at).compare_exchange(0, at.as_nanos(), order, order);
     }
 
-    /// Since when it has been granted, as far as is known. This is when a wake-up or a renewal reported it, or when the
-    /// enqueue was sent that was answered with the grant.
+    /// Since when the ticket has been granted, as far as is known. If a wake-up or a renewal
+    /// reported the grant, this is when the report came. If the enqueue was answered with the
+    /// grant, this is when the enqueue was sent.
     pub(crate) fn granted_at(&self) -> Option<Instant> {
         let at = self.granted_at.load(Ordering::SeqCst);
         (at != 0).then_some(Instant::from_nanos(at))
@@ -384,12 +401,13 @@ impl Lease {
         GrantId::of_ticket(self.ticket(), self.hand_overs())
     }
 
-    /// The store has answered a request of `epoch`: the ticket exists.
+    /// Notes that the store has answered a request of `epoch`: the ticket exists.
     pub(crate) fn confirm(&self, epoch: u64) {
         self.confirmed.fetch_max(epoch, Ordering::SeqCst);
     }
 
-    /// Whether the store has confirmed the ticket since the last gap. `epoch` began with that gap.
+    /// Whether the store has confirmed the ticket since the last gap. `epoch` is the one that began
+    /// with that gap.
     pub(crate) fn is_confirmed_in(&self, epoch: u64) -> bool {
         self.confirmed.load(Ordering::SeqCst) >= epoch
     }
@@ -407,8 +425,9 @@ const fn both(to_have: u32, counted: u32) -> u64 {
     (to_have as u64) << 32 | counted as u64
 }
 
-/// The validity is counted from before the send, less the time that two clocks may drift apart over the ttl. A
-/// hundredth is far more than crystals drift (100 ppm). The 5 ms are for rounding and scheduling at the store.
+/// The validity counts from the moment before the send, less the time that two clocks may drift
+/// apart over the ttl. A hundredth is far more than crystals drift (100 ppm). The 5 ms are for
+/// rounding and scheduling at the store.
 fn deadline(sent: Instant, valid_for: Duration) -> Instant {
     sent.after(valid_for).before(drift(valid_for))
 }
@@ -423,7 +442,7 @@ const fn reason_code(reason: LostReason) -> u8 {
         LostReason::Taken => 2,
         LostReason::Shutdown => 3,
         LostReason::MaxHold => 4,
-        // A guard computes these two reasons itself; they are never stored in a lease.
+        // A guard computes these two reasons itself; no lease stores them.
         LostReason::Released => 5,
         LostReason::Forked => 6,
         LostReason::Revoked => 7,

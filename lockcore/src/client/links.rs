@@ -10,12 +10,12 @@ use super::gate::Connected;
 use crate::backend::{Fault, StoreError};
 use crate::log::guarded;
 
-/// The connections of one client.
+/// The connections of one client, one per runtime that uses it.
 #[derive(Debug, Default)]
 pub(crate) struct Links {
     // A scan is faster than a map, because there are only a few runtimes.
     list: Mutex<Vec<Arc<Link>>>,
-    /// No new connection is opened from now on.
+    /// Whether the client is ending, so that no new connection is opened.
     ended: AtomicBool,
 }
 
@@ -35,7 +35,8 @@ pub(super) enum State {
     Connecting,
     Up(Arc<Connected>),
     Down(StoreError),
-    /// Down because of a mistake, and somebody has asked since then: the mistake may have been corrected.
+    /// Down because of a mistake, and a caller has asked for the connection after that. The mistake
+    /// may have been corrected, so the supervisor tries again.
     Asked(StoreError),
     /// The supervisor of this link has ended.
     Closed,
@@ -74,15 +75,16 @@ impl Links {
         link
     }
 
-    /// The end of the client: closes the connections that are up. Runs on the keeper. If it is dropped half-way, the
-    /// rest is closed together with the keeper's runtime.
+    /// Closes the connections that are up, at the end of the client. Runs on the keeper. If the
+    /// future is dropped before it is done, the remaining connections are closed together with the
+    /// keeper's runtime.
     pub(crate) async fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);
         let links = std::mem::take(&mut *self.list());
         for link in links {
             if let State::Up(connected) = link.change(State::Closed) {
                 let connection = Arc::clone(connected.connection());
-                drop(connected); // the store closes it when no one else holds a reference
+                drop(connected); // the store's connection closes when nobody else has a reference
                 connection.close().await;
             }
         }
@@ -96,9 +98,10 @@ impl Links {
         }
     }
 
-    /// The connection is broken, or it is dead and no error has told us.
+    /// Replaces a connection that is broken, or that does not answer although no error was
+    /// reported.
     pub(crate) fn replace(&self, connected: &Connected) {
-        // Outside of the mutex, because this runs wakers, which are users' code.
+        // Not under the mutex, because this runs wakers, which are users' code.
         let links = self.list().clone();
         for link in links {
             guarded(|| link.replace(connected));
@@ -136,8 +139,9 @@ impl Link {
         }
     }
 
-    /// Waits for the connection. A store that is out of reach does not end the wait. A mistake in the configuration
-    /// does, if it was found after this call began.
+    /// Waits for the connection. If the store is out of reach, the wait continues. If the
+    /// supervisor finds a mistake in the configuration after this call began, the wait ends with
+    /// that error.
     pub(crate) async fn connection(&self) -> Result<Arc<Connected>, NotConnected> {
         let mut state = self.state.subscribe();
         self.state.send_if_modified(|state| match state {
@@ -147,7 +151,8 @@ impl Link {
             }
             _ => false,
         });
-        // The notification is not stored: a request from before a break is no reason to hurry after it.
+        // The notification is not stored if the supervisor does not wait for it now. A request from
+        // before a break must not shorten the pauses after the break.
         self.asked.notify_waiters();
         loop {
             match &*state.borrow_and_update() {
@@ -171,7 +176,7 @@ impl Link {
         }
     }
 
-    /// Asks for a new connection instead of this one, if this is the one that is up.
+    /// Makes the supervisor open a new connection, if `connected` is the one that is up.
     fn replace(&self, connected: &Connected) {
         let is_up =
             |state: &State| matches!(state, State::Up(up) if std::ptr::eq(&**up, connected));
@@ -182,12 +187,13 @@ impl Link {
             }
             replaced
         });
-        // Also when it was replaced before: requests that wait at its gates must not stay there.
+        // Also if the connection was replaced before, because requests that wait at its gates must
+        // fail.
         connected.close();
     }
 
-    /// Changes the state. If a connection was up, requests that wait at its gates fail with `Replaced`. Returns the
-    /// state before.
+    /// Changes the state. If a connection was up, requests that wait at its gates fail with
+    /// `Replaced`. Returns the previous state.
     pub(super) fn change(&self, to: State) -> State {
         let before = self.state.send_replace(to);
         if let State::Up(connected) = &before {
@@ -198,8 +204,8 @@ impl Link {
 
     /// Resolves when the connection is not up any more.
     ///
-    /// This watches the state. A separate notification could stay stored with nobody waiting for it, and would then
-    /// close the next connection.
+    /// This watches the state instead of a separate notification. A notification could be stored
+    /// while nobody waits for it, and would then close the next connection.
     pub(super) async fn until_replaced(&self) {
         let mut state = self.state.subscribe();
         // The sender lives in `self`, so this cannot fail.

@@ -1,4 +1,5 @@
-//! Leases that end before their users are done: how this is found, and who is told.
+//! Leases that end before their users are done: how the client finds such a loss, and whom it
+//! tells.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use super::tracked::Stage;
 use crate::error::LostReason;
 
 impl Shared {
-    /// The store does not know the ticket any more.
+    /// The store has answered that it does not know the ticket any more.
     pub(super) fn taken(self: &Arc<Self>, lease: &Arc<Lease>) {
         let reason = lease.why_missing();
         if lease.lose(reason)
@@ -22,22 +23,24 @@ impl Shared {
         }
     }
 
-    /// A holder gave its ticket back, and the ticket was not at the store although it should have been. Somebody else
-    /// may have held the lock at the same time.
+    /// A holder has released its ticket, and the store did not have the ticket although it should
+    /// have. Somebody else may have held the lock at the same time.
     pub(crate) fn missing(self: &Arc<Self>, lease: &Arc<Lease>) {
-        lease.lost(self.clock.now()); // a lease that ran out on the way has ended as expected
+        lease.lost(self.clock.now()); // a lease that has run out ended as expected
         let reason = lease.why_missing();
         lease.lose(reason);
-        // A renewal that was under way may have found it missing before, when the holder had already left.
+        // A renewal in flight may have found the ticket missing earlier, when the holder was
+        // already releasing it. That renewal did not report the loss.
         if lease.lost(self.clock.now()) == Some(reason) {
             self.lost(lease, Stage::Held, reason);
         }
     }
 
-    /// Somebody asks for a ticket that is held here. The lease ends when `grace` is over, and from now on no other task
-    /// of this process gets the ticket.
+    /// Somebody asks for a ticket that is held here. The lease ends when `grace` is over. From now
+    /// on no other task of this process gets the ticket.
     ///
-    /// The time counts from here, not from when it was asked: a holder that learns of it late has as much time.
+    /// The grace begins at this call and not when somebody asked for the ticket. So a holder whose
+    /// client learns of the request late has the same time.
     pub(super) fn asked_back(self: &Arc<Self>, lease: &Arc<Lease>, grace: Duration) {
         let first = lease.ask_back(self.clock.now().after(grace));
         if !first {
@@ -54,8 +57,8 @@ impl Shared {
         }
     }
 
-    /// The keeper has given a ticket back, because its task is not polled. If the task is polled again, it finds its
-    /// position lost.
+    /// The keeper is giving a ticket back because its task is not polled. If the task is polled
+    /// again, it finds that its ticket is lost.
     pub(crate) fn recalled(self: &Arc<Self>, lease: &Arc<Lease>) {
         let lock = lease.request.name.clone();
         self.log(Level::DEBUG, move || {
@@ -67,12 +70,12 @@ impl Shared {
         lease.lose(LostReason::Expired);
     }
 
-    /// A lease has been found lost, by the keeper or by its user, who may be faster. A lost lock is logged as a
-    /// warning, because operators want to know of it. A lost position in line is only a debug line: a new ticket is
-    /// taken.
+    /// The keeper or the user of a lease has found it lost; the user may be the first to notice. A
+    /// lost lock is logged as a warning, because operators want to know of it. A lost position in
+    /// line is only a debug line, because the acquire loop takes a new ticket.
     pub(crate) fn lost(self: &Arc<Self>, lease: &Arc<Lease>, stage: Stage, reason: LostReason) {
-        // A ticket that is being released is expected to end. The answer to its release tells whether it was there: see
-        // `missing`.
+        // A ticket that is being released is expected to end. The answer to the release tells
+        // whether the store had the ticket: see `missing`.
         let is_told = match stage {
             Stage::Leaving => lease.is_told(),
             _ => !lease.tell_loss(),
@@ -96,7 +99,8 @@ impl Shared {
                     tracing::warn!(%lock, %grant_id, ?reason, "lock lost");
                 });
             }
-            // Without renewal it was meant to end by itself, so that is no warning.
+            // Without renewal the lease was meant to end by itself, so its end is no reason for a
+            // warning.
             Stage::Kept { .. } if lease.renew => self.log(Level::WARN, move || {
                 tracing::warn!(%lock, ?reason, "lock lost before its min_hold was over");
             }),

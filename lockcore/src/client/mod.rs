@@ -1,9 +1,10 @@
 //! The state that all handles of a client share, and the thread that looks after it.
 //!
-//! From the bottom: a [lease](lease) holds what this process knows of one ticket, and a [tracked](tracked) one
-//! says how far it has come. The [table](table) contains all of them and says when each is due. [`Shared`](shared::Shared) puts the table, the clock and the [links](links) to the
-//! store together. The files after it in this list are its jobs, one each. The [keeper](keeper) is the thread that does
-//! them.
+//! From the bottom: a [lease](lease) record holds what this process knows of one ticket. A
+//! [tracked](tracked) entry adds the stage of that ticket. The [table](table) contains all entries,
+//! and knows when each is due. [`Shared`](shared::Shared) puts together the table, the clock and
+//! the [links](links) to the store. Each file below `shared` in this list does one job on it. The
+//! [keeper](keeper) is the thread that runs these jobs.
 
 pub(crate) mod events;
 pub(crate) mod gate;

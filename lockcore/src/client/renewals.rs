@@ -16,15 +16,17 @@ use crate::pauses::jittered;
 use crate::request::{Id, Request};
 
 impl Shared {
-    /// When to renew a lease: after a third of its ttl, so that two renewals may fail before the lease is at risk. Up
-    /// to a tenth of that time is taken off as jitter, so that leases that were taken together do not stay together.
+    /// When to renew a lease: after a third of its ttl, so that two renewals may fail before the
+    /// lease is at risk. Up to a tenth of that third is subtracted at random, so that leases that
+    /// were taken together are not all renewed together.
     pub(crate) fn renewal_time(lease: &Lease, valid_for: Duration) -> Instant {
         let (earliest, latest) = Self::renewal_times(lease, valid_for).into_inner();
         Instant::from_nanos(fastrand::u64(earliest.as_nanos()..=latest.as_nanos()))
     }
 
     pub(super) fn renewal_times(lease: &Lease, valid_for: Duration) -> RangeInclusive<Instant> {
-        // In nanoseconds, because a division of a `Duration` takes as long as everything else here.
+        // In nanoseconds, because dividing a `Duration` takes as long as everything else here
+        // together.
         let third = nanos(valid_for) / 3;
         let latest = lease.deadline().as_nanos().saturating_sub(2 * third);
         let earliest = latest.saturating_sub(third / 10);
@@ -52,7 +54,7 @@ impl Shared {
             } => (renewal.answered(valid_for), recheck_in),
             Renewed::Failed => {
                 let lock = lease.request.name.clone();
-                // The keeper logs failures that concern more than this ticket.
+                // The keeper logs failures that concern more tickets than this one.
                 self.log(Level::DEBUG, move || {
                     tracing::debug!(%lock, "the store cannot renew this ticket, trying again");
                 });
@@ -66,9 +68,10 @@ impl Shared {
             self.asked_back(lease, grace);
         }
         if lease.extend(sent, valid_for, self.clock.now()) == Err(AlreadyLost) {
-            // An acknowledgement that comes too late leads to a release, never to a revival. Perhaps nobody has noticed
-            // the deadline yet, and after the clean-up the keeper cannot. So the loss is reported here. A guard that
-            // still holds this lease releases again when it is dropped; that second release finds nothing.
+            // An acknowledgement that comes too late leads to a release, never to a revival. The
+            // keeper may not have noticed the deadline yet, and after the clean-up it cannot. So
+            // the loss is reported here. If a guard has this lease, it releases again when it is
+            // dropped; the store answers that second release with "not found".
             if let Some(reason) = lease.lost(self.clock.now())
                 && let Some(stage) = self.stage(id)
             {
@@ -91,7 +94,8 @@ impl Shared {
         }
     }
 
-    /// Tells the keeper to renew a held or kept lease at once, or once more if a renewal is under way.
+    /// Tells the keeper to renew a held or kept lease at once. If a renewal of it is in flight, the
+    /// keeper renews it once more after the answer.
     pub(crate) fn recheck_now(&self, id: Id) {
         let mut table = self.table();
         match table.leases.get_mut(&id) {
@@ -104,8 +108,8 @@ impl Shared {
         }
     }
 
-    /// Renews one ticket at once, on the caller's own connection, and applies the answer to the lease: a grant moves
-    /// its deadline, a loss is final, an error changes nothing.
+    /// Renews one ticket at once, on the connection of the caller's runtime, and applies the answer
+    /// to the lease. A grant moves its deadline, a loss is final, and an error changes nothing.
     pub(crate) async fn renew_now(
         self: &Arc<Self>,
         lease: &Arc<Lease>,
@@ -129,14 +133,15 @@ impl Shared {
             | Renewed::Waiting { valid_for, .. } => {
                 let valid_for = renewal.answered(valid_for);
                 lease.confirm(sent.epoch);
-                // An `Err` means that the lease ran out meanwhile. The next reader of the lease notices that.
+                // An `Err` means that the lease ran out meanwhile. The next call that checks the
+                // lease notices that.
                 let extended = lease.extend(sent.at, valid_for, self.clock.now());
                 if let (Ok(()), true) = (extended, renewed.holds()) {
                     self.note_acknowledged(lease, &asked);
                 }
                 if let Renewed::AskedBack { grace, .. } = renewed {
                     self.asked_back(lease, grace);
-                    // The keeper watches the new end.
+                    // So that the keeper watches the new end.
                     self.ask_at(lease.request.id, lease.deadline());
                 }
             }
@@ -149,7 +154,8 @@ impl Shared {
         Ok(renewed)
     }
 
-    /// The store has acknowledged a renewal. This may be the first acknowledgement of a smaller number of permits.
+    /// The store has acknowledged a renewal. Logs a line if this is the first acknowledgement of a
+    /// smaller number of permits.
     fn note_acknowledged(&self, lease: &Lease, renewal: &Request) {
         if lease.acknowledged(renewal) {
             let (lock, grant_id) = (lease.request.name.clone(), lease.grant_id());
@@ -160,17 +166,17 @@ impl Shared {
         }
     }
 
-    /// Wake-ups may have been missed, or another server may have answered for a while. So every ticket is renewed, the
-    /// earliest deadlines first, and no more at a time than the store allows.
+    /// Wake-ups may have been missed, or another server may have answered for a while. So every
+    /// ticket is renewed, the earliest deadlines first, with a bounded number of batches at a time.
     pub(crate) fn renew_everything(&self) {
         let mut table = self.table();
-        // Under the mutex, so that no round of the keeper falls between the two.
+        // Under the mutex, so that no round of the keeper runs between the two calls.
         self.suspect();
         table.begin_sweep();
         self.wake_keeper_at(&mut table, self.clock.now());
     }
 
-    /// A batch of renewals is over.
+    /// A batch of renewals is over. Wakes the keeper if other renewals wait for its slot.
     pub(crate) fn batch_over(&self) {
         let others_wait = self.table().renewed();
         if others_wait {

@@ -36,8 +36,8 @@ impl Shared {
         );
     }
 
-    /// Logs the end of the client, once: whether it was shut down, or its last handle was dropped, or both. `left` is
-    /// the number of locks that it could not release.
+    /// Logs one line at the end of the client, even if the client is shut down and its last handle
+    /// is dropped after that. `left` is the number of locks that it could not release.
     pub(crate) fn tell_end(&self, left: usize) {
         if self.told_end.swap(true, Ordering::SeqCst) {
             return;
@@ -58,8 +58,9 @@ impl Shared {
         }
     }
 
-    /// The store is out of reach. This logs one warning per outage, however many connections there are and however
-    /// often they are tried. It logs one more if the cause turns out to be a mistake that a person must correct.
+    /// The store is out of reach. This logs one warning per outage, however many connections break
+    /// and however often the client tries to reconnect. It logs one more if the cause turns out to
+    /// be a mistake that a person must correct.
     pub(crate) fn suspended(&self, error: &StoreError) {
         let is_news = |mistake| self.teller.suspended(self.clock.now(), mistake);
         let (store, owner) = (self.store().to_owned(), Arc::clone(&self.owner));
@@ -84,8 +85,9 @@ impl Shared {
         }
     }
 
-    /// Reports what the store answers to renewals. A ticket counts as refused when its renewal fails twice in a row,
-    /// because the first failure may be about an earlier request that was cut off.
+    /// Reports what the store has answered to renewals. A ticket counts as refused when its renewal
+    /// fails twice in a row. The first failure alone does not count, because it may be about an
+    /// earlier request that was cut off.
     pub(crate) fn renewals_answered(&self, leases: &[Arc<Lease>], answers: &[Renewed]) {
         let mut accepted = false;
         for (lease, answer) in leases.iter().zip(answers) {
@@ -107,7 +109,7 @@ impl Shared {
         }
     }
 
-    /// The store refuses all these renewals, on a working connection.
+    /// The store has refused all these renewals, on a working connection.
     pub(crate) fn renewals_refused(&self, leases: &[Arc<Lease>], error: &StoreError) {
         for lease in leases {
             lease.renewal_refused();
@@ -115,9 +117,9 @@ impl Shared {
         self.tell_refusal(error.clone());
     }
 
-    /// Warns once, as for an outage.
+    /// Logs a warning, unless one was logged since renewals were last accepted.
     fn tell_refusal(&self, error: StoreError) {
-        // An outage has been reported already.
+        // If there is an outage, its warning is enough.
         let news = !self.teller.is_suspended() && !self.refusing.swap(true, Ordering::SeqCst);
         let (store, owner) = (self.store().to_owned(), Arc::clone(&self.owner));
         if news {
@@ -127,7 +129,8 @@ impl Shared {
         }
     }
 
-    /// A renewal was accepted: logs one line when no other ticket is refused any more.
+    /// A renewal was accepted. Logs one line if renewals were refused before and no ticket is
+    /// refused any more.
     fn tell_acceptance(&self) {
         if !self.refusing.load(Ordering::SeqCst) {
             return;
@@ -170,10 +173,10 @@ impl Shared {
         self.teller.listen_to_grants(name)
     }
 
-    /// A listener waits for the news that the store is back. Opens the keeper's connection, because otherwise perhaps
-    /// no one opens any.
+    /// Called when a listener may wait for the news that the store is back. If so, this opens the
+    /// keeper's connection, because perhaps nobody else opens a connection.
     pub(crate) fn await_restoration(self: &Arc<Self>) {
-        // The order matters: a forked child must not reach the later conditions.
+        // The order matters: in a forked child the later conditions must not be evaluated.
         if self.is_forked()
             || !self.teller.is_suspended()
             || !self.teller.is_heard()
@@ -182,7 +185,8 @@ impl Shared {
             return;
         }
         match self.links.up(&self.keeper) {
-            // Another connection failed, and it is not needed any more.
+            // The keeper's connection is up. The outage came from another connection, which is not
+            // needed any more.
             Some(_) => self.restored(),
             None => drop(self.link(&self.keeper)),
         }

@@ -14,7 +14,7 @@ pub(crate) struct Settings {
     pub(crate) op_timeout: Duration,
     /// The address of the store, for messages and for telling stores apart. Empty if none was given.
     pub(crate) place: String,
-    /// The owner that logs name.
+    /// The owner that log lines name.
     pub(crate) owner: Arc<str>,
     pub(crate) defaults: Defaults,
 }

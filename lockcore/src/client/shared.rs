@@ -1,6 +1,6 @@
-//! The state that handles, guards, connections and the keeper's thread share: the table under its mutex, the clock, and
-//! the way to the store. The mutex is held for a few map operations at a time and never across an await. The work on
-//! this state is in the files beside this one, one job each.
+//! The state that handles, guards, connections and the keeper's thread share: the table under its
+//! mutex, the clock, and the way to the store. The mutex is held for a few map operations at a time
+//! and never across an await. The files beside this one work on this state, one job each.
 
 use std::sync::{Arc, OnceLock, PoisonError, Weak};
 use std::time::Duration;
@@ -31,7 +31,8 @@ pub(super) const FORKED: &str =
 /// The state that handles, guards, connections and the keeper's thread share.
 pub(crate) struct Shared {
     pub(crate) backend: Arc<dyn Backend>,
-    /// The promises of the backend. It never changes, and is asked for several times in each acquire.
+    /// The promises of the backend. They never change. They are kept here because each acquire
+    /// reads them several times.
     pub(crate) capability: Capability,
     pub(crate) clock: Clock,
     pub(crate) namespace: Namespace,
@@ -49,7 +50,7 @@ pub(crate) struct Shared {
     observer: OnceLock<Weak<dyn LeaseObserver>>,
     /// The process that made the client.
     process: Process,
-    /// The highest ticket number that this client was told, on any name.
+    /// The highest ticket number, of any name, that the store has told this client.
     highest_seen: AtomicU64,
     /// See [`Shared::epoch`].
     pub(super) epoch: AtomicU64,
@@ -63,22 +64,22 @@ pub(crate) struct Shared {
     /// Notifies when the last handle is gone.
     pub(crate) ends: Notify,
     pub(crate) teller: Teller,
-    /// It has been logged that the store refuses renewals.
+    /// Whether it has been logged that the store refuses renewals.
     pub(super) refusing: AtomicBool,
-    /// The end of the client has been logged.
+    /// Whether the end of the client has been logged.
     pub(super) told_end: AtomicBool,
     log: Log,
 }
 
-/// Is told when a ticket of this process ends. Tasks may wait for that ticket inside this process.
+/// Learns when a ticket of this process ends. Tasks may wait for that ticket inside this process.
 pub(crate) trait LeaseObserver: Send + Sync {
-    /// A lease is over: waiters need not wait for its user.
+    /// A lease is over. The tasks that wait for its ticket need not wait until its user ends.
     fn lost(self: Arc<Self>, lease: &Arc<Lease>);
 
-    /// Somebody asks for a ticket of this process: no further task may use it.
+    /// Somebody asks this process to give up a ticket: no further task may use the ticket.
     fn asked_back(self: Arc<Self>, lease: &Arc<Lease>);
 
-    /// A ticket was granted and its task did not collect it: it is being given back.
+    /// A ticket was granted and its task did not collect it: the keeper is giving the ticket back.
     fn recalled(self: Arc<Self>, lease: &Arc<Lease>);
 
     /// The client is shut down.
@@ -131,7 +132,7 @@ impl Shared {
         })
     }
 
-    /// From now on `observer` is told of leases that are over. Called once.
+    /// From now on the client tells `observer` of leases that are over. Called once.
     pub(crate) fn observe(&self, observer: Weak<dyn LeaseObserver>) {
         let first = self.observer.set(observer);
         debug_assert!(first.is_ok(), "there is one");
@@ -154,11 +155,12 @@ impl Shared {
         self.log.say(level, &self.keeper, line);
     }
 
-    /// Whether this process is a forked child of the one that made the client.
+    /// Whether this process is a forked child of the process that made the client.
     ///
-    /// The child has neither the keeper's thread nor connections of its own. It has copies: sockets that the parent
-    /// uses, and mutexes that a thread of the parent may have held at the fork. So the client cannot work there, and no
-    /// part of it may be touched.
+    /// The child has no keeper thread and no connections of its own. It has copies of the parent's
+    /// sockets, which the parent uses. It also has copies of mutexes that a thread of the parent
+    /// may have held at the fork. So the client cannot work in the child, and no code may touch any
+    /// part of it there.
     pub(crate) fn is_forked(&self) -> bool {
         !self.process.is_this()
     }
@@ -173,8 +175,9 @@ impl Shared {
         }
     }
 
-    /// The number of the current epoch. A gap is a time in which a wake-up, or the store's data, may have been lost.
-    /// Each gap begins a new epoch. A request that was sent before belongs to an earlier epoch.
+    /// The number of the current epoch. A gap is a time in which a wake-up, or the store's data,
+    /// may have been lost. Each gap begins a new epoch. A request that was sent before the gap
+    /// belongs to an earlier epoch.
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::SeqCst)
     }
@@ -195,8 +198,9 @@ impl Shared {
         }
     }
 
-    /// As [`sent_now`](Self::sent_now). If nothing was waited for since `at`, the request counts as sent then, and the
-    /// clock need not be read again: a lease that is counted from earlier only ends earlier.
+    /// As [`sent_now`](Self::sent_now), but with `at` as the moment, if it is given. A caller gives
+    /// a moment that it has read before if it has awaited nothing since. That saves a read of the
+    /// clock. It is safe: a lease that is counted from an earlier moment only ends earlier.
     pub(crate) fn sent_since(&self, at: Option<Instant>) -> Sent {
         Sent {
             at: at.unwrap_or_else(|| self.clock.now()),
@@ -204,8 +208,8 @@ impl Shared {
         }
     }
 
-    /// A connection is lost, and perhaps the store's data too. From now on, no ticket is handed over in this process
-    /// before the store has been asked whether the ticket still exists.
+    /// A connection is lost, and perhaps the store's data too. From now on this process hands a
+    /// ticket over only after the store has answered that the ticket exists.
     pub(crate) fn suspect(&self) {
         self.epoch.fetch_add(1, Ordering::SeqCst);
         self.watches.gap();
@@ -220,7 +224,8 @@ impl Shared {
     }
 
     pub(crate) fn table(&self) -> MutexGuard<'_, Table> {
-        // No code that can panic runs under the mutex. If that changes, the maps are still consistent.
+        // No code that can panic runs under the mutex. If such code is added one day, the maps are
+        // consistent even after a panic.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -231,7 +236,8 @@ impl Shared {
         }
     }
 
-    /// Called outside of the table's mutex, because it runs wakers, which are users' code.
+    /// Called when the mutex of the table is not held, because this runs wakers, which are users'
+    /// code.
     pub(super) fn tell_if(&self, idle: bool) {
         if idle {
             guarded(|| self.idle.notify_waiters());

@@ -20,7 +20,7 @@ impl Shared {
         self.settle_kept();
         self.watches.close();
         for lease in waiting {
-            // If it was granted in this moment, it ends as other held leases do.
+            // If the ticket was granted in this moment, it is left to end like other held leases.
             let stage = self.stage(lease.request.id);
             if stage != Some(Stage::Held) {
                 lease.lose(LostReason::Shutdown);
@@ -39,7 +39,7 @@ impl Shared {
         self.due_changed.notify_one();
     }
 
-    /// Marks what is still held as lost, so that the work on it stops.
+    /// Marks the held leases as lost, so that the work on them stops.
     pub(crate) fn lose_held(self: &Arc<Self>) {
         let held = self.table().leases_where(|stage| stage == Stage::Held);
         for lease in held {
@@ -49,7 +49,7 @@ impl Shared {
         }
     }
 
-    /// Releases every lease that is still held, even while a guard of it exists.
+    /// Releases every held lease, even while a guard of it exists.
     pub(crate) fn release_held(&self) {
         let held = self.table().leases_where(|stage| stage == Stage::Held);
         for lease in held {
@@ -57,8 +57,8 @@ impl Shared {
         }
     }
 
-    /// Waits until nothing is used, waited for, or being cleaned up, but at most until `until`. Returns how many
-    /// tickets are left.
+    /// Waits until no ticket is in use, in line, or being cleaned up, but at most until `until`.
+    /// Returns how many tickets are left.
     pub(crate) async fn idle(self: &Arc<Self>, until: Instant) -> usize {
         loop {
             let idle = self.idle.notified();
@@ -78,7 +78,7 @@ impl Shared {
         loop {
             let ends = self.ends.notified();
             let mut ends = std::pin::pin!(ends);
-            // Registered before the check.
+            // Registered before the check, so that a change in between is not missed.
             ends.as_mut().enable();
             if let Phase::Ending(_) = self.table().phase {
                 return;

@@ -1,8 +1,8 @@
 //! Connections: one per runtime that uses the client, and the only reconnect loop.
 //!
-//! A connection is opened *in* the runtime that asks for it, so that its driver shares a thread with the tasks that it
-//! serves. It is watched from the keeper's thread. When its runtime ends, the connection is forgotten. The next runtime
-//! gets its own.
+//! A connection is opened *in* the runtime that asks for it, so that its driver runs on the threads
+//! of the tasks that it serves. Its supervisor is a task on the keeper's thread. When the runtime
+//! ends, the supervisor removes the link. The next runtime gets its own connection.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,12 +20,13 @@ use crate::pauses::jittered;
 
 /// The longest pause between two attempts. The pauses double up to this, each with full jitter.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// The longest pause while nothing depends on the connection, but somebody listens for its return.
+/// The longest pause while no work depends on the connection, but a listener waits for the news
+/// that the store is back.
 const LONGEST_IDLE_PAUSE: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
-/// A connection that broke within this time counts as a failed attempt: the pauses keep growing.
+/// A connection that broke within this time counts as a failed attempt, so the pauses keep growing.
 const SETTLED: Duration = Duration::from_secs(1);
-/// If a runtime does not run an empty task within this time, it is blocked; it is not ending.
+/// If a runtime does not run an empty task within this time, the runtime is blocked and not ending.
 const BLOCKED: Duration = Duration::from_millis(10);
 
 /// Starts the supervisor of a new link, on the keeper.
@@ -34,8 +35,9 @@ pub(crate) fn begin(shared: Arc<Shared>, link: Arc<Link>) {
     keeper.spawn(look_after(shared, link));
 }
 
-/// Runs the supervisor of a link to its end. If it panics, it is started again, because otherwise nobody would
-/// reconnect. It can panic in a waker, for example, which is the user's code.
+/// Runs the supervisor of a link to its end. If the supervisor panics, it is started again, because
+/// otherwise nobody would reconnect. It can panic in a waker, for example, which is the user's
+/// code.
 async fn look_after(shared: Arc<Shared>, link: Arc<Link>) {
     let mut reconnecting = false;
     loop {
@@ -51,21 +53,22 @@ async fn look_after(shared: Arc<Shared>, link: Arc<Link>) {
         shared.log(Level::WARN, || {
             tracing::warn!("the supervisor of a connection panicked and is started again");
         });
-        // A panic in every round must not keep the thread busy.
+        // If the supervisor panics each time, this pause keeps it from occupying the thread.
         tokio::time::sleep(FIRST_PAUSE).await;
     }
 }
 
 /// Keeps one link up while its runtime lives and somebody needs the link. Runs on the keeper.
 async fn supervise(shared: Arc<Shared>, link: Arc<Link>, mut reconnecting: bool) {
-    // Dropped together with the runtime, whatever the store's driver does.
+    // The sentinel task is dropped together with its runtime, whatever the store's driver does.
     let (alive, mut runtime_ended) = oneshot::channel::<()>();
     let sentinel = AbortOnDrop(link.runtime.spawn(async move {
         let _alive = alive;
         std::future::pending::<()>().await;
     }));
     let mut pause = FIRST_PAUSE;
-    // Nobody needs the connection, but a listener waits for the news that the store is back.
+    // Whether nobody needs the connection, and a listener waits for the news that the store is
+    // back.
     let mut idle = false;
     while !shared.links.have_ended() {
         let (events, closed) = sink(&shared, &link);
@@ -88,15 +91,15 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>, mut reconnecting: bool)
                     break;
                 }
                 link.change(State::Connecting);
-                // A runtime that ends drops its connection, sometimes before the sentinel. That is no trouble with the
-                // store.
+                // A runtime that ends drops its connection, sometimes before the sentinel. Such a
+                // loss is no trouble with the store, so it is not reported.
                 let alive = tokio::time::timeout(BLOCKED, link.runtime.spawn(async {}));
                 if let Ok(Err(_ended)) = alive.await {
                     break;
                 }
                 shared.suspect();
-                // Read before the event is sent: a listener that advances a test clock on hearing it then advances it
-                // within the pause.
+                // Read before the event is sent. A listener may advance a test clock when it gets
+                // the event. That advance must fall into the pause, which is counted from here.
                 let now = shared.clock.now();
                 shared.suspended(&StoreError::new(Fault::Retry, "the connection is lost"));
                 if up_since.until(now) > SETTLED {
@@ -114,8 +117,8 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>, mut reconnecting: bool)
                 }
                 let mistake = error.fault() == Fault::Config;
                 link.change(State::Down(error));
-                // The next attempt would fail in the same way. And a password that is sent again and again looks like
-                // an attack.
+                // Another attempt would fail in the same way. And a password that is sent again and
+                // again looks like an attack.
                 if mistake {
                     tokio::select! {
                         () = link.asked_again() => {}
@@ -125,16 +128,17 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>, mut reconnecting: bool)
                 shared.clock.now()
             }
         };
-        // Registered before the check.
+        // Registered before the check, so that a caller in between is not missed.
         let asked = link.asked.notified();
         if !link.is_wanted() {
             let again = pause_from.after(jittered(pause));
             let _ = shared.by(again, asked).await;
         }
-        // The first pause is jittered too, because all clients of a server that restarts come back at once.
+        // The first pause is jittered too, because all clients of a server that restarts reconnect
+        // at the same time.
         if link.is_wanted() {
-            // Several attempts fit into one operation timeout, so that an operation does not fail if the server is
-            // already back.
+            // Short enough that several attempts fit into one operation timeout. So an operation
+            // does not fail after the server is back.
             let again = jittered(pause.min(shared.op_timeout / 4));
             shared.alarm(shared.clock.now().after(again)).await;
         }
@@ -145,14 +149,15 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>, mut reconnecting: bool)
         };
         pause = (pause * 2).min(longest);
     }
-    // Removed from the list before the state changes: a caller that sees the link closed must find another one.
+    // Removed from the list before the state changes, because a caller that sees this link closed
+    // must not find it again.
     shared.links.remove(&link);
     drop(sentinel);
     link.change(State::Closed);
     shared.await_restoration();
 }
 
-/// The receiver of a connection's events, and a future that resolves when that receiver has been dropped.
+/// The event sink of a connection, and a future that resolves when that sink has been dropped.
 fn sink(shared: &Arc<Shared>, link: &Link) -> (EventSink, oneshot::Receiver<()>) {
     let (closed, when_closed) = oneshot::channel::<()>();
     let client = Arc::downgrade(shared);
@@ -172,7 +177,7 @@ fn sink(shared: &Arc<Shared>, link: &Link) -> (EventSink, oneshot::Receiver<()>)
     let timer = move |after| -> BoxFuture<()> {
         match client.upgrade() {
             Some(client) => Box::pin(client.alarm(client.clock.now().after(after))),
-            // The connection ends with the client.
+            // The connection ends with the client, so this timer is not needed any more.
             None => Box::pin(std::future::pending()),
         }
     };
@@ -234,7 +239,8 @@ mod tests {
     use crate::client::settings::Settings;
     use crate::clock::{Clock, Instant};
 
-    /// A service may build a runtime for each request. The connections of ended runtimes must not pile up.
+    /// A service may build a runtime for each request. The links of ended runtimes must not pile
+    /// up.
     #[test]
     fn a_link_goes_when_its_runtime_has_ended() {
         let memory = Arc::new(Memory::new(Clock::BOOT));

@@ -11,12 +11,13 @@ use crate::clock::Instant;
 use crate::hash::Prehashed;
 use crate::request::Id;
 
-/// The most tickets in one request. This keeps a Redis script well below a millisecond.
+/// The most tickets in one request. With this number a Redis script takes well below a millisecond.
 pub(crate) const BATCH: usize = 100;
 
-/// The most batches of renewals that are under way at the same time. With more, a client of 100,000 leases would send
-/// 1,000 batches at once after a reconnect, and its store would answer the last of them too late. With fewer, a store
-/// that is far away would have pauses between batches.
+/// The most batches of renewals that are in flight at the same time. With a larger number, a client
+/// of 100,000 leases would send 1,000 batches at once after a reconnect. Its store would answer the
+/// last of them too late. With a smaller number, a client whose store is far away would pause
+/// between batches.
 const MOST_RENEWALS: usize = 8;
 
 /// How many tickets one round checks for the [sweep](Table::sweep). This many take some 100 µs.
@@ -27,23 +28,25 @@ pub(crate) struct Table {
     pub(crate) leases: Prehashed<Id, Tracked>,
     /// When the keeper must check a lease: never later than its renewal or its deadline.
     pub(crate) due: BTreeSet<(Instant, Id)>,
-    /// Tickets whose renewal is due and not begun, by deadline. Tickets of one [`class`] share batches.
+    /// Tickets whose renewal is due and has not begun, by deadline. The key of the outer map is the
+    /// [`class`]: tickets of one class share batches.
     wanted: BTreeMap<u32, BTreeSet<(Instant, Id)>>,
-    /// Batches of renewals that are under way.
+    /// How many batches of renewals are in flight.
     renewals_open: usize,
-    /// After a gap, every ticket must be renewed. The sweep goes through `due` and has come to this entry. It skips
-    /// tickets that were renewed since the gap. This is a position and not a list, because there may be 100,000
-    /// tickets, and the mutex is held.
+    /// After a gap, the keeper must renew every ticket. The sweep goes through `due` in order, and
+    /// this is the entry that it has reached. The sweep skips tickets that were renewed since the
+    /// gap. This is a position, because a list of perhaps 100,000 tickets would take too long to
+    /// make under the mutex.
     sweep: Option<(Instant, Id)>,
     pub(crate) alarms: BTreeMap<(Instant, u64), Waker>,
     pub(crate) alarms_set: u64,
-    /// Tickets that are to be removed at the store. No request for them has been sent yet.
+    /// Tickets that the keeper must remove at the store. No request for this has been sent yet.
     pub(crate) cleanups: Vec<Cleanup>,
     /// How many of the leases are kept after their use.
     kept: usize,
-    /// Clean-ups that are not finished, queued or under way.
+    /// How many clean-ups are not finished, both queued and in progress.
     pub(crate) cleanups_open: usize,
-    /// A shutdown waits, or has waited, until nothing is in use.
+    /// Whether a shutdown waits, or has waited, until nothing is in use.
     idle_awaited: bool,
     /// When the keeper will wake by itself. A caller that adds something earlier wakes it.
     pub(crate) next_wake: Instant,
@@ -55,17 +58,19 @@ pub(crate) enum Phase {
     Open,
     /// `shutdown` was called: new requests are refused.
     ShutDown,
-    /// The last handle is gone. The keeper ends when the clean-up is done, at this time at the latest.
+    /// The last handle is gone. The keeper ends when the clean-up is done, but at this time at the
+    /// latest.
     Ending(Instant),
 }
 
-/// The work that was due when the keeper looked.
+/// The work that is due in one round of the keeper.
 #[derive(Default)]
 pub(crate) struct Round {
-    /// In batches. [`Table::renewed`] is called at the end of each.
+    /// Batches to renew. At the end of each batch the keeper calls [`Table::renewed`].
     pub(crate) renew: Vec<Vec<Arc<Lease>>>,
     pub(crate) expired: Vec<(Arc<Lease>, Stage)>,
-    /// Granted, and not collected by their tasks. Their clean-ups are in `cleanups`.
+    /// Leases that were granted, and whose tasks did not collect the grant. Their clean-ups are in
+    /// `cleanups`.
     pub(crate) recalled: Vec<Arc<Lease>>,
     pub(crate) alarms: Vec<Waker>,
     pub(crate) cleanups: Vec<Cleanup>,
@@ -94,7 +99,7 @@ impl Default for Table {
 }
 
 impl Table {
-    /// Takes everything that is due at `now`, and the time of the next round.
+    /// Takes all work that is due at `now`, and computes the time of the next round.
     pub(crate) fn take_round(&mut self, now: Instant, epoch: u64) -> Round {
         let mut round = Round {
             cleanups: std::mem::take(&mut self.cleanups),
@@ -116,7 +121,7 @@ impl Table {
         let next = [
             self.due.first().map(|due| due.0),
             self.alarms.keys().next().map(|key| key.0),
-            // There is more to sweep, and room for it.
+            // The sweep has not finished, and there is room for more renewals.
             (self.sweep.is_some() && self.renewals_open < MOST_RENEWALS).then_some(now),
         ];
         let mut next = next.into_iter().flatten().min();
@@ -125,8 +130,9 @@ impl Table {
             round.end = done || now >= at_the_latest;
             next = Some(next.map_or(at_the_latest, |next| next.min(at_the_latest)));
         }
-        // A wake-up time that is not needed any more is kept all the same. Otherwise each lease that comes and goes
-        // would wake the keeper, and it would find nothing to do.
+        // A wake-up time that nothing needs any more is kept. Without it, each new lease would have
+        // to wake the keeper. With it, the keeper wakes once at this time, and may find nothing to
+        // do.
         if self.next_wake > now && self.next_wake < Instant::FAR_FUTURE {
             next = Some(next.map_or(self.next_wake, |next| next.min(self.next_wake)));
         }
@@ -158,7 +164,7 @@ impl Table {
         if tracked.is_forsaken(now) {
             round.recalled.push(Arc::clone(&tracked.lease));
             round.cleanups.push(Cleanup {
-                // The reply to its enqueue may not have been looked at.
+                // The task may not have read the reply to the enqueue.
                 ambiguous: tracked.stage == Stage::Asked || tracked.lease.is_ambiguous(),
                 ..Cleanup::of(&tracked.lease)
             });
@@ -166,14 +172,14 @@ impl Table {
             self.remove(id);
             return;
         }
-        // The end is watched while the renewal is queued, and while it is under way.
+        // While the renewal is queued or in flight, the keeper watches the end of the lease.
         let end = tracked.end();
         tracked.due = Some(end);
         self.due.insert((end, id));
         self.want(id);
     }
 
-    /// Queues a renewal, if one is wanted and none is queued or under way.
+    /// Queues a renewal, if one is wanted and none is queued or in flight.
     fn want(&mut self, id: Id) {
         if let Some(tracked) = self.leases.get_mut(&id)
             && tracked.wants_renewal()
@@ -187,12 +193,12 @@ impl Table {
         }
     }
 
-    /// Every ticket is to be renewed: see [`sweep`](Self::sweep).
+    /// Begins to renew every ticket: see [`sweep`](Self::sweep).
     pub(crate) fn begin_sweep(&mut self) {
         self.sweep = self.due.first().copied();
     }
 
-    /// A step of the sweep: queues as many renewals as there is room for.
+    /// One step of the sweep: queues as many renewals as there is room for.
     fn sweep_on(&mut self, epoch: u64) {
         let queued: usize = self.wanted.values().map(BTreeSet::len).sum();
         let room = (MOST_RENEWALS - self.renewals_open) * BATCH;
@@ -207,7 +213,7 @@ impl Table {
                 self.sweep = Some((due, id));
                 break;
             }
-            // A ticket that has been renewed since the gap was moved back, to its new due time.
+            // A renewal moves its ticket to a new due time, so the sweep may meet the ticket again.
             let to_ask = |tracked: &&Tracked| !tracked.was_asked_in(epoch);
             if self.leases.get(&id).filter(to_ask).is_some() {
                 swept.push(id);
@@ -219,7 +225,8 @@ impl Table {
         }
     }
 
-    /// Makes batches of the queued renewals, as far as there is room, the earliest deadline first.
+    /// Makes batches of the queued renewals, the earliest deadline first, as long as fewer than
+    /// [`MOST_RENEWALS`] batches are in flight.
     fn begin_renewals(&mut self, now: Instant, epoch: u64, round: &mut Round) {
         while self.renewals_open < MOST_RENEWALS {
             let classes = self.wanted.iter();
@@ -246,7 +253,8 @@ impl Table {
 
     fn begin_renewal(&mut self, id: Id, now: Instant, epoch: u64) -> Option<Arc<Lease>> {
         let tracked = self.leases.get_mut(&id)?;
-        // Since it was queued, it may have run out, or its user may be releasing it.
+        // Since the renewal was queued, the lease may have run out, or its user may be releasing
+        // it.
         if tracked.lease.deadline() <= now || tracked.is_renewing() || !tracked.wants_renewal() {
             return None;
         }
@@ -283,7 +291,7 @@ impl Table {
         }
     }
 
-    /// A batch of renewals is over. Returns whether others wait for its slot.
+    /// A batch of renewals has ended. Returns whether other renewals wait for its slot.
     pub(crate) fn renewed(&mut self) -> bool {
         self.renewals_open -= 1;
         self.sweep.is_some() || self.wanted.values().any(|wanted| !wanted.is_empty())
@@ -319,28 +327,31 @@ impl Table {
         }
     }
 
-    /// Notes that the user of a held lease is releasing it. The time of the next check does not change: usually the
-    /// lease is gone before that.
+    /// Notes that the user of a held lease is releasing it. The time of the next check does not
+    /// change, because usually the lease is gone before that time.
     pub(crate) fn leave(&mut self, id: Id) {
         if let Some(tracked) = self.leases.get_mut(&id) {
             tracked.stage = Stage::Leaving;
         }
     }
 
-    /// Notes that the user of a held lease is done with it, and that it is kept. Returns when it is checked next.
+    /// Notes that the user of a held lease is done with it, and that the ticket is kept until
+    /// `until`. Returns when the keeper checks the lease next.
     pub(crate) fn keep(&mut self, id: Id, until: Instant) -> Instant {
         let Some(tracked) = self.leases.get_mut(&id) else {
             return Instant::FAR_FUTURE;
         };
         self.kept += 1;
         tracked.stage = Stage::Kept { until };
-        // The next check stays as it was, for a renewal or for the end of one. Only the new end may come sooner.
+        // The next check was set for a renewal, or for the answer to a renewal, so it stays. Only
+        // the new end may make it earlier.
         let due = tracked.due.unwrap_or(until);
         self.set_recheck(id, due)
     }
 
-    /// There will be no keeper to give back the kept tickets. So each becomes a clean-up that leaves it at the store
-    /// until its time. Returns whether there were any.
+    /// Called when the client ends, because the keeper cannot give back the kept tickets later.
+    /// Each of them becomes a clean-up that leaves the ticket at the store until its time. Returns
+    /// whether there were any.
     pub(crate) fn settle_kept(&mut self) -> bool {
         if self.kept == 0 {
             return false;
@@ -365,25 +376,26 @@ impl Table {
         true
     }
 
-    /// Whether something is kept whose time ends by then.
+    /// Whether a kept ticket must be given back by `at_the_latest`.
     fn keeps_until(&self, at_the_latest: Instant) -> bool {
         let mut stages = self.leases.values().map(|tracked| tracked.stage);
         self.kept > 0
             && stages.any(|stage| matches!(stage, Stage::Kept { until } if until <= at_the_latest))
     }
 
-    /// Whether anything is kept.
+    /// Whether any ticket is kept after its use.
     pub(crate) fn keeps(&self) -> bool {
         self.kept > 0
     }
 
-    /// How many tickets a shutdown has to wait for. From now on it is notified when there are none.
+    /// How many tickets a shutdown has to wait for. From now on the client notifies the shutdown
+    /// when there are none left.
     pub(crate) fn await_idle(&mut self) -> usize {
         self.idle_awaited = true;
         self.in_use()
     }
 
-    /// Whether a shutdown waits, and there is nothing left that it has to wait for.
+    /// Whether a shutdown waits, and nothing is in use.
     pub(crate) fn is_awaited_idle(&self) -> bool {
         self.idle_awaited && self.in_use() == 0
     }
@@ -401,10 +413,10 @@ impl Table {
     }
 }
 
-/// Leases that are renewed in one batch wait for its answer as long as the one with the shortest ttl can afford. So a
-/// batch contains only leases whose ttls differ by less than a factor of two.
+/// All leases of one batch wait for its answer only as long as the lease with the shortest ttl can.
+/// So a batch contains only leases whose ttls differ by less than a factor of two.
 fn class(lease: &Lease) -> u32 {
-    // 64 ms and less are one class, and so are 12 days and more.
+    // All ttls below 64 ms are one class, and so are all ttls of 12 days and more.
     let millis = u64::try_from(lease.request.ttl.as_millis()).unwrap_or(u64::MAX);
     millis.clamp(1 << 5, 1 << 30).ilog2()
 }

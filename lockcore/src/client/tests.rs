@@ -17,7 +17,7 @@ use crate::backend::memory::Memory;
 use crate::clock::Clock;
 use crate::error::LostReason;
 
-/// A client with this clock, and a ticket that it has asked for.
+/// A client with this clock, and a lease in its table whose enqueue is in flight.
 fn asked_by(clock: &Clock) -> (Arc<Shared>, Arc<Lease>) {
     let memory = Arc::new(Memory::new(Clock::BOOT));
     let settings = Settings {
@@ -31,8 +31,8 @@ fn asked_by(clock: &Clock) -> (Arc<Shared>, Arc<Lease>) {
     (shared, lease)
 }
 
-/// The machine slept, or the store was slow. The reply is applied before the keeper has looked at the deadline, and
-/// removes the lease from the table.
+/// The machine slept, or the store was slow. The reply is applied before the keeper has checked the
+/// deadline, and removes the lease from the table.
 #[tokio::test]
 async fn a_loss_that_a_late_acknowledgement_finds_is_told() {
     let clock = Clock::by_hand();
@@ -60,7 +60,8 @@ async fn a_loss_that_a_late_acknowledgement_finds_is_told() {
     assert_eq!(shared.table().cleanups.len(), 1);
 }
 
-/// A new renewal time would wake the keeper's thread for nothing, when the holder wants to go on.
+/// A new renewal time would wake the keeper's thread for nothing, just when the holder begins its
+/// work.
 #[tokio::test]
 async fn a_grant_in_line_is_renewed_when_its_wait_would_have_been() {
     let clock = Clock::by_hand();
@@ -81,7 +82,8 @@ async fn a_grant_in_line_is_renewed_when_its_wait_would_have_been() {
     shared.entrust_held(&lease);
     assert_eq!(due(), Some(in_line));
 
-    // Unless it had to recheck sooner, at the end of another holder's lease.
+    // This does not hold if the ticket had to be rechecked sooner, at the end of another holder's
+    // lease.
     shared.entrust(lease.request.id, Stage::Waiting, clock.now());
     shared.entrust_held(&lease);
     assert!(due() > Some(clock.now()));
@@ -106,11 +108,11 @@ async fn a_waiter_rechecks_when_it_is_told_to_and_not_too_often() {
     let forged = told(Stage::Waiting, Duration::ZERO);
     assert_eq!(forged, Some(clock.now().after(LEAST_RECHECK)));
     assert_eq!(told(Stage::Waiting, Duration::MAX), Some(in_line));
-    // Somebody may ask for it.
+    // A held ticket is rechecked too, because somebody may ask for it.
     assert_eq!(told(Stage::Held, soon), Some(clock.now().after(soon)));
     assert_eq!(told(Stage::Leaving, soon), Some(in_line));
 
-    // While the answer to its enqueue, or to a renewal, is under way.
+    // The answer to the ticket's enqueue, or to its renewal, is in flight.
     for stage in [Stage::Asked, Stage::Waiting] {
         let due = || shared.table().leases.get(&id).and_then(|lease| lease.due);
         shared.entrust(id, stage, in_line);
@@ -124,7 +126,7 @@ async fn a_waiter_rechecks_when_it_is_told_to_and_not_too_often() {
             _ => shared.renewal_over(id, in_line),
         }
         assert_eq!(due(), Some(clock.now().after(LEAST_RECHECK)));
-        // This happens only once.
+        // The early recheck happens only once.
         shared.renewal_over(id, in_line);
         assert_eq!(due(), Some(in_line));
     }
@@ -147,7 +149,7 @@ async fn a_held_ticket_that_changes_while_it_is_renewed_is_renewed_once_more() {
     assert_eq!(due(), Some(later), "not before the answer");
     shared.renewal_over(id, later);
     assert_eq!(due(), Some(clock.now()));
-    // This happens only once.
+    // The early recheck happens only once.
     shared.renewal_over(id, later);
     assert_eq!(due(), Some(later));
 }
@@ -169,7 +171,7 @@ fn without_deadlock(code: impl FnOnce(&tokio::runtime::Runtime) + Send + 'static
     assert!(waited.is_ok(), "deadlock, or a panic");
 }
 
-/// A waker that runs this code when it is woken, or drops it when it is dropped.
+/// A waker that runs this code when it is woken. If it is dropped without that, it drops the code.
 struct Runs(Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
 impl std::task::Wake for Runs {
@@ -206,7 +208,7 @@ fn a_waker_may_use_the_client_that_wakes_it() {
         let locks = crate::Locks::connect("memory:").expect("a client");
         let held = runtime.block_on(locks.mutex("a").acquire()).expect("free");
         let other = locks.clone();
-        // A waker like that of an executor that polls at once.
+        // This waker behaves like that of an executor that polls at once.
         let waker = Waker::from(Arc::new(Runs(Mutex::new(Some(Box::new(move || {
             let again = std::pin::pin!(other.shutdown(Duration::ZERO));
             let _ = again.poll(&mut Context::from_waker(Waker::noop()));

@@ -16,12 +16,13 @@ use crate::log::guarded;
 use crate::name::Name;
 use crate::request::Id;
 
-/// Lower bound between rechecks of one ticket. Messages that ask for one can be forged or doubled, and must not make us
-/// poll.
+/// The shortest time between two rechecks of one ticket. Messages that ask for a recheck can be
+/// forged or doubled, and must not make the client poll the store.
 pub(super) const LEAST_RECHECK: Duration = Duration::from_millis(100);
 
 impl Shared {
-    /// Enters a lease before its first request is sent, so that a wake-up that arrives before the reply finds it.
+    /// Enters a lease into the table before its first request is sent. So a wake-up that arrives
+    /// before the reply finds it.
     ///
     /// # Errors
     ///
@@ -36,8 +37,8 @@ impl Shared {
         Ok(())
     }
 
-    /// The capacity of a name, if a guard of this client is found for it among the first few leases. This is for the
-    /// text of an error, and must not take long while many leases are held.
+    /// The capacity of a name, if one of the first few leases of the table is held under that name.
+    /// This is for the text of an error, and must be quick even while many leases are held.
     pub(crate) fn held_among_few(&self, name: &Name) -> Option<NonZeroU32> {
         const FEW: usize = 100;
         let table = self.table();
@@ -50,8 +51,8 @@ impl Shared {
         self.table().leases.get(&id).map(|tracked| tracked.stage)
     }
 
-    /// Puts a lease into the keeper's care at this stage. The keeper checks it at `due`. Returns false if the keeper
-    /// has given the ticket back meanwhile, because its task was not polled.
+    /// Sets the stage of a lease, and lets the keeper check it at `due`. Returns false if the
+    /// keeper has given the ticket back meanwhile, because its task was not polled.
     pub(crate) fn entrust(&self, id: Id, stage: Stage, due: Instant) -> bool {
         let mut table = self.table();
         let Some(tracked) = table.leases.get_mut(&id) else {
@@ -63,11 +64,11 @@ impl Shared {
         true
     }
 
-    /// Puts a lease that was just granted into the keeper's care. Returns false if the keeper has given the ticket back
-    /// meanwhile, because its task did not collect it.
+    /// Marks a lease that was just granted as held, so that the keeper renews it. Returns false if
+    /// the keeper has given the ticket back meanwhile, because its task did not collect the grant.
     ///
-    /// A lease that has waited keeps the time of its next renewal. A new time would differ only by the jitter, and
-    /// setting it could wake the keeper at the moment when the holder wants to go on.
+    /// A lease that has waited keeps the time of its next renewal. A new time would differ only by
+    /// the jitter. Setting it could wake the keeper just when the holder begins its work.
     pub(crate) fn entrust_held(&self, lease: &Lease) -> bool {
         let mut table = self.table();
         let id = lease.request.id;
@@ -88,9 +89,10 @@ impl Shared {
         true
     }
 
-    /// An enqueue is being sent. At a store with sessions a ticket lasts as long as the session. If its task is not
-    /// polled, nobody looks at the reply. So the keeper gives the ticket back at `by`: a task that is polled has its
-    /// answer before that. At other stores the ticket runs out by itself.
+    /// An enqueue is being sent. At a store with sessions a ticket lasts as long as the session. If
+    /// the task is not polled, nobody reads the reply. So the keeper gives the ticket back at `by`,
+    /// because a task that is polled has its answer before that time. At other stores the ticket
+    /// runs out by itself.
     pub(crate) fn will_be_answered_by(&self, id: Id, by: Instant) {
         if self.capability.sessions {
             let mut table = self.table();
@@ -101,13 +103,14 @@ impl Shared {
         }
     }
 
-    /// Leaves a lease that its user is done with in the keeper's care: it is renewed as before, and given back at
-    /// `until`. A shutdown does not wait for that: see [`settle_kept`](Self::settle_kept).
+    /// Keeps a lease after its user is done with it. The keeper renews it in the same way as a held
+    /// lease, and gives the ticket back at `until`. A shutdown does not wait for that: see
+    /// [`settle_kept`](Self::settle_kept).
     pub(crate) fn keep(&self, lease: &Lease, until: Instant) {
         let mut table = self.table();
         let due = table.keep(lease.request.id, until);
         self.wake_keeper_at(&mut table, due);
-        // Under the same mutex: a shutdown must not come between, or it would miss this ticket.
+        // Under the same mutex. If a shutdown ran between the two steps, it would miss this ticket.
         let settled = table.phase != Phase::Open && self.settle(&mut table);
         let idle = table.is_awaited_idle();
         drop(table);
@@ -117,9 +120,10 @@ impl Shared {
         self.tell_if(idle);
     }
 
-    /// The client ends. Kept tickets are left to the store, with a ttl that ends when they were to be given back. At a
-    /// store with sessions tickets have no ttl of their own. There the keeper gives back what it can, and does not
-    /// close the session while any are left.
+    /// The client ends. It leaves kept tickets to the store, each with a ttl that ends when the
+    /// ticket was to be given back. At a store with sessions tickets have no ttl of their own.
+    /// There the keeper gives back the tickets that it can, and does not close the session while
+    /// any are left.
     pub(super) fn settle_kept(&self) {
         let settled = self.settle(&mut self.table());
         if settled {
@@ -131,7 +135,8 @@ impl Shared {
         !self.capability.sessions && table.settle_kept()
     }
 
-    /// A renewal has ended, with or without success. The next check is at `due`.
+    /// A renewal has ended, with or without success. The next check of the ticket is at `due`, or
+    /// at once if a gap has begun since the renewal was sent.
     pub(crate) fn renewal_over(&self, id: Id, due: Instant) {
         let mut table = self.table();
         if let Some(tracked) = table.leases.get_mut(&id) {
@@ -157,7 +162,8 @@ impl Shared {
         self.wake_keeper_at(table, due);
     }
 
-    /// The store asks us to query again after `after`: a waiter gets no wake-up, or somebody asks for a ticket.
+    /// The store asks the client to query a ticket again after `after`: because a waiter gets no
+    /// wake-up, or because somebody asks the holder for the ticket.
     pub(crate) fn recheck(&self, id: Id, after: Duration) {
         self.ask_at(id, self.clock.now().after(after.max(LEAST_RECHECK)));
     }
@@ -169,7 +175,8 @@ impl Shared {
 
     fn ask_in(&self, table: &mut Table, id: Id, due: Instant) {
         match table.leases.get_mut(&id) {
-            // The answer to its enqueue or renewal that is on its way may be older than this message.
+            // The answer to its enqueue or renewal is in flight, and may be older than this
+            // message.
             Some(tracked) if tracked.stage == Stage::Asked || tracked.is_renewing() => {
                 tracked.recheck_after_answer(due);
             }
@@ -180,7 +187,7 @@ impl Shared {
         }
     }
 
-    /// A wake-up has come. If the ticket is not ours, or no longer ours, nothing happens.
+    /// A wake-up has come. If this process does not track the ticket, nothing happens.
     pub(crate) fn granted(&self, wake: Wake) {
         if !self.capability.wake_ups_grant {
             let mut table = self.table();
@@ -203,7 +210,8 @@ impl Shared {
         }
     }
 
-    /// A renewal was answered "granted": tells the waiter, because its wake-up was lost or is still on its way.
+    /// A renewal was answered "granted". This tells the waiter, whose wake-up was lost or is in
+    /// flight.
     pub(super) fn grant_if_waiting(&self, id: Id) {
         let table = self.table();
         let Some(tracked) = table.leases.get(&id) else {
@@ -217,7 +225,7 @@ impl Shared {
         lease.grant(lease.ticket(), self.clock.now());
     }
 
-    /// Takes a lease out of the keeper's care. No later batch renews it.
+    /// Takes a lease out of the table. No later batch renews it.
     pub(crate) fn disarm(&self, id: Id) {
         let mut table = self.table();
         table.remove(id);
@@ -226,8 +234,9 @@ impl Shared {
         self.tell_if(idle);
     }
 
-    /// Takes a lease that is held out of the keeper's care, and leaves its ticket at the store. Returns false if the keeper
-    /// has given the ticket back meanwhile, for example because the client was shut down.
+    /// Takes a held lease out of the table, and leaves its ticket at the store. Returns false if
+    /// the keeper has given the ticket back meanwhile, for example because the client was shut
+    /// down.
     pub(crate) fn withdraw(&self, id: Id) -> bool {
         let mut table = self.table();
         let tracked = table.leases.get(&id);
@@ -241,8 +250,8 @@ impl Shared {
         is_held
     }
 
-    /// Hands a ticket to the keeper for removal, and takes it out of the keeper's other lists in the same step. So
-    /// there is no moment in which nobody is responsible for it.
+    /// Hands a ticket to the keeper for removal, and takes it out of the table in the same step. So
+    /// at every moment either the table or the list of clean-ups has it.
     pub(crate) fn clean_up(&self, cleanup: Cleanup) {
         let mut table = self.table();
         table.remove(cleanup.request.id);
@@ -264,7 +273,8 @@ impl Shared {
         }
     }
 
-    /// Whether anything depends on a connection, so that a broken one must be replaced before a caller asks.
+    /// Whether any work depends on a connection. If so, a broken connection must be replaced before
+    /// a caller asks for it.
     pub(crate) fn is_busy(&self) -> bool {
         let asked = |tracked: &Tracked| tracked.stage == Stage::Asked;
         let watches = !self.watches.is_empty();

@@ -1,4 +1,5 @@
-//! The entries of the [table](super::table): one ticket and how far it has come, and the clean-up that remains of it.
+//! The entries of the [table](super::table): a ticket with its stage and the state of its renewal,
+//! and the clean-up of a ticket that nobody wants any more.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,15 +14,18 @@ pub(crate) struct Tracked {
     pub(crate) due: Option<Instant>,
     pub(crate) stage: Stage,
     pub(crate) renewal: RenewalStage,
-    /// The [epoch](super::shared::Shared::epoch) of its latest request. If a newer epoch has begun when the answer
-    /// arrives, the answer may be older than the gap, so the ticket is renewed again.
+    /// The [epoch](super::shared::Shared::epoch) in which the latest request about the ticket was
+    /// sent. If a newer epoch has begun when the answer arrives, the answer may be older than the
+    /// gap. Then the keeper renews the ticket again.
     pub(super) asked: u64,
-    /// Its enqueue is under way. A task that is polled has the answer by then.
+    /// Set while the enqueue of the ticket is in flight. A task that is polled has the answer by
+    /// this time.
     pub(crate) answer_by: Option<Instant>,
-    /// It must be checked by then, even if the answer that is under way sets a later time. This is not `due`: until the
-    /// answer comes, that is the end of the ticket, and the answer moves the end.
+    /// By this time the keeper must check the ticket, even if the answer that is in flight sets a
+    /// later time. This is not stored in `due`: until the answer comes, `due` is the end of the
+    /// ticket, and the answer moves that end.
     pub(super) recheck_by: Instant,
-    /// When it was asked about last because of a wake-up that does not grant.
+    /// When the store was last asked about the ticket because of a wake-up that does not grant.
     pub(super) confirmed: Instant,
 }
 
@@ -43,23 +47,27 @@ impl Tracked {
         self.renewal == RenewalStage::UnderWay
     }
 
-    /// Whether a request for it was sent in this epoch or later.
+    /// Whether a request about the ticket was sent in this epoch or later.
     pub(crate) fn was_asked_in(&self, epoch: u64) -> bool {
         self.asked >= epoch
     }
 
-    /// It is to be checked at `by`, and an answer is under way that may be older than the reason for this.
+    /// The ticket must be checked at `by`, and an answer is in flight. That answer may be older
+    /// than the reason for the check, so the check follows the answer.
     pub(crate) fn recheck_after_answer(&mut self, by: Instant) {
         self.recheck_by = self.recheck_by.min(by);
     }
 
-    /// The answer has come and would have it checked at `due`. Returns when it is to be checked.
+    /// An answer has come, which sets the next check of the ticket to `due`. Returns when the
+    /// keeper checks the ticket: at `due`, or earlier if
+    /// [`recheck_after_answer`](Self::recheck_after_answer) asked for that.
     pub(crate) fn due_after_answer(&mut self, due: Instant) -> Instant {
         due.min(std::mem::replace(&mut self.recheck_by, Instant::FAR_FUTURE))
     }
 
-    /// A wake-up that does not grant has come. Returns when to ask the store: at once, but not again before `pause` is
-    /// over. `None` if the wake-up is about another number.
+    /// A wake-up that does not grant has come. Returns when to ask the store about the ticket: at
+    /// once, but not before `pause` has passed since the last time. `None` if the wake-up names
+    /// another ticket number.
     pub(crate) fn confirm_at(
         &mut self,
         number: u64,
@@ -77,8 +85,9 @@ impl Tracked {
         Some(next.max(now))
     }
 
-    /// Whether its task is not polled any more: the task has not looked at the answer to its enqueue, or has not
-    /// collected its grant. Without help nobody would hold the lock, and nobody else could get it.
+    /// Whether the task of the ticket is not polled any more: the task has not read the answer to
+    /// its enqueue, or has not collected its grant. If the keeper did not give the ticket back, no
+    /// task would use the lock, and no other client could get it.
     pub(super) fn is_forsaken(&self, now: Instant) -> bool {
         match self.stage {
             Stage::Asked => self.answer_by.is_some_and(|by| by <= now),
@@ -99,7 +108,7 @@ impl Tracked {
         }
     }
 
-    /// The latest time at which it must be checked.
+    /// The latest time at which the keeper must check the ticket.
     pub(super) fn end(&self) -> Instant {
         let deadline = self.lease.deadline();
         match self.stage {
@@ -114,44 +123,47 @@ impl Tracked {
 pub(crate) enum RenewalStage {
     /// No renewal is due, or none is wanted.
     Idle,
-    /// Due, and waiting to be sent. The time is its key in [`Table::wanted`].
+    /// A renewal is due and waits to be sent. The time is its key in [`Table::wanted`].
     Queued(Instant),
-    /// Sent. Its answer sets the next due time.
+    /// The renewal is in flight. Its answer sets the next due time.
     UnderWay,
 }
 
 /// How far a ticket has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Asked for. Only the acquire loop handles it.
+    /// The enqueue is about to be sent, or is in flight. Only the acquire loop handles the ticket.
     Asked,
-    /// In line. It is always renewed, because otherwise it would lose its position.
+    /// In line. The keeper always renews the ticket, because otherwise the ticket would lose its
+    /// position.
     Waiting,
     /// Held by the user.
     Held,
-    /// Its user is done with it, and it stays taken until this time (`min_hold`).
+    /// The user is done with the ticket, and it stays taken until this time (`min_hold`).
     Kept { until: Instant },
-    /// Being released by the user. No later batch renews it, but it may still be at the store.
+    /// The user is releasing the ticket. No later batch renews it, but it may be at the store until
+    /// the store has carried out the release.
     Leaving,
 }
 
-/// A ticket that is not wanted any more and may be at the store.
+/// A ticket that nobody wants any more and that may be at the store.
 pub(crate) struct Cleanup {
     pub(crate) request: Arc<Request>,
     /// See [`Departure::enqueue_may_follow`](crate::backend::Departure::enqueue_may_follow).
     pub(crate) ambiguous: bool,
-    /// It must not end before this time: it is left at the store with the remaining time as its ttl.
+    /// If set, the ticket must not end before this time: the keeper leaves it at the store with the
+    /// remaining time as its ttl.
     pub(crate) keep_until: Option<Instant>,
-    /// The enqueue whose reply is not awaited any more. The release must not overtake it, so the keeper finishes the
-    /// enqueue first.
+    /// The enqueue, if its caller was dropped before the reply. The release must not overtake the
+    /// enqueue, so the keeper awaits the reply first.
     pub(crate) after: Option<Asking>,
-    /// It was in use to the end, and no release of it has been sent. If the store does not have it, that is a loss to
-    /// report.
+    /// Set if the ticket was in use to the end and no release of it has been sent. If the store
+    /// does not have the ticket, the keeper reports a loss.
     pub(crate) held: Option<Arc<Lease>>,
 }
 
 impl Cleanup {
-    /// The clean-up of a ticket that the store has answered for.
+    /// The clean-up of a ticket whose enqueue the store has answered.
     pub(crate) fn of(lease: &Lease) -> Self {
         Self {
             request: lease.as_enqueued(),

@@ -1,4 +1,5 @@
-//! The counters that are watched: callers that wait for changes share them with the tasks that look at the store.
+//! The counters that are watched. Callers that wait for changes share this list with the tasks that
+//! look at the store.
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
@@ -15,7 +16,7 @@ use crate::name::Name;
 #[derive(Debug, Default)]
 pub(crate) struct Watches {
     all: Mutex<HashMap<Name, Arc<Watched>>>,
-    /// Changes when pushes may have been lost.
+    /// Notifies the tasks when pushes may have been lost.
     pub(super) gaps: watch::Sender<()>,
 }
 
@@ -23,7 +24,7 @@ pub(crate) struct Watches {
 #[derive(Debug)]
 pub(super) struct Watched {
     pub(super) name: Name,
-    /// The last read of the task. The task ends when nobody listens.
+    /// The result of the task's last look. The task ends when nobody subscribes to it any more.
     pub(super) looked: watch::Sender<Looked>,
     /// How many looks have begun.
     pub(super) begun: AtomicU64,
@@ -36,7 +37,8 @@ pub(super) struct Watched {
 pub(super) struct Looked {
     pub(super) number: u64,
     pub(super) seen: Seen,
-    /// The counter was watched before it was read, so another look follows every change.
+    /// Whether the task looks again by itself after every change. If not, a caller must ask for the
+    /// next look.
     pub(super) is_watched: bool,
 }
 
@@ -49,17 +51,19 @@ pub(super) enum Seen {
     ShutDown,
 }
 
-/// A caller that waits for a change of a counter. While one lives, the counter is watched.
+/// A caller that waits for a change of a counter. While at least one exists, the task of the
+/// counter runs.
 #[derive(Debug)]
 pub(crate) struct Watching {
     pub(super) watched: Arc<Watched>,
     pub(super) looked: watch::Receiver<Looked>,
-    /// The caller knows what this look has shown.
+    /// The number of the last look that does not count for this caller, because it began before
+    /// this value was made or was already returned.
     pub(super) known: u64,
 }
 
 impl Watches {
-    /// Pushes may have been lost: every counter is watched and read again.
+    /// Pushes may have been lost, so each task watches and reads its counter again.
     pub(crate) fn gap(&self) {
         self.gaps.send_replace(());
     }
@@ -74,7 +78,7 @@ impl Watches {
         self.all().is_empty()
     }
 
-    /// Callers that wait fail.
+    /// Makes all callers that wait fail.
     pub(crate) fn close(&self) {
         let all: Vec<_> = self.all().values().cloned().collect();
         for watched in all {
@@ -117,11 +121,13 @@ impl Watched {
 }
 
 impl Watching {
-    /// Returns the result of a look that began after this value was made, or after the last call of this.
+    /// Returns the result of a look that began after this value was made, and after the look that
+    /// the last call returned.
     ///
-    /// The inner error is that of a look that has failed; others follow.
+    /// The inner error is that of a look that has failed. Other looks follow.
     ///
-    /// If it is dropped, the next call returns what this one would have returned, or something newer.
+    /// If the future is dropped, the next call returns what this call would have returned, or
+    /// something newer.
     pub(crate) async fn news(&mut self) -> Result<Result<Counted, StoreError>, Error> {
         let known = self.known;
         if known > 0 && !self.looked.borrow().is_watched {
@@ -140,8 +146,8 @@ impl Watching {
         }
     }
 
-    /// As [`news`](Self::news), and waits on after a look that has failed. The last failure is in `trouble` until a look
-    /// succeeds.
+    /// As [`news`](Self::news), but it keeps waiting after a look that has failed. The last failure
+    /// is in `trouble` until a look succeeds.
     pub(crate) async fn seen(
         &mut self,
         trouble: &mut Option<StoreError>,

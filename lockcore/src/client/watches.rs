@@ -1,9 +1,10 @@
-//! Counters and values that somebody in this process waits for. Both are called counters here. There is one task for each such counter, on the keeper, however
-//! many callers wait: it watches the counter at the store, reads it after each change, and passes on what it has read.
+//! Counters and values that somebody in this process waits for. Both are called counters here. For
+//! each of them there is one task on the keeper, however many callers wait. The task watches the
+//! counter at the store, reads it after each change, and gives the result to the callers.
 //!
-//! A push of a store carries no state. So a push that is late, lost or doubled can do no harm: only a read that began
-//! after it counts. No change is missed, because the task watches first and reads then. After a gap it does both
-//! again.
+//! A push of a store carries no state. A push that is late, lost or doubled does no harm, because a
+//! caller believes only a read that began after its call. No change is missed, because the task
+//! first watches the counter and then reads it. After a gap the task does both again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,8 +24,8 @@ use crate::pauses::Pauses;
 /// How often a counter is read at a store that does not push changes.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How often a counter is read at a store that pushes changes, in case that a push was lost and nobody noticed. It also
-/// keeps the counter alive at the store.
+/// How often a counter is read at a store that pushes changes. This finds a change whose push was
+/// lost unnoticed. It also keeps the counter alive at the store.
 const LOOK_ALL_THE_SAME: Duration = Duration::from_secs(60);
 
 impl Shared {
@@ -32,7 +33,8 @@ impl Shared {
     pub(crate) fn watch(self: &Arc<Self>, name: &Name) -> Result<Watching, Error> {
         self.refuse_forked()?;
         let mut all = self.watches.all();
-        // Under the mutex, so that a shutdown finds this caller or this finds the shutdown.
+        // Under the mutex: either a shutdown finds this caller in the list, or this call finds that
+        // the client is shut down.
         if self.table().phase != Phase::Open {
             return Err(Error::shut_down());
         }
@@ -69,7 +71,7 @@ impl Shared {
         })
     }
 
-    /// One look at a counter. If it is to be watched, that comes first.
+    /// One look at a counter. With `watch`, the counter is first watched and then read.
     async fn look(self: &Arc<Self>, name: &Name, watch: bool) -> Result<Counted, StoreError> {
         let by = self.clock.now().after(self.op_timeout);
         if watch {
@@ -84,18 +86,20 @@ impl Shared {
     }
 }
 
-/// Looks at a counter for as long as somebody waits for its changes. The first look does not watch it yet: if the caller
-/// has what it waits for, the counter was read once, and that is all.
+/// Looks at a counter for as long as somebody waits for its changes. The first look only reads the
+/// counter and does not watch it. If the caller already finds what it waits for, the counter has
+/// cost one request.
 async fn follow(shared: Arc<Shared>, watched: Arc<Watched>) {
     let pushes = shared.capability.watches;
     let name = &watched.name;
     let mut gaps = shared.watches.gaps.subscribe();
     let (mut is_watched, mut pauses) = (false, Pauses::default());
-    // The store may push changes, although a request after that has failed.
+    // Whether the store may push changes. This stays true after a look that has failed.
     let mut may_push = false;
     let mut is_first = true;
     loop {
-        // This look sees all that has happened before it.
+        // The gap is marked as seen before the look, because this look sees all changes that the
+        // gap may have hidden.
         is_watched &= !gaps.has_changed().unwrap_or(true);
         gaps.mark_unchanged();
         let number = watched.begun.fetch_add(1, Ordering::SeqCst) + 1;
@@ -118,7 +122,8 @@ async fn follow(shared: Arc<Shared>, watched: Arc<Watched>) {
             Ok(counted) => Seen::Counter(counted),
             Err(error) => Seen::Failed(error),
         };
-        // Without pushes the task looks again by itself.
+        // If the counter is not watched although the store could push, a caller must ask for the
+        // next look. In all other cases the task looks again by itself.
         watched.tell(number, seen, is_watched || !pushes || has_failed);
         let news = async {
             match has_failed {
@@ -129,13 +134,14 @@ async fn follow(shared: Arc<Shared>, watched: Arc<Watched>) {
         };
         tokio::select! {
             () = watched.looked.closed() => {
-                // Before the counter is removed from the list: the next caller begins another task, and that must not watch
-                // what this one is about to give up.
+                // The counter is unwatched before it is removed from the list. After the removal
+                // the next caller starts another task, which may watch the counter too. This task
+                // must not end that watch.
                 if std::mem::take(&mut may_push) {
                     is_watched = false;
                     let by = shared.clock.now().after(shared.op_timeout);
                     let verb = |verbs: &dyn Connection, _| verbs.unwatch(name.clone());
-                    // If it fails, the news go on for a while, and nobody listens to them.
+                    // If this fails, the store pushes changes for a while, and they are ignored.
                     let _ = shared.operate(Where::Keeper, by, verb).await;
                 }
                 if shared.watches.remove_unused(&watched) {

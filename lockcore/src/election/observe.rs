@@ -1,10 +1,11 @@
-//! The observer of an election. It reads two things: the value that the newest leader has written, and the ticket that
-//! holds now. Its answers are computed from both.
+//! The observer of an election. It reads two things: the value that the newest leader has written,
+//! and the ticket that holds now. It computes its answers from both.
 //!
-//! A new leader writes its value right after its grant, and a leader that resigns writes it again. Each write is a push
-//! to the observers. A push carries no state, so one that is late, lost or doubled does no harm: `client/watches` reads
-//! the value after every push and every gap, and the last leader has written last. A leader that dies writes nothing. So
-//! the observer looks again when the lease that it has seen ends.
+//! A new leader writes its value right after its grant, and a leader that resigns writes it again.
+//! Each write makes the store push to the observers. A push carries no state, so a push that is
+//! late, lost or doubled does no harm. `client/watches` reads the value after every push and every
+//! gap, and the newest value is that of the last leader. A leader that dies writes nothing. So the
+//! observer looks again when the lease that it has seen ends.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,15 +19,17 @@ use crate::name::Name;
 use crate::pauses::Pauses;
 use crate::value::LockValue;
 
-/// A lease that is over at the store may be shown for a moment longer.
+/// A lease may be shown by the store for a moment after its end. The observer looks again this long
+/// after the end.
 const AFTER_ITS_END: Duration = Duration::from_millis(100);
 
 /// Follows an election: see [`Election::observe`](super::Election::observe).
 ///
-/// Each leader that begins or resigns, and each value that a leader tells, costs one message to this client and two or
-/// three requests, and each lease that is seen and renewed one request. The message and one of the requests are shared by
-/// all observers of the client. Each other request reads all tickets of the name, so thousands of candidates with an
-/// observer each are many for one store.
+/// What it costs: each leader that begins or resigns, and each value that a leader writes, costs
+/// one message to this client and two or three requests. Each lease that was seen and is then
+/// renewed costs one request. All observers of the client share the message and one of the
+/// requests. Each other request reads all tickets of the name, so thousands of candidates with an
+/// observer each are a high load for one store.
 #[derive(Debug)]
 #[must_use = "an observer does nothing until it is asked for the next leader"]
 pub struct Leaders {
@@ -36,7 +39,7 @@ pub struct Leaders {
     following: Following,
     /// The newest value that was read.
     read: Option<Counted>,
-    /// When to look who holds. In the past: at once.
+    /// When to look at the tickets again. A time in the past means at once.
     look_at: Instant,
     pauses: Pauses,
     /// The answer that was returned last.
@@ -58,23 +61,27 @@ impl Leaders {
         }
     }
 
-    /// Returns the leader, if it has changed since the last call, or else as soon as it changes: its token, and its
-    /// [value](super::Election::value). The first call returns the present leader. A leader that tells another value is
-    /// returned again.
+    /// Returns the leader, if it has changed since the last call, or waits until it changes. The
+    /// leader is given by its token and its [value](super::Election::value). The first call returns
+    /// the present leader. A leader that writes another value is returned again.
     ///
-    /// `None` if nobody leads. A leader that has died still counts until its lease ends; at ZooKeeper this is noticed up to
-    /// one ttl later. A store may lose the value of a leader and keep its lock: a Redis that fails over, and any store
-    /// if nobody has read or written the value for a day. Then nobody is shown until a leader writes.
-    /// [`run_as_leader`](super::Election::run_as_leader) reads the value four times a day, so that it stays.
+    /// Returns `None` if nobody leads. A leader that has died counts until its lease ends;
+    /// ZooKeeper notices this up to one ttl later. A store may lose the value of a leader and keep
+    /// its lock: a Redis that fails over, and any store if nobody has read or written the value for
+    /// a day. Then this returns `None` until a leader writes.
+    /// [`run_as_leader`](super::Election::run_as_leader) reads the value four times a day, so that
+    /// the store keeps it.
     ///
-    /// Of several leaders in a row only the last may be seen. It is always seen in the end, also after the connection
-    /// was lost, and by an observer that is slow. If the store is down, this waits until it is back: the leader that was
-    /// returned last may be gone meanwhile.
+    /// If several leaders follow each other quickly, only the last of them may be returned. The
+    /// last is always returned in the end, even after a lost connection, and even if the observer
+    /// is slow. If the store is down, this waits until the store is back. Meanwhile the leader that
+    /// was returned last may be gone.
     ///
     /// # Errors
     ///
-    /// [`Config`](crate::ErrorKind::Config) for a name that is not usable, and for a store without counters or a user
-    /// without the rights; [`Lost`](crate::ErrorKind::Lost) when the client is shut down.
+    /// [`Config`](crate::ErrorKind::Config) for a name that is not usable, for a store without
+    /// counters, and for a user of the store without the rights; [`Lost`](crate::ErrorKind::Lost)
+    /// when the client is shut down.
     ///
     /// # Cancel safety
     ///
@@ -82,11 +89,11 @@ impl Leaders {
     pub async fn next(&mut self) -> Result<Option<Written>, Error> {
         let shared = Arc::clone(&self.locks.0.shared);
         loop {
-            // If it ends here, `following` has the news for the next call.
+            // If the future is dropped here, `following` keeps the news for the next call.
             if let Some(news) = shared.by(self.look_at, self.following.next()).await {
                 self.learn(news?);
             }
-            // If it ends below, the next call looks at once.
+            // If the future is dropped below, the next call looks at once.
             self.look_at = Instant::from_nanos(0);
             let leads = match self.leads().await {
                 Ok(leads) => leads,
@@ -105,14 +112,14 @@ impl Leaders {
         }
     }
 
-    /// Looks who holds, and computes when to look again.
+    /// Reads which ticket holds, and computes when to look again.
     async fn leads(&mut self) -> Result<Option<Written>, Error> {
         let name = self.name.as_ref().map_err(Error::clone)?;
         let clock = &self.locks.0.shared.clock;
         let asked = clock.now();
         let places = self.locks.0.shared.inspect(name).await?;
         let Some(holder) = places.iter().find(|place| place.granted) else {
-            // The next leader writes.
+            // No further look is needed, because the next leader writes its value.
             self.look_at = Instant::FAR_FUTURE;
             return Ok(None);
         };
@@ -125,15 +132,16 @@ impl Leaders {
         if let Some(written) = known.filter(|written| of_holder(written)) {
             return Ok(Some(written.clone()));
         }
-        // It has written since, and the news is on its way. Or it has not written yet, and will.
+        // The holder has written since, and the news is in flight. Or it has not written yet, and
+        // will write.
         let read = self.value.read().await?;
         self.learn(read);
         let known = self.read.as_ref().and_then(|read| read.written.as_ref());
         Ok(known.filter(|written| of_holder(written)).cloned())
     }
 
-    /// Remembers the value, unless a newer one was read before: news may be older than an answer that came first. A store
-    /// that has lost the value begins again, with the version 0.
+    /// Remembers the value, unless a newer value was read before. News may be older than an answer
+    /// that came first. A store that has lost the value begins again with version 0.
     fn learn(&mut self, read: Counted) {
         let newer = |known: &Counted| read.version != 0 && read.version < known.version;
         if !self.read.as_ref().is_some_and(newer) {

@@ -1,7 +1,7 @@
 //! Guarded writes for Redis and Valkey, as Lua scripts for any client library.
 //!
-//! Beside the value there is another key, its *fence*, which holds the highest token that has passed. In a cluster both
-//! must be in one slot: `order:{42}` and `order:{42}:fence`.
+//! Beside the value there is another key, its *fence*, which holds the highest token that has
+//! passed. In a cluster both keys must be in one slot, as in `order:{42}` and `order:{42}:fence`.
 //!
 //! ```no_run
 //! use lockcore::FencingToken;
@@ -27,7 +27,7 @@
 //! # fn main() {}
 //! ```
 //!
-//! A write of another kind begins with [`CHECK`]:
+//! A script for another kind of write begins with [`CHECK`]:
 //!
 //! ```
 //! use lockcore::fencing::redis::CHECK;
@@ -43,16 +43,21 @@
 //!
 //! # What Redis can promise
 //!
-//! The fence is as durable as the value beside it: a server that forgets data when it restarts, or a replica that was
-//! behind when it was promoted, forgets both. Keys that are evicted or expire are forgotten one by one, so use
-//! `maxmemory-policy noeviction`. A fence that is remembered for a day keeps out writes that are less than a day late.
+//! The fence is as durable as the value beside it. A server may forget data when it restarts, and a
+//! replica that was behind may be promoted. In both cases the value and the fence are forgotten
+//! together. But keys that are evicted or expire are forgotten one by one, so use `maxmemory-policy
+//! noeviction`. A fence that is remembered for a day refuses writes that are less than a day late.
 
 /// Lua to put at the beginning of a script. It defines `fence(key, token, keep_ms)`.
 ///
-/// Returns true when the token has passed, and raises the fence to it. Returns false when a higher token has passed
-/// before. `key` is the key of the fence, and `token` the text of a [`FencingToken`](crate::FencingToken). `keep_ms` is how
-/// long the fence is remembered after the last token that has passed, or `"0"` for ever; it must be the same for all
-/// users of the fence. Call it before the first write. A text that is not a token stops the script with an error.
+/// The function returns true when the token has passed, and raises the fence to the token. It
+/// returns false when a higher token has passed before. Call it before the first write of the
+/// script.
+///
+/// `key` is the key of the fence, and `token` is the text of a
+/// [`FencingToken`](crate::FencingToken). A text that is not a token stops the script with an
+/// error. `keep_ms` is how long the fence is remembered after the last token that has passed, or
+/// `"0"` for ever. It must be the same for all users of the fence.
 pub const CHECK: &str = include_str!("redis/check.lua");
 
 /// A script that sets a value, unless a higher token has written it before.

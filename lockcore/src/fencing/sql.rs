@@ -15,9 +15,9 @@
 //! | rows | the write |
 //! |---|---|
 //! | 1 | was done |
-//! | 0 | was **not** done: refused, or there is no such row. Which of the two, only a look in the same transaction can tell |
+//! | 0 | was **not** done: refused, or there is no such row. To tell which, look for the row in the same transaction |
 //!
-//! There is no error: an update of no rows succeeds. So check the number.
+//! A refusal is not an error, because an update of no rows succeeds. So check the number.
 //!
 //! ```
 //! use lockcore::FencingToken;
@@ -77,13 +77,15 @@
 //! If the row may not exist yet, insert and guard it in one statement: `INSERT … ON CONFLICT (id) DO UPDATE SET …,
 //! lock_token = excluded.lock_token WHERE orders.lock_token <= excluded.lock_token`.
 //!
-//! **MySQL and MariaDB** count rows that were *changed*, unless the client asks for the number of rows that were found
-//! (the flag `CLIENT_FOUND_ROWS`; sqlx sets it). Without the flag, writing the same values again under the same token
-//! counts 0, and looks like a refusal. They have no `ON CONFLICT … WHERE`.
+//! **MySQL and MariaDB** count the rows that were *changed*. With the flag `CLIENT_FOUND_ROWS` they
+//! count the rows that were found; sqlx sets this flag. Without the flag, writing the same values
+//! again under the same token counts 0, and looks like a refusal. They have no `ON CONFLICT …
+//! WHERE`.
 //!
 //! # A table of fences
 //!
-//! For a write that has no single row for the token: [`FENCES`] makes the table, and [`PASS`] begins the transaction.
+//! This is for a write that has no single row for the token. [`FENCES`] makes the table, and
+//! [`PASS`] is the first statement of the transaction.
 //!
 //! ```
 //! use lockcore::fencing::sql::{FENCES, PASS};
@@ -128,8 +130,8 @@
 
 /// Makes the table `lockcore_fences (resource, highest)` if it does not exist. For PostgreSQL and SQLite.
 ///
-/// In MySQL and MariaDB `resource` needs a collation that tells all names apart: `resource VARCHAR(255) CHARACTER SET
-/// utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY`.
+/// In MySQL and MariaDB `resource` needs a collation in which different names are never equal:
+/// `resource VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY`.
 ///
 /// A row stays until somebody deletes it. Delete the rows of resources that nobody will write to any more.
 pub const FENCES: &str = include_str!("sql/fences.sql");
@@ -138,12 +140,13 @@ pub const FENCES: &str = include_str!("sql/fences.sql");
 /// the name of the resource (for example the name of the lock), and `$2` is
 /// [`FencingToken::as_i64`](crate::FencingToken::as_i64).
 ///
-/// Rows affected: 1 means that the token has passed; **0 means that it is refused**, and the transaction must be rolled
-/// back. Run it first in the transaction of the write. The row stays locked until the transaction ends, so writes under
-/// another token come before or after it, never in between.
+/// Rows affected: 1 means that the token has passed; **0 means that it is refused**, and the
+/// transaction must be rolled back. Run this as the first statement in the transaction of the
+/// write. The row stays locked until the transaction ends. So a write under another token comes
+/// wholly before or wholly after this transaction.
 ///
-/// MySQL and MariaDB need two statements for it, and `CLIENT_FOUND_ROWS` for the second one, whose number of rows is
-/// the result:
+/// MySQL and MariaDB need two statements instead, and the flag `CLIENT_FOUND_ROWS`. The number of
+/// rows of the second statement is the result:
 ///
 /// ```sql
 /// INSERT IGNORE INTO lockcore_fences (resource, highest) VALUES (?, 0);

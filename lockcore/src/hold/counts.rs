@@ -2,23 +2,24 @@
 
 use crate::sync::atomic::{AtomicU64, Ordering};
 
-/// How many guards a hold has, and how many of them write. Both are in one word, so that exactly one guard is the last
-/// to end, and exactly one writer is the last to stop.
+/// How many guards a hold has, and how many of them write. Both counts are in one word. So exactly
+/// one guard is the last to end, and exactly one writer is the last to stop writing.
 ///
-/// A hold without guards is over. A hold without writers is a read hold. Neither count rises again from zero. An
-/// exclusive hold that is over keeps its last writer in the count.
+/// A hold without guards is over. A hold without writers is a read hold. A count that is zero never
+/// rises again. When the last guard of an exclusive hold ends, the count of writers does not fall.
+/// So the hold counts as exclusive after its end too.
 pub(super) struct Guards(AtomicU64);
 
 /// Low half: guards. High half: writers.
 const WRITER: u64 = 1 << 32;
 
-/// The rest of the hold after a guard has ended.
+/// What remains of the hold after a guard has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Left {
     Nobody,
     /// The guard was the last writer. Readers remain.
     Readers,
-    /// Other guards remain, and the hold stays what it was: a write hold or a read hold.
+    /// Other guards remain, and the hold is what it was before: a write hold or a read hold.
     Others,
 }
 
@@ -40,8 +41,8 @@ impl Guards {
         self.0.load(Ordering::SeqCst) as u32 == 1
     }
 
-    /// Adds a guard, if there is at least one. It writes if `write` is true and other guards still write. Returns
-    /// whether it writes.
+    /// Adds a guard, if the hold has at least one. The new guard writes if `write` is true and
+    /// another guard writes. Returns whether it writes.
     pub(super) fn one_more(&self, write: bool) -> Option<bool> {
         let writer = |guards: u64| if write && guards >= WRITER { WRITER } else { 0 };
         let one_more = |guards: u64| {
@@ -67,19 +68,20 @@ impl Guards {
         }
     }
 
-    /// Ends the only guard. Returns whether it was the only one; if not, nothing has changed.
+    /// Ends the only guard of a hold. Returns whether there was only one. If there were more,
+    /// nothing changes.
     pub(super) fn end_only(&self) -> bool {
         let ended = |guards: u64| (guards as u32 == 1).then(|| guards - 1);
         let order = Ordering::SeqCst;
         self.0.fetch_update(order, order, ended).is_ok()
     }
 
-    /// A writer becomes a reader. Returns whether it was the last writer.
+    /// Makes a writer a reader. Returns whether it was the last writer.
     pub(super) fn one_writer_less(&self) -> bool {
         self.0.fetch_sub(WRITER, Ordering::SeqCst) < 2 * WRITER
     }
 
-    /// The same, but only if no other guard writes. Returns whether it was done.
+    /// Makes a writer a reader, but only if no other guard writes. Returns whether this was done.
     pub(super) fn only_writer_less(&self) -> bool {
         let only = |guards: u64| (guards < 2 * WRITER).then(|| guards - WRITER);
         let order = Ordering::SeqCst;

@@ -1,4 +1,5 @@
-//! Requests to the store for a hold that ends or becomes smaller. If one is dropped half-way, the keeper finishes it.
+//! Requests to the store about a hold that ends or becomes smaller. If the future of a request is
+//! dropped before the answer, the keeper finishes the request.
 
 use std::sync::Arc;
 
@@ -9,15 +10,16 @@ use crate::client::tracked::Cleanup;
 use crate::clock::Instant;
 use crate::error::Error;
 
-/// A ticket that is to have fewer permits than the store counts: the last writer has stopped, or some permits were
-/// given back. If the store does not acknowledge that, for whatever reason, dropping this leaves it to the keeper.
+/// A ticket that is to have fewer permits than the store counts, because the last writer has ended
+/// or some permits were given back. If the store has not acknowledged this when the value is
+/// dropped, for whatever reason, the keeper asks the store again.
 pub(super) struct Shrinking<'a>(pub(super) &'a Held);
 
 impl Shrinking<'_> {
     pub(super) async fn ask(self) -> Result<(), Error> {
         let held = self.0;
         let to_have = held.lease().permits();
-        // The hold has already changed on this side, and no answer of the store undoes that.
+        // The hold has changed in this process already, and no answer of the store undoes that.
         held.renew().await.map_err(Error::unavailable_if_config)?;
         let text = "the store could not say whether the ticket is smaller now";
         match held.lease().counted() > to_have {
@@ -36,8 +38,8 @@ impl Drop for Shrinking<'_> {
     }
 }
 
-/// A ticket that its last user is releasing at the store. If the store does not acknowledge that, for whatever reason,
-/// dropping this hands the ticket to the keeper.
+/// A ticket that its last user is releasing at the store. If the store has not acknowledged this
+/// when the value is dropped, for whatever reason, the keeper releases the ticket.
 pub(super) struct Departing<'a> {
     held: &'a Held,
     acknowledged: bool,
@@ -45,7 +47,7 @@ pub(super) struct Departing<'a> {
 
 impl<'a> Departing<'a> {
     pub(super) fn of(held: &'a Held) -> Self {
-        // No later batch renews it.
+        // From now on no batch renews the ticket.
         held.shared().table().leave(held.0.lease.request.id);
         Self {
             held,
@@ -60,7 +62,8 @@ impl<'a> Departing<'a> {
             request: Arc::clone(&lease.request),
             enqueue_may_follow: lease.is_ambiguous(),
         };
-        // It waits for its turn as long as the lease lasts. After that there is nothing to release.
+        // The request waits at the gate for at most as long as the lease lasts. After that there is
+        // nothing to release.
         let turn_by = lease.deadline().max(now);
         let answer = shared
             .release(Where::Here, now, turn_by, vec![departure])
@@ -83,7 +86,8 @@ impl<'a> Departing<'a> {
 impl Drop for Departing<'_> {
     fn drop(&mut self) {
         if !self.acknowledged {
-            // If the first request did arrive, this releases a second time and finds nothing.
+            // If the first request did arrive, this second release finds no ticket, which is
+            // harmless.
             let lease = &self.held.0.lease;
             self.held.shared().clean_up(Cleanup::of(lease));
         }

@@ -1,4 +1,5 @@
-//! Giving a held lock to another process. The side that takes it is in `adopt`, the text between the two in `detached`.
+//! Giving a held lock to another process. Taking it over is in `adopt`. The text that passes
+//! between the two processes is in `detached`.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -13,42 +14,50 @@ use crate::error::{Error, LostReason};
 use crate::sync::atomic::Ordering;
 
 impl Guard {
-    /// Gives the lock to another process, or to another client of this one, without releasing it: nobody else can come in
-    /// between. Returns a text, with which [`Locks::adopt`](crate::Locks::adopt) takes the lock over. The [fencing
+    /// Gives the lock to another process, or to another client of this process, without releasing
+    /// it. Nobody else can get the lock in between. Returns a text, with which
+    /// [`Locks::adopt`](crate::Locks::adopt) takes the lock over. The [fencing
     /// token](crate::Held::fencing_token) stays the same.
     ///
-    /// The lease is renewed once more, and after that nobody renews it until the lock is adopted. So the text is good for
-    /// one ttl from this call. If it is not used in that time, the lock is free, as after a crash. This process may end at
-    /// once. Use this when a job goes on elsewhere: in a worker that this process starts, or in the next version of a
-    /// service during a deployment.
+    /// The lease is renewed once more, and after that nobody renews it until the lock is adopted.
+    /// So the text is valid for one ttl from this call. If nobody adopts the lock in that time, the
+    /// lock is free, as after a crash. This process may end at once. Use this when another process
+    /// continues a job: a worker that this process starts, or the next version of a service during
+    /// a deployment.
     ///
-    /// The text has about 100 bytes more than the name of the lock: letters, digits and `. _ - : / ~ %`. It has no address
-    /// and no password of the store. But **everybody who has it and can reach the store can adopt the lock**, until
-    /// somebody has. So pass it on as you pass on the job itself, and do not log it.
+    /// The text has about 100 bytes more than the name of the lock. It consists of letters, digits
+    /// and `. _ - : / ~ %`. It contains no address and no password of the store. But **everybody
+    /// who has the text and can reach the store can adopt the lock**, until somebody has done so.
+    /// So pass on the text in the same way as the job itself, and do not log it.
     ///
-    /// [Views](crate::Held) of this guard report [`Released`](LostReason::Released) from now on, and their
-    /// [`lost`](crate::Held::lost) stays pending: the lock is not lost. A late write of this process has the same token as
-    /// those of the adopter, so the resource cannot tell the two apart. Finish all writes before.
+    /// [Views](crate::Held) of this guard report [`Released`](LostReason::Released) from now on.
+    /// Their [`lost`](crate::Held::lost) stays pending, because the lock is not lost. A late write
+    /// of this process has the same token as the writes of the adopter, so the resource cannot tell
+    /// them apart. Finish all writes before this call.
     ///
-    /// It works on memory, SQLite and Redis. On ZooKeeper a ticket belongs to the session of its client and cannot change
-    /// it, and a quorum of servers has no such operation: see [`Capability::adopts`](crate::backend::Capability::adopts).
+    /// This works on memory, SQLite and Redis. On ZooKeeper a ticket belongs to the session of its
+    /// client, and it cannot move to another session. A quorum of servers has no such operation
+    /// either: see [`Capability::adopts`](crate::backend::Capability::adopts).
     ///
     /// # Errors
     ///
-    /// The error has the guard, which holds the lock as before, except when the error is [`Lost`](crate::ErrorKind::Lost):
+    /// The error contains the guard. The guard holds the lock as before, except when the error is
+    /// [`Lost`](crate::ErrorKind::Lost):
     ///
-    /// - [`Busy`](crate::ErrorKind::Busy) when something else uses the same ticket: another guard made by
-    ///   [`reenter`](Self::reenter) or [`Held::scope`](crate::Held::scope), an inner hold, or readers of this process; and
-    ///   when somebody [asks](crate::Locks::revoke) for the lock.
-    /// - [`Config`](crate::ErrorKind::Config) for a lock with a [`max_hold`](crate::Lock::max_hold), before a
-    ///   [`min_hold`](crate::Lock::min_hold) is over, and for a store that cannot do it.
+    /// - [`Busy`](crate::ErrorKind::Busy) when another guard or hold uses the same ticket: a guard
+    ///   made by [`reenter`](Self::reenter) or [`Held::scope`](crate::Held::scope), an inner hold,
+    ///   or readers of this process. Also when somebody [asks](crate::Locks::revoke) for the lock.
+    /// - [`Config`](crate::ErrorKind::Config) for a lock with a
+    ///   [`max_hold`](crate::Lock::max_hold), before a [`min_hold`](crate::Lock::min_hold) is over,
+    ///   and for a store that cannot detach a lock.
     /// - [`Lost`](crate::ErrorKind::Lost).
     /// - [`Unavailable`](crate::ErrorKind::Unavailable) or [`Unknown`](crate::ErrorKind::Unknown) when the store did not
     ///   acknowledge the renewal within one operation timeout.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the lock is released, as after a drop of the guard.
+    /// If the future is dropped before it resolves, the lock is released, as after a drop of the
+    /// guard.
     ///
     /// # Examples
     ///
@@ -79,7 +88,8 @@ impl Guard {
         }
     }
 
-    /// There is one await. If the future is dropped there, the guard is dropped with it, and releases the lock.
+    /// This awaits only once. If the future is dropped there, the guard is dropped with it, and
+    /// releases the lock.
     async fn detached(&mut self) -> Result<String, Error> {
         self.shared().refuse_forked()?;
         let capability = self.shared().capability;
@@ -98,11 +108,12 @@ impl Guard {
             return Err(error);
         }
         self.may_leave()?;
-        // From here on no other task of this process gets the ticket, even if the lock is not detached.
+        // From now on no other task of this process gets the ticket, even if the lock is not
+        // detached in the end.
         if !self.is_only_use() {
             return Err(Error::still_used());
         }
-        // The adopter has a whole ttl from now.
+        // The adopter has a whole ttl from this renewal.
         self.held
             .renew()
             .await
@@ -116,7 +127,8 @@ impl Guard {
         self.leave()
     }
 
-    /// Limits of the hold are kept by this client. They do not go along.
+    /// Whether the limits of the hold allow it to be detached. This client keeps the limits, and
+    /// the adopter would not know them.
     fn may_leave(&self) -> Result<(), Error> {
         let hold = &self.held.0;
         if hold.lease.is_asked_back() {
@@ -140,9 +152,12 @@ impl Guard {
 
     /// Ends the hold, and leaves the ticket at the store.
     ///
-    /// A renewal of the keeper that is under way may still arrive there. It finds the ticket with the same id and gives it
-    /// another ttl, or, if the ticket was adopted, finds nothing. Nobody acts on its answer, except that a ticket whose
-    /// lease has run out by then, or that somebody has asked for without grace, is released if nobody has adopted it.
+    /// A renewal of the keeper that is in flight may arrive at the store later. If the ticket has
+    /// not been adopted, the renewal finds the ticket with the same id and gives it another ttl. If
+    /// the ticket was adopted, the renewal finds nothing. Both are harmless, because nobody acts on
+    /// the answer. There is one exception: the lease may have run out by then, or somebody may have
+    /// asked for the ticket without grace. In that case the keeper releases the ticket, which has
+    /// no effect if the ticket was adopted.
     fn leave(&mut self) -> Result<String, Error> {
         let (hold, lease) = (&self.held.0, &self.held.0.lease);
         let text = Detached {
@@ -155,13 +170,13 @@ impl Guard {
             name: lease.request.name.clone(),
         }
         .to_string();
-        // A view may have made another guard during the await.
+        // A view may have made another guard while the renewal was awaited.
         if !hold.guards.end_only() {
             return Err(Error::still_used());
         }
         self.over = true;
         let was_ours = self.shared().withdraw(lease.request.id);
-        // The keeper may have found the loss since the renewal was acknowledged.
+        // The keeper may have found a loss since the renewal was acknowledged.
         let lost = lease.lost(self.shared().clock.now());
         if was_ours && let Some(reason) = lost {
             self.shared().lost(lease, Stage::Held, reason);
@@ -177,7 +192,7 @@ impl Guard {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         if let Some(Origin::Share(share)) = origin {
-            // The ticket was retired, so this was its last use.
+            // No other task can get the ticket since `is_only_use`, so this was its last use.
             share.leave();
         }
         if !is_ours {
@@ -191,9 +206,10 @@ impl Guard {
     }
 }
 
-/// Why a lock was not [detached](Guard::detach). It has the guard.
+/// Why a lock was not [detached](Guard::detach), together with the guard.
 ///
-/// By `?` it becomes the [`Error`]. The guard is dropped then, and the lock is released.
+/// The operator `?` turns this into the [`Error`]. The guard is dropped then, and the lock is
+/// released.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -219,7 +235,7 @@ pub struct NotDetached {
 }
 
 impl NotDetached {
-    /// The reason.
+    /// Why the lock was not detached.
     #[must_use]
     pub fn error(&self) -> &Error {
         &self.error

@@ -14,21 +14,22 @@ use crate::request::FULL;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Release {
-    /// The lock was held to the end, and has been given back.
+    /// The lock was held to the end, and has been released.
     Released,
     /// The lock had been lost before: somebody else may have held it meanwhile.
     AlreadyLost,
 }
 
 impl Guard {
-    /// A view of the lock, which can be cloned and passed on.
+    /// A view of the lock, which can be cloned and passed to other code.
     #[must_use]
     pub fn held(&self) -> Held {
         self.held.clone()
     }
 
-    /// A second guard of the same hold. The store is not asked. The lock is given back when the last guard is gone. Use
-    /// it for work that is split into parts; it does not make the parts exclude each other.
+    /// A second guard of the same hold. The store is not asked. The lock is released when the last
+    /// guard is gone. Use this for work that is split into parts. It does not make the parts
+    /// exclude each other.
     ///
     /// # Errors
     ///
@@ -41,32 +42,39 @@ impl Guard {
         self.held.guard(true).ok_or_else(released)
     }
 
-    /// Turns a write hold into a read hold, and waits for the store's answer, at most one operation timeout. Other
-    /// readers come in, readers that wait in line are woken, and no writer can come in between. The position in line
-    /// does not change: a writer that waits lets no later reader pass.
+    /// Turns a write hold into a read hold, and waits for the store's answer, at most one operation
+    /// timeout. From then on other readers can take the lock, and the store wakes readers that wait
+    /// in line. No writer gets the lock in between. The order of the line does not change: a reader
+    /// does not overtake a writer that came before it.
     ///
-    /// A read hold has no [`fencing_token`](Held::fencing_token). To write again, release it and take the lock again: a
-    /// request for the write side from inside the read hold fails with
-    /// [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock). [`grant_id`](Held::grant_id) does not change. This call renews the
-    /// lease, as [`ensure`](Held::ensure) does, even without [renewal](crate::Lock::renew). A
-    /// [`min_hold`](crate::Lock::min_hold) then applies to the read side.
+    /// A read hold has no [`fencing_token`](Held::fencing_token). To write again, release this hold
+    /// and take the lock again. A request for the write side from inside the read hold fails with
+    /// [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock). [`grant_id`](Held::grant_id) does not
+    /// change. This call renews the lease, as [`ensure`](Held::ensure) does, even without
+    /// [renewal](crate::Lock::renew). A [`min_hold`](crate::Lock::min_hold) applies to the read
+    /// side after this call.
     ///
-    /// A second call does nothing, and so does a call on a lock that was taken to read. But if the store has not
-    /// acknowledged the change yet, it is asked again.
+    /// A second call does nothing, and so does a call on a lock that was taken to read. But if the
+    /// store has not acknowledged an earlier downgrade yet, the call asks the store again.
     ///
-    /// A hold that was taken inside of another hold of the lock ([`Lock::reentrant`](crate::Lock::reentrant)) is a part
-    /// of that hold. Then the store is asked, and other readers come in, only when the outer hold has no writer either.
+    /// A hold that was taken inside of another hold of the lock
+    /// ([`Lock::reentrant`](crate::Lock::reentrant)) is a part of that hold. The store is asked,
+    /// and other readers can take the lock, only when the outer hold has no writer either.
     ///
     /// # Errors
     ///
-    /// In these cases nothing has changed: [`Busy`](crate::ErrorKind::Busy) while the hold has another guard that
-    /// writes, or an inner hold that writes; [`Config`](crate::ErrorKind::Config) for a semaphore;
-    /// [`Lost`](crate::ErrorKind::Lost) if the lock was lost before.
+    /// In these cases nothing has changed: [`Busy`](crate::ErrorKind::Busy) while the hold has
+    /// another guard that writes, or an inner hold that writes;
+    /// [`Config`](crate::ErrorKind::Config) for a semaphore; [`Lost`](crate::ErrorKind::Lost) if
+    /// the lock was lost before.
     ///
-    /// In these cases it is a read hold all the same: [`Unavailable`](crate::ErrorKind::Unavailable) or
-    /// [`Unknown`](crate::ErrorKind::Unknown) when the store has not acknowledged the change. The lock is held for
-    /// [`remaining`](Held::remaining), but readers elsewhere may still be kept out. The keeper asks again until the
-    /// store has acknowledged it. [`Lost`](crate::ErrorKind::Lost) when the store answers that the lock is lost.
+    /// In these cases this is a read hold although the call fails:
+    ///
+    /// - [`Unavailable`](crate::ErrorKind::Unavailable) or [`Unknown`](crate::ErrorKind::Unknown)
+    ///   when the store has not acknowledged the change. The lock is held for
+    ///   [`remaining`](Held::remaining), but the store may not let readers of other processes in
+    ///   yet. The keeper asks the store again until it has acknowledged the change.
+    /// - [`Lost`](crate::ErrorKind::Lost) when the store answers that the lock is lost.
     ///
     /// # Cancel safety
     ///
@@ -116,31 +124,39 @@ impl Guard {
         }
     }
 
-    /// Gives back some permits of a semaphore, keeps the others, and waits for the store's answer, at most one
-    /// operation timeout. Waiters in line that can use the permits are woken. `permits` is at least 1 and less than the
-    /// number of permits that are held. To give back all of them, [`release`](Self::release) the guard.
+    /// Gives back some permits of a semaphore, keeps the others, and waits for the store's answer,
+    /// at most one operation timeout. The store wakes waiters in line that can use the permits.
+    /// `permits` is at least 1 and less than the number of permits that are held. To give back all
+    /// of them, [`release`](Self::release) the guard.
     ///
-    /// The permits are gone for every guard of the hold: guards made by [`reenter`](Self::reenter) share the permits,
-    /// and the last of them gives back the rest. [`grant_id`](Held::grant_id) and the position in line do not change. This
-    /// call renews the lease, as [`ensure`](Held::ensure) does, even without [renewal](crate::Lock::renew).
+    /// Guards made by [`reenter`](Self::reenter) share the permits, so the permits are gone for all
+    /// guards of the hold. The last of the guards gives back the rest. [`grant_id`](Held::grant_id)
+    /// and the position in line do not change. This call renews the lease, as
+    /// [`ensure`](Held::ensure) does, even without [renewal](crate::Lock::renew).
     ///
     /// # Errors
     ///
-    /// In these cases nothing has changed: [`Config`](crate::ErrorKind::Config) for another number of permits, and for
-    /// a mutex or a read/write lock (use [`downgrade`](Self::downgrade) there); [`Lost`](crate::ErrorKind::Lost) if the
-    /// lock was lost before; [`Unavailable`](crate::ErrorKind::Unavailable) or [`Unknown`](crate::ErrorKind::Unknown)
-    /// when the store has not acknowledged permits that were given back by an earlier call.
+    /// In these cases nothing has changed:
     ///
-    /// In these cases the caller has given up the permits all the same: `Unavailable` or `Unknown` when the store has
-    /// not acknowledged it. The keeper asks again until it has an answer, and until then nobody else may get these
-    /// permits. [`remaining`](Held::remaining) tells how long the other permits are held. `Lost` when the store answers
-    /// that the lock is lost.
+    /// - [`Config`](crate::ErrorKind::Config) for another number of permits, and for a mutex or a
+    ///   read/write lock (use [`downgrade`](Self::downgrade) there).
+    /// - [`Lost`](crate::ErrorKind::Lost) if the lock was lost before.
+    /// - [`Unavailable`](crate::ErrorKind::Unavailable) or [`Unknown`](crate::ErrorKind::Unknown)
+    ///   when the store has not acknowledged permits that were given back by an earlier call.
+    ///
+    /// In these cases the caller has given up the permits although the call fails:
+    ///
+    /// - `Unavailable` or `Unknown` when the store has not acknowledged this change. The keeper
+    ///   asks again until the store answers, and until then nobody else may get these permits.
+    ///   [`remaining`](Held::remaining) tells how long the other permits are held.
+    /// - `Lost` when the store answers that the lock is lost.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped before its first poll, nothing has happened. If it is dropped later, the permits are
-    /// given back as described above, unless permits of an earlier call were not acknowledged yet. The keeper asks the
-    /// store until it answers.
+    /// If the future is dropped before its first poll, nothing has happened. If it is dropped
+    /// later, the permits are given up, and the keeper asks the store until it answers. The
+    /// exception is a call that had to wait for the answer about permits of an earlier call: then
+    /// the permits of this call may be kept.
     ///
     /// # Examples
     ///
@@ -163,8 +179,8 @@ impl Guard {
         outcome.map_err(|error| error.of_name(self.name()))
     }
 
-    /// Gives back all permits but `left`, as [`release_permits`](Self::release_permits) does. If that was done before, the
-    /// store is asked again only if it has not acknowledged it.
+    /// Gives back all permits but `left`, as [`release_permits`](Self::release_permits) does. If
+    /// they were given back before, this asks the store only if it has not acknowledged that yet.
     pub(crate) async fn keep_permits(&self, left: u32) -> Result<(), Error> {
         let lease = self.lease();
         match lease.permits().checked_sub(left) {
@@ -198,40 +214,46 @@ impl Guard {
             if lease.shrink_from(held, left.get()) {
                 return Shrinking(&self.held).ask().await;
             }
-            // Another guard of this hold, or a call that was not acknowledged, is giving permits back. One change at a
-            // time.
+            // Another guard of this hold is giving permits back, or an earlier call was not
+            // acknowledged. There is only one change at a time, so the store is asked about that
+            // one first.
             Shrinking(&self.held).ask().await?;
         }
     }
 
-    /// Makes the ttl of the lease longer than the one that the lock was taken with, and renews the lease with it. From
-    /// now on the lock is held for `ttl` without a further renewal, less a hundredth of it and 5 ms. Later renewals use
-    /// the new ttl, and its pace, for as long as the lock is held.
+    /// Makes the ttl of the lease longer than the one that the lock was taken with, and renews the
+    /// lease with it. From now on the lock is held for `ttl` without a further renewal, less a
+    /// hundredth of it and 5 ms. Later renewals ask for the new ttl and begin after a third of it,
+    /// for as long as the lock is held.
     ///
-    /// This is for work that turns out to take long, for a step during which the store may be out of reach, and for a
-    /// lease without [renewal](crate::Lock::renew). If this process dies, the lock stays taken for up to `ttl`.
+    /// Use this for work that turns out to take long, and for a step during which the store may be
+    /// out of reach. Use it also for a lease without [renewal](crate::Lock::renew). If this process
+    /// dies, the lock stays taken for up to `ttl`.
     ///
     /// `ttl` is at least the present ttl, and at most the longest that the store allows
-    /// ([`Capability::longest_ttl`](crate::backend::Capability::longest_ttl)). At a store with sessions, that is the
-    /// length of the session, and a renewal gives the time that is left of it. The present ttl is allowed: then the
-    /// call only renews. [`max_hold`](crate::Lock::max_hold) still ends the lease. A ticket with a longer ttl is not
-    /// handed over inside this process: the next waiter asks for a ticket with its own ttl.
+    /// ([`Capability::longest_ttl`](crate::backend::Capability::longest_ttl)). At a store with
+    /// sessions, the longest ttl is the length of the session, and a renewal gives the time that is
+    /// left of the session. With the present ttl, the call only renews.
+    /// [`max_hold`](crate::Lock::max_hold) ends the lease even if its ttl is longer. A ticket with
+    /// a longer ttl is not handed over inside this process: the next waiter asks for a ticket with
+    /// its own ttl.
     ///
     /// # Errors
     ///
-    /// [`Config`](crate::ErrorKind::Config) for another ttl; [`Lost`](crate::ErrorKind::Lost). In both cases nothing
-    /// has changed.
+    /// [`Config`](crate::ErrorKind::Config) for another ttl, and [`Lost`](crate::ErrorKind::Lost).
+    /// In both cases nothing has changed.
     ///
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) or [`Unknown`](crate::ErrorKind::Unknown) when the store did not
-    /// acknowledge within an operation timeout, or when an earlier renewal with the shorter ttl was never acknowledged.
-    /// That renewal may still arrive and cut the lease short. So for a minute after it was sent, the lease counts only
-    /// as far as the shorter ttl reaches. The lock is held for [`remaining`](Held::remaining) all the same, and later
-    /// renewals ask for the longer ttl.
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) or [`Unknown`](crate::ErrorKind::Unknown) in
+    /// two cases: the store did not acknowledge within an operation timeout, or an earlier renewal
+    /// with the shorter ttl was never acknowledged. That earlier renewal may arrive late and cut
+    /// the lease short. So for a minute after it was sent, this process relies on the shorter ttl
+    /// only. In both cases the lock is held for [`remaining`](Held::remaining), and later renewals
+    /// ask for the longer ttl.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped before its first poll, nothing has happened. If it is dropped later, later renewals ask
-    /// for the longer ttl.
+    /// If the future is dropped before its first poll, nothing has happened. If it is dropped
+    /// later, all later renewals ask for the longer ttl.
     ///
     /// # Examples
     ///
@@ -271,18 +293,19 @@ impl Guard {
         }
         if ttl > present {
             lease.lengthen(ttl);
-            // The next waiter has asked for the shorter ttl.
+            // The next waiter has asked for the shorter ttl, so it must not get this ticket.
             self.held.0.client.lanes.retire(lease);
         }
         let by = shared.clock.now().after(shared.op_timeout);
         loop {
-            // Read before the renewal: another guard may make the ttl longer again while this waits.
+            // Read before the renewal, because another guard may make the ttl longer again while
+            // this waits.
             let trusted = lease.is_trusted(shared.clock.now());
             self.renew().await.map_err(Error::unavailable_if_config)?;
             if trusted {
                 return Ok(());
             }
-            // An earlier renewal is still under way. Its answer may come soon, so this tries again.
+            // An earlier renewal is in flight. Its answer may come soon, so this tries again.
             let again = shared.clock.now().after(Duration::from_millis(5));
             if again >= by {
                 return Err(Error::unavailable(format!(
@@ -294,18 +317,21 @@ impl Guard {
         }
     }
 
-    /// Releases the lock and waits for the store's answer, at most one operation timeout from when the request is sent.
-    /// In a burst of releases the request may have to wait for its turn first, for as long as the lease lasts.
+    /// Releases the lock and waits for the store's answer, at most one operation timeout from when
+    /// the request is sent. In a burst of releases the request may first have to wait until others
+    /// are answered, for as long as the lease lasts.
     ///
-    /// There is nothing to wait for in these cases: the lock is handed over inside this process; the hold has another
-    /// guard; or the keeper gives the lock back later ([`Lock::min_hold`](crate::Lock::min_hold)). If this was the last
-    /// writer and inner holds still read, the lock becomes a read lock: see [`downgrade`](Self::downgrade).
+    /// In these cases the call returns at once: the lock is handed over inside this process; the
+    /// hold has another guard; or the keeper releases the lock later
+    /// ([`Lock::min_hold`](crate::Lock::min_hold)). If this was the last writer and inner holds
+    /// read, the lock becomes a read lock: see [`downgrade`](Self::downgrade).
     ///
     /// # Errors
     ///
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) or [`Unknown`](crate::ErrorKind::Unknown) when the store did not
-    /// answer; [`Config`](crate::ErrorKind::Config) when it denies the release. The keeper tries again until the store
-    /// acknowledges or the lease has run out.
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) or [`Unknown`](crate::ErrorKind::Unknown)
+    /// when the store did not answer; [`Config`](crate::ErrorKind::Config) when the store denies
+    /// the release. In all these cases the keeper tries again until the store acknowledges or the
+    /// lease has run out.
     ///
     /// # Cancel safety
     ///
@@ -322,9 +348,10 @@ impl Guard {
             End::Shrink => {
                 let asked = Shrinking(&self.held).ask().await;
                 match asked.map_err(|error| error.of_name(self.name())) {
-                    // The last reader has ended meanwhile, and so has the hold.
+                    // If the last reader has ended meanwhile, the hold is over, and this answer has
+                    // no effect.
                     _ if self.held.is_over() => {}
-                    // The loss is found only now, but the result is the same.
+                    // If the store answers only now that the lock is lost, the result is the same.
                     Err(error) if matches!(error.kind(), ErrorKind::Lost(_)) => {
                         return Ok(Release::AlreadyLost);
                     }

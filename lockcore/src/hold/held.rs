@@ -15,7 +15,8 @@ impl Held {
         self.0.lease.request.name.as_str()
     }
 
-    /// Names this grant in logs and events. For writes, use the [`fencing_token`](Self::fencing_token).
+    /// Identifies this grant in logs and events. For writes, use the
+    /// [`fencing_token`](Self::fencing_token).
     #[must_use]
     pub fn grant_id(&self) -> GrantId {
         self.0.grant_id
@@ -24,7 +25,8 @@ impl Held {
     /// The fencing token of an exclusive lock. Send it with every write, and let the resource refuse lower tokens, as
     /// [`fencing`](crate::fencing) shows.
     ///
-    /// A lock that is lost still has its token: the resource decides whether a late write may pass.
+    /// A lock that is lost keeps its token, because the resource decides whether to refuse a late
+    /// write.
     ///
     /// # Errors
     ///
@@ -43,8 +45,9 @@ impl Held {
 
     /// Whether the lock is held at this moment, by the local deadline.
     ///
-    /// A `true` may be out of date when the next line runs, because a process can be stopped between any two
-    /// instructions. Only a check of the [token](Self::fencing_token) at the resource closes that gap.
+    /// A `true` may be out of date when the next line runs, because a process can be stopped
+    /// between any two instructions. Only a check of the [token](Self::fencing_token) at the
+    /// resource excludes that.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.lost_reason().is_none()
@@ -62,11 +65,13 @@ impl Held {
         now.until(self.0.lease.deadline())
     }
 
-    /// How long ago this holder got the lock. A hold inside another one of the same lock counts from the outer one. A
-    /// guard that keeps the lock in a smaller form, as after a [downgrade](crate::Guard::downgrade), counts on. So does a
-    /// view after the end of the lock.
+    /// How long ago this holder got the lock. A hold inside another hold of the same lock counts
+    /// from the start of the outer hold. After a [downgrade](crate::Guard::downgrade), or after
+    /// permits were given back, the time continues. In a view it continues after the end of the
+    /// lock too.
     ///
-    /// It is measured on the clock of the lease, which counts the time for which the machine is suspended.
+    /// The time is measured on the clock of the lease, which also counts the time during which the
+    /// machine is suspended.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         self.0.since.until(self.shared().clock.now())
@@ -83,18 +88,20 @@ impl Held {
         }
         let reason = self.0.lease.until_lost(&self.shared().clock).await;
         if self.is_over() {
-            // The ticket was handed over, and a later holder has lost it.
+            // This hold is over. Its ticket was handed over, and a later holder has lost it.
             return std::future::pending().await;
         }
         reason
     }
 
-    /// Resolves when somebody asks for the lock with [`Locks::revoke`](crate::Locks::revoke). Finish, and release it:
-    /// [`remaining`](Self::remaining) tells how much time is left at most. At its end the lock is lost with
+    /// Resolves when somebody asks for the lock with [`Locks::revoke`](crate::Locks::revoke).
+    /// Finish the work, and release the lock. [`remaining`](Self::remaining) tells how much time is
+    /// left at most. At the end of that time the lock is lost with
     /// [`Revoked`](LostReason::Revoked).
     ///
-    /// Returns who asks, and why, which the store is asked for. The two are empty if it does not answer. It stays pending
-    /// after a release, for a lock without [renewal](crate::Lock::renew), and if the lock is lost for another reason.
+    /// Returns who asks for the lock, and why. This call reads both from the store. If the store
+    /// does not answer, both are empty. The future stays pending after a release, for a lock
+    /// without [renewal](crate::Lock::renew), and if the lock is lost for another reason.
     ///
     /// # Cancel safety
     ///
@@ -123,10 +130,12 @@ impl Held {
         asked.unwrap_or_else(|| AskedBack::new("", "", self.remaining()))
     }
 
-    /// Resolves when the lock is likely to be lost soon: a third of its ttl is left. With renewal on, this means that
-    /// two renewals have failed. Returns the time that is [left](Self::remaining).
+    /// Resolves when the lock is likely to be lost soon, because only a third of its ttl is left.
+    /// With renewal on, this means that two renewals have failed. Returns the time that is
+    /// [left](Self::remaining).
     ///
-    /// A renewal may still succeed after that. Call this again to be warned again. It stays pending after a release.
+    /// A renewal may succeed after that. Call this again to be warned again. The future stays
+    /// pending after a release.
     ///
     /// # Cancel safety
     ///
@@ -146,8 +155,8 @@ impl Held {
             if remaining <= lease.ttl() / 3 {
                 return remaining;
             }
-            // Renewals move the deadline without a notification, so the deadline is read again when the alarm rings. A
-            // loss does notify.
+            // Renewals move the deadline without a notification, so the deadline is read again when
+            // the alarm rings. A loss sends a notification.
             let danger = deadline.before(lease.ttl() / 3);
             let _ = shared.by(danger, changed).await;
         }
@@ -160,9 +169,9 @@ impl Held {
     ///
     /// [`Lost`](crate::ErrorKind::Lost).
     ///
-    /// [`Unknown`](crate::ErrorKind::Unknown) or [`Unavailable`](crate::ErrorKind::Unavailable) when the renewal was
-    /// not acknowledged, or so late that less time is left. The lock is held for [`remaining`](Self::remaining) all the
-    /// same.
+    /// [`Unknown`](crate::ErrorKind::Unknown) or [`Unavailable`](crate::ErrorKind::Unavailable)
+    /// when the renewal was not acknowledged, or was acknowledged so late that less time is left.
+    /// In both cases the lock is held for [`remaining`](Self::remaining).
     ///
     /// [`Config`](crate::ErrorKind::Config) when `duration` is longer than the lock's [ttl](crate::Lock::ttl), less a
     /// hundredth of it and 5 ms, or longer than [`max_hold`](crate::Lock::max_hold) leaves.
@@ -170,7 +179,7 @@ impl Held {
     ///
     /// # Cancel safety
     ///
-    /// Safe: if a renewal was sent, it may take effect, which does no harm.
+    /// Safe: if a renewal was sent, the store may carry it out, which does no harm.
     pub async fn ensure(&self, duration: Duration) -> Result<(), Error> {
         if self.is_valid() && self.remaining() >= duration {
             return Ok(());
@@ -179,8 +188,8 @@ impl Held {
         ensured.map_err(|error| error.of_name(self.name()))
     }
 
-    /// Checks that the lease, which was just renewed, lasts for `duration`. The error tells whether the options or the
-    /// store are the reason.
+    /// Checks that the lease lasts for `duration` after it was just renewed. The error tells
+    /// whether the options or the store are the reason.
     fn lasts(&self, duration: Duration) -> Result<(), Error> {
         let remaining = self.remaining();
         if remaining >= duration {
@@ -204,12 +213,12 @@ impl Held {
         )))
     }
 
-    /// Renews the lease now. It is an error if it is lost, or if the store does not answer.
+    /// Renews the lease now. Fails if the lease is lost, or if the store does not answer.
     pub(crate) async fn renew(&self) -> Result<(), Error> {
         let shared = self.shared();
         if self.is_valid() {
             let by = shared.clock.now().after(shared.op_timeout);
-            // The lease has taken the answer, and says below whether it is lost.
+            // The lease has applied the answer, and the last line tells whether it is lost.
             let _: Renewed = shared.renew_now(&self.0.lease, by).await?;
         }
         self.loss().map_or(Ok(()), Err)

@@ -1,4 +1,4 @@
-//! A hold of a lock, the guards that share it, and what happens when the last of them is gone.
+//! A hold of a lock, the guards that share it, and what happens when the last of these guards ends.
 
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock, PoisonError};
@@ -24,14 +24,14 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::token::GrantId;
 
-/// A view of a held lock: its identity, whether it is still held, and a signal when it is lost.
+/// A view of a held lock: its identity, whether it is held now, and a signal when it is lost.
 ///
-/// Clones are views of the same lock. A view never releases. It may exist longer than the lock is held, and then
-/// reports that.
+/// Clones are views of the same lock. A view never releases the lock. It may exist longer than the
+/// lock is held, and then reports that the lock is over.
 #[derive(Clone)]
 pub struct Held(pub(super) Arc<Hold>);
 
-/// One hold of a lock: the guards that share it, and what the last guard gives back.
+/// One hold of a lock: the guards that share it, and what the last guard releases.
 pub(super) struct Hold {
     pub(super) lease: Arc<Lease>,
     pub(super) grant_id: GrantId,
@@ -43,34 +43,36 @@ pub(super) struct Hold {
     #[cfg(debug_assertions)]
     pub(super) label: Option<&'static str>,
     pub(super) guards: Guards,
-    /// A guard ended when the lock was already lost.
+    /// Whether a guard ended when the lock was already lost.
     pub(super) ended_lost: AtomicBool,
-    /// `None` once it has been given back.
+    /// `None` after the hold has been given back.
     pub(super) origin: Mutex<Option<Origin>>,
     /// Made by the first inner hold. See [`INNER_PERMITS`].
     pub(super) inner_permits: OnceLock<Arc<Semaphore>>,
 }
 
-/// Where a hold comes from. This decides what its end does.
+/// Where a hold comes from. This decides what happens at its end.
 pub(super) enum Origin {
-    /// A ticket of its own. It is not given back before `keep_until` (`min_hold`).
+    /// A ticket that only this hold uses. The ticket is not released before `keep_until`
+    /// (`min_hold`).
     Ticket { keep_until: Instant },
-    /// A ticket that other tasks of this process may use after it, or at the same time.
+    /// A ticket that other tasks of this process may use after this hold, or at the same time.
     Share(Share),
-    /// Another hold of the same lock: this one was taken inside of it.
+    /// Another hold of the same lock, inside of which this one was taken.
     Outer(Guard, Option<InnerPermits>),
 }
 
 /// How many permits an exclusive inner hold takes; a shared one takes 1. This is below tokio's limit on every platform.
 pub(crate) const INNER_PERMITS: u32 = 1 << 28;
 
-/// Inner holds that exclude each other take turns with these.
+/// The permits of an inner hold. Inner holds that exclude each other wait for these.
 pub(crate) type InnerPermits = OwnedSemaphorePermit;
 
 /// A held lock.
 ///
-/// Dropping it hands the release to the client's keeper thread. This also works outside of a runtime, during a panic,
-/// and while a runtime shuts down. [`release`](Self::release) waits for the store's answer.
+/// Dropping it hands the release to the client's keeper thread. A drop works outside of a runtime
+/// too, and during a panic, and while a runtime shuts down. [`release`](Self::release) waits for
+/// the store's answer.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -85,23 +87,23 @@ pub(crate) type InnerPermits = OwnedSemaphorePermit;
 #[must_use = "the lock is released as soon as the guard is dropped; bind it to a variable"]
 pub struct Guard {
     pub(super) held: Held,
-    /// It is counted as a writer.
+    /// Whether it counts as a writer.
     pub(super) writes: bool,
-    /// It has ended, and is not counted any more.
+    /// Whether it has ended, and does not count as a guard any more.
     pub(super) over: bool,
 }
 
-/// The work that is left at the end of a guard.
+/// What remains to be done after a guard has ended.
 pub(super) enum End {
-    /// Other guards of the hold remain.
+    /// Nothing: other guards of the hold remain, or the keeper keeps the ticket for its `min_hold`.
     Nothing,
-    /// Only readers remain, and the store does not know yet.
+    /// Only readers remain, and the store has not acknowledged that yet.
     Shrink,
     GiveBack(Origin),
 }
 
 impl Held {
-    /// The error that says why the lock is not held any more, if it is not.
+    /// The error that says why the lock is not held any more, or `None` if it is held.
     pub(crate) fn loss(&self) -> Option<Error> {
         self.lost_reason().map(|reason| self.lost_for(reason))
     }
@@ -111,7 +113,8 @@ impl Held {
         Error::lost_lease(reason, lease.renew).of_name(self.name())
     }
 
-    /// Why the lock is not held any more, if it is not. In a forked child everything is lost.
+    /// Why the lock is not held any more, or `None` if it is held. In a forked child every lock is
+    /// lost.
     pub(crate) fn lost_reason(&self) -> Option<LostReason> {
         let forked = self.shared().is_forked().then_some(LostReason::Forked);
         forked.or_else(|| self.lost_at(self.shared().clock.now()))
@@ -124,15 +127,15 @@ impl Held {
         self.0.lease.lost(now)
     }
 
-    /// Whether the last guard is gone and still had the lock at its end. After that the ticket may belong to another
-    /// holder, so its state says nothing about this hold.
+    /// Whether the last guard has ended while the lock was not lost. After that the ticket may
+    /// belong to another holder, so the state of the lease says nothing about this hold.
     pub(super) fn is_over(&self) -> bool {
         let hold = &self.0;
         hold.guards.are_gone() && !hold.ended_lost.load(Ordering::SeqCst)
     }
 
-    /// Another guard of the same hold, if it has at least one. The new guard writes if `write` is true and other guards
-    /// still write.
+    /// Another guard of the same hold, if the hold has at least one guard. The new guard writes if
+    /// `write` is true and another guard writes.
     pub(crate) fn guard(&self, write: bool) -> Option<Guard> {
         let writes = self.0.guards.one_more(write)?;
         Some(Guard {
@@ -165,8 +168,8 @@ impl Held {
         self.0.label
     }
 
-    /// The permits that inner holds must get before they begin. The semaphore serves in the order of arrival, which is
-    /// the rule of `queue::granted`.
+    /// The permits that an inner hold must get before it begins. The semaphore serves requests in
+    /// the order of arrival, which is the rule of `queue::granted`.
     pub(crate) fn inner_permits(&self) -> Arc<Semaphore> {
         let all = || Arc::new(Semaphore::new(INNER_PERMITS as usize));
         Arc::clone(self.0.inner_permits.get_or_init(all))
@@ -189,7 +192,7 @@ impl Held {
         self.0.on_lost == OnLost::Cancel || self.0.on_revoke == OnRevoke::Cancel
     }
 
-    /// Why work under the lock must stop now, if it must.
+    /// Why work under the lock must stop now, or `None` if it may continue.
     pub(crate) fn stop(&self) -> Option<Error> {
         if self.0.on_revoke == OnRevoke::Cancel && self.0.lease.is_asked_back() && !self.is_over() {
             return Some(self.lost_for(LostReason::Revoked));
@@ -205,8 +208,9 @@ impl Held {
         &self.0.client.shared
     }
 
-    /// The last writer of this hold has stopped, and readers remain. If it was also the last writer of the ticket, then
-    /// from now on no writer may use the ticket, and the store must be asked to let readers in.
+    /// The last writer of this hold has ended, and readers remain. If it was also the last writer
+    /// of the ticket, no writer may use the ticket from now on. Then the store must be asked to let
+    /// readers in.
     pub(super) fn read_on(&self) {
         let mut held = self.clone();
         loop {
@@ -222,7 +226,7 @@ impl Held {
                     return hold.client.lanes.mode_changed(&hold.lease);
                 }
                 Some(Origin::Outer(outer, inner)) => {
-                    // Readers of the outer hold need not wait for this one any more.
+                    // Readers of the outer hold do not wait for this inner hold any more.
                     let rest = inner
                         .as_mut()
                         .and_then(|inner| inner.split(INNER_PERMITS as usize - 1));
@@ -232,7 +236,7 @@ impl Held {
                 }
             };
             drop(origin);
-            drop(inner); // dropping it runs wakers
+            drop(inner); // dropping it runs wakers, which are users' code
             match outer {
                 Some(outer) => held = outer,
                 None => return,
@@ -252,20 +256,23 @@ impl Guard {
 
     /// The guard of a ticket that the store has just granted and nobody else uses.
     pub(crate) fn of_ticket(lease: Arc<Lease>, spec: &Spec<'_>) -> Self {
-        // A ticket that was adopted may have been handed over before.
+        // An adopted ticket may have been handed over before, so its grant id counts those
+        // hand-overs.
         let grant_id = lease.grant_id();
-        // Until `begin` is called there is no `min_hold`: a lock that was never used is given back at once.
+        // Before `begin` is called there is no `min_hold`, so a lock that was never used is
+        // released at once.
         let keep_until = Instant::from_nanos(0);
         Self::new(lease, grant_id, Origin::Ticket { keep_until }, spec)
     }
 
-    /// When the lock was granted. Its task may have noticed later.
+    /// When the lock was granted. The task may have got it later.
     pub(crate) fn granted_at(&self) -> Instant {
         let granted_at = self.lease().granted_at();
         granted_at.unwrap_or_else(|| self.shared().clock.now())
     }
 
-    /// Whether nothing but this guard uses its ticket. If so, no other task of this process gets the ticket from now on.
+    /// Whether only this guard uses its ticket. If so, no other task of this process gets the
+    /// ticket from now on.
     pub(crate) fn is_only_use(&self) -> bool {
         let hold = &self.held.0;
         let origin = hold.origin.lock().unwrap_or_else(PoisonError::into_inner);
@@ -278,7 +285,8 @@ impl Guard {
         hold.guards.are_one() && (!is_shared || hold.client.lanes.retire_if_only(&hold.lease))
     }
 
-    /// The hold began at `since`: its limits count from then. They have no effect if the ticket is shared with others.
+    /// Notes that the hold began at `since`. `min_hold` and `max_hold` count from that time. They
+    /// have no effect if the ticket is shared with other tasks.
     pub(crate) fn begin(&self, since: Instant, min_hold: Duration, max_hold: Option<Duration>) {
         let (hold, shared) = (&self.held.0, self.shared());
         let mut origin = hold.origin.lock().unwrap_or_else(PoisonError::into_inner);
@@ -340,16 +348,17 @@ impl Guard {
         }
     }
 
-    /// Whether the hold stays exclusive for as long as this guard does.
+    /// Whether this guard writes. The hold stays exclusive for as long as such a guard exists.
     pub(crate) fn writes(&self) -> bool {
         self.writes
     }
 
-    /// In a forked child this is a copy of a guard of the parent. It gives nothing back, and neither do the holds
-    /// around it.
+    /// Ends a guard in a forked child, where it is a copy of a guard of the parent. This copy
+    /// releases nothing, and the holds around it release nothing.
     pub(super) fn disown(&mut self) {
         self.over = true;
-        // Does not wait: a thread of the parent may have held this mutex at the fork, and then nothing unlocks it here.
+        // This does not wait for the mutex. A thread of the parent may have held the mutex at the
+        // fork, and in the child nothing unlocks it.
         let mut origin = self.held.0.origin.try_lock();
         let origin = origin.as_deref_mut().ok().and_then(Option::take);
         match origin {
@@ -382,11 +391,12 @@ impl Guard {
             }
             Left::Readers | Left::Others => return End::Nothing,
         }
-        // The mutex is free again after this line: listeners run wakers.
+        // The mutex is free again after this line. It must be, because telling listeners runs
+        // wakers.
         let origin = (hold.origin.lock().unwrap_or_else(PoisonError::into_inner)).take();
         let event = match lost {
             None => Some(GrantEvent::Released(hold.grant_id)),
-            // The loss of another lock has been told already.
+            // The loss of a lock that is not a read lock was reported when it was found.
             Some(reason) => {
                 (hold.lease.is_read()).then_some(GrantEvent::Lost(hold.grant_id, reason))
             }
@@ -431,7 +441,7 @@ impl Drop for Guard {
         tracing::debug!(lock = self.name(), grant_id = %self.grant_id(), held_for, "lock released in the background");
         match origin {
             Origin::Ticket { .. } => self.shared().clean_up(Cleanup::of_held(&self.held.0.lease)),
-            // Dropping these gives the lock back.
+            // Dropping one of these releases the lock.
             Origin::Share(share) => drop(share),
             Origin::Outer(outer, inner) => drop((inner, outer)),
         }

@@ -1,4 +1,4 @@
-//! The values that the user holds: the guard, which releases, and the view, which only reads.
+//! What the user has of a held lock: the guard, which releases it, and the view, which only reads.
 
 mod counts;
 mod departing;

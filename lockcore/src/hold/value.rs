@@ -1,4 +1,4 @@
-//! The value beside a lock, for its holder. Readers that do not hold the lock are in `value`.
+//! The value beside a lock, for its holder. Reading it without holding the lock is in `value`.
 
 use std::sync::Arc;
 
@@ -8,28 +8,31 @@ use crate::error::{Error, LostReason};
 use crate::options::Wait;
 
 impl Held {
-    /// Writes the value of the lock: a text of up to 1,024 bytes, for example how far the work is, or the address of this
-    /// process. It replaces the value of before. The next holder finds it with [`value`](Self::value), and everybody
-    /// else with [`Locks::value`](crate::Locks::value), which also tells of each change.
+    /// Writes the value of the lock: a text of up to 1,024 bytes. Examples are how far the work has
+    /// come, or the address of this process. The text replaces the previous value. The next holder
+    /// reads it with [`value`](Self::value). Everybody else reads it with
+    /// [`Locks::value`](crate::Locks::value), which also reports each change.
     ///
-    /// The value is written with the [fencing token](Self::fencing_token), and the store refuses it if a later holder has
-    /// written one. So a holder that was frozen cannot replace it. The value stays when the lock is released or lost, for
-    /// at least a day after it was last written or read.
+    /// The value is written with the [fencing token](Self::fencing_token), and the store refuses it
+    /// if a later holder has written a value. So a holder that was frozen cannot replace the value
+    /// of a later holder. The value stays after the lock is released or lost, for at least a day
+    /// after it was last written or read.
     ///
-    /// The lock itself is not renewed by this. A lock whose value nobody writes or reads costs nothing more.
+    /// This does not renew the lock. A lock whose value nobody writes or reads costs nothing more.
     ///
     /// # Errors
     ///
-    /// [`Config`](crate::ErrorKind::Config) for a longer text, for a hold without a fencing token, and for a store without
-    /// counters. [`Lost`](crate::ErrorKind::Lost) when the lock is lost, or the store refuses the value.
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) when nothing was written because the store is down or refuses.
-    /// [`Unknown`](crate::ErrorKind::Unknown) when the value was sent and the answer never came: it may still arrive, also
-    /// after a value that this holder writes later.
+    /// [`Config`](crate::ErrorKind::Config) for a longer text, for a hold without a fencing token,
+    /// and for a store without counters. [`Lost`](crate::ErrorKind::Lost) when the lock is lost, or
+    /// the store refuses the value. [`Unavailable`](crate::ErrorKind::Unavailable) when nothing was
+    /// written because the store is down or refuses. [`Unknown`](crate::ErrorKind::Unknown) when
+    /// the value was sent and no answer came. The value may then arrive later, and may even replace
+    /// a newer value of this holder.
     ///
     /// # Cancel safety
     ///
-    /// Not safe: if the future is dropped after it was polled, the value may be written or not, even after a value that
-    /// this holder writes later.
+    /// Not safe: if the future is dropped after it was polled, the value may be written or not. It
+    /// may be written late, and then even replace a newer value of this holder.
     ///
     /// # Examples
     ///
@@ -52,21 +55,21 @@ impl Held {
         }
         let name = self.0.lease.request.name.value();
         let written = Written::new(self.fencing_token()?, text);
-        // A repetition is of use for as long as this is the holder.
+        // Repeating the write makes sense for as long as the lock is held.
         let wait = Wait::For(self.remaining());
         let counted = self.shared().count(&name, CountOp::Write(written), wait);
         match counted.await?.outcome == Outcome::Applied {
             true => Ok(()),
             false => {
-                // The lease learns at once what the store knows.
+                // The keeper renews the lease at once, so that the lease learns that it is lost.
                 self.shared().recheck_now(self.0.lease.request.id);
                 Err(self.lost_for(LostReason::Taken))
             }
         }
     }
 
-    /// The value of the lock, which this holder or one before it has [written](Self::set_value). `None` if there is none.
-    /// One request.
+    /// The value of the lock, which this holder or an earlier holder has
+    /// [written](Self::set_value). `None` if there is none. Costs one request.
     ///
     /// # Errors
     ///
@@ -78,7 +81,7 @@ impl Held {
     /// Safe: it only reads.
     pub async fn value(&self) -> Result<Option<Written>, Error> {
         let name = self.0.lease.request.name.value();
-        let wait = Wait::Forever; // a read is never ambiguous, and does not wait longer for this
+        let wait = Wait::Forever; // a read ends within one operation timeout all the same
         let counted = self.shared().count(&name, CountOp::Read, wait).await?;
         Ok(counted.written)
     }

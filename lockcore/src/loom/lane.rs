@@ -1,4 +1,4 @@
-//! The line inside the process, and the hand-overs along it.
+//! The line inside the process, and the hand-overs in it.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -26,15 +26,15 @@ const WRITES: bool = true;
 const READS: bool = false;
 const TICKET: u64 = 7;
 
-/// A process, and a store that grants every request at once. Whether it may is not tested here; each ticket has its own
-/// count of users.
+/// A process, and a store that grants every request at once. Whether the store may grant is not
+/// tested here. Each ticket has its own count of users.
 struct Process {
     shared: Arc<Shared>,
     lanes: Arc<Lanes>,
-    /// The users of all tickets.
+    /// How many tasks use any ticket now.
     users: AtomicU32,
     at_the_store: AtomicU32,
-    // Of std: never held over a step.
+    // Mutexes of std, because no thread holds them over a step of loom.
     tickets: std::sync::Mutex<HashMap<Id, Arc<AtomicU32>>>,
     cleaned: std::sync::Mutex<Vec<Id>>,
 }
@@ -57,7 +57,7 @@ impl Process {
         self.lanes.arrive(&name(), TTL, exclusive, true, now)
     }
 
-    /// The leader: the task that came first.
+    /// The leader: the task that comes first.
     fn leader(&self, exclusive: bool) -> Leader {
         match self.arrive(exclusive) {
             Arrived::Given(Handover::Leader(leader)) => leader,
@@ -65,7 +65,7 @@ impl Process {
         }
     }
 
-    /// The task that came first, with a ticket.
+    /// The task that comes first, after the store has granted its ticket.
     fn holder(&self, exclusive: bool) -> Share {
         let leader = self.leader(exclusive);
         self.ask(leader, exclusive)
@@ -78,7 +78,7 @@ impl Process {
         }
     }
 
-    /// As `acquire` does. `None` when the client is shut down.
+    /// Does what `acquire` does. `None` when the client is shut down.
     fn take(&self, exclusive: bool) -> Option<Share> {
         match self.arrive(exclusive) {
             Arrived::Given(handover) => self.follow(handover, exclusive),
@@ -90,7 +90,7 @@ impl Process {
     }
 
     fn follow(&self, handover: impl Into<Option<Handover>>, exclusive: bool) -> Option<Share> {
-        // Except if the clock is advanced by a ttl.
+        // A hand-over is taken back only if the clock is advanced by a ttl, which no model does.
         match handover.into().expect("nothing is taken back") {
             Handover::Share(share) => Some(share),
             Handover::Leader(mut leader) => Some(match leader.pending.take() {
@@ -143,7 +143,7 @@ impl Process {
         (Pending::of(&self.shared, lease).unwrap(), id)
     }
 
-    /// Uses the ticket, and checks that no other task uses it.
+    /// Uses the ticket, and checks that no other task uses this ticket.
     fn use_ticket(&self, share: Share) {
         let id = share.lease().request.id;
         let users = Arc::clone(&self.tickets.lock().unwrap()[&id]);
@@ -151,13 +151,13 @@ impl Process {
         drop(share);
     }
 
-    /// Uses the ticket, and checks that no other task of the process uses any.
+    /// Uses the ticket, and checks that no other task of the process uses any ticket.
     fn use_alone(&self, share: Share) {
         alone(&self.users, || ());
         self.use_ticket(share);
     }
 
-    /// Checks that nothing is left, and that every ticket was given to the keeper once.
+    /// Checks that nothing is left, and that every ticket was given to the keeper exactly once.
     fn is_clean(&self) {
         self.keep();
         assert!(self.lanes.is_empty(), "a lane is left");
@@ -214,7 +214,7 @@ struct Bell {
 }
 
 impl Bell {
-    /// At some moment the clock is advanced to the bound.
+    /// Starts the keeper. At some moment it advances the clock to the bound.
     fn at_the_bound(process: &Arc<Process>, holder: &Share) -> Self {
         let over = Arc::new(AtomicBool::new(false));
         let thread = spawn({
@@ -222,7 +222,8 @@ impl Bell {
             let lease = Arc::clone(holder.lease());
             move || {
                 let shared = &process.shared;
-                // A step that loom can order between the steps in which others read the lease.
+                // This makes a step that loom can order between the steps in which other threads
+                // read the lease.
                 let now = shared.clock.now();
                 lease.extend(now, TTL, now).unwrap();
                 shared.clock.advance(BOUND);
@@ -249,7 +250,7 @@ impl Bell {
     }
 }
 
-/// Runs on a thread of its own.
+/// Runs the code on a thread of its own.
 macro_rules! thread {
     ($process:ident, $body:expr) => {{
         let $process = Arc::clone($process);
@@ -372,7 +373,7 @@ fn a_place_at_the_store_is_inherited_by_the_waiter_that_stays() {
             process.use_alone(process.follow(handover, WRITES).unwrap());
         });
         let store = thread!(process, process.shared.granted(wake));
-        // The leader stood in line itself, and gives up.
+        // The leader stands in line at the store, and then gives up.
         let place = leader.pending.as_mut().unwrap();
         let _ = poll_once(place.stand_in_line(Instant::FAR_FUTURE));
         drop(leader);
@@ -617,8 +618,8 @@ fn when_the_store_fails_another_task_tries_again() {
     });
 }
 
-/// The last writer and the last reader end at the same time. A writer that the ticket is handed to writes alone, and
-/// the ticket does not become a read ticket while it writes.
+/// The last writer and the last reader end at the same time. If a writer gets the ticket, it writes
+/// alone, and the ticket does not become a read ticket while it writes.
 #[test]
 fn a_ticket_is_passed_on_to_a_writer_or_becomes_a_readers() {
     model(|process| {
@@ -677,7 +678,7 @@ fn readers_join_a_ticket_that_became_a_readers_and_writers_do_not() {
             process.use_ticket(share);
         });
         let keeping = thread!(process, {
-            // The store acknowledges the request as it was sent.
+            // The store acknowledges the renewal as it was sent.
             let renewal = lease.renewal(process.shared.clock.now());
             if lease.acknowledged(&renewal) {
                 process.lanes.mode_changed(&lease);

@@ -1,4 +1,4 @@
-//! The deadline: until when a lease may be relied on.
+//! The deadline: until when this process may rely on a lease.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::clock::{Clock, Instant};
 use crate::error::LostReason;
 use crate::sync::Mutex;
 
-/// The deadline is a little less than ten seconds later.
+/// When the request was sent. The deadline is a little less than ten seconds later.
 const SENT: Instant = at(100);
 
 const fn at(seconds: u64) -> Instant {
@@ -49,7 +49,8 @@ fn a_renewal_that_comes_together_with_a_loss_revives_nothing() {
 fn a_thread_that_has_seen_a_lease_lost_never_sees_it_held_again() {
     in_every_order(|| {
         let lease = held();
-        // One acknowledgement comes in time, one comes after the deadline, and this thread reads the lease.
+        // One acknowledgement comes in time, one comes after the deadline, and this thread reads
+        // the lease.
         let in_time = spawn({
             let lease = Arc::clone(&lease);
             move || lease.extend(at(105), TTL, at(109)).is_ok()
@@ -159,7 +160,8 @@ fn no_renewal_gets_past_the_end_that_is_being_set() {
     });
 }
 
-/// The store has the ttl of the renewal that it carried out last.
+/// The store has the ttl of the renewal that it has carried out last. This process must not believe
+/// in more.
 #[test]
 fn no_more_is_believed_of_an_extension_than_the_store_has() {
     in_every_order(|| {
@@ -239,7 +241,7 @@ fn a_wake_up_that_overtakes_its_reply_or_comes_with_it_is_seen() {
             move || lease.grant(7, SENT)
         });
 
-        // As a waiter in the store's line does.
+        // This does what a waiter in the store's line does.
         lease.answered(7, SENT, TTL);
         wait_for(async {
             loop {

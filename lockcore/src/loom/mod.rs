@@ -1,18 +1,24 @@
-//! Models: what must be true in every order in which a few threads can take their steps. Loom runs a model again and
-//! again, until no order is left that could make a difference.
+//! Models: facts that must be true in every order in which a few threads can take their steps. Loom
+//! runs each model many times, until it has tried all orders that could make a difference.
 //!
 //! ```text
 //! RUSTFLAGS='--cfg lockcore_loom' cargo test -p lockcore --lib --no-default-features --target-dir target/loom loom
 //! ```
 //!
-//! Steps are the operations on mutexes and atomics, and each use of a notification or a channel (see `sync`). In one
-//! order, threads are preempted at most twice, unless `LOOM_MAX_PREEMPTIONS` sets another number. A thread that has to
-//! wait does not count as preempted.
+//! Steps are the operations on mutexes and atomics, and each use of a notification or a channel
+//! (see `sync`). In one order, threads are preempted at most twice, unless `LOOM_MAX_PREEMPTIONS`
+//! sets another number. A thread that has to wait does not count as preempted.
 //!
-//! Not modelled: the inside of tokio; the connection (`supervise`, `Shared::operate`), so the models take the part of
-//! the store, which grants and acknowledges, and of the keeper's loop; clones of `Arc`; and a clock that moves while
-//! others run, except in models that advance it. Loom defines no order over `SeqCst` operations on different atomics,
-//! so these results do not depend on one.
+//! The models do not contain:
+//!
+//! - the inside of tokio;
+//! - the connection (`supervise`, `Shared::operate`): the models do the work of the store, which
+//!   grants and acknowledges, and of the keeper's loop;
+//! - clones of `Arc`;
+//! - a clock that moves while threads run, except in models that advance it.
+//!
+//! Loom defines no order over `SeqCst` operations on different atomics, so these results do not
+//! depend on such an order.
 
 mod lane;
 mod lease;
@@ -35,10 +41,10 @@ use crate::options::Wait;
 use crate::request::{FULL, Id, Request};
 
 const TTL: Duration = Duration::from_secs(10);
-/// No model reaches it, unless the model advances the clock.
+/// The bound of [`Fair::Local`]. No model reaches it, unless the model advances the clock.
 const BOUND: Duration = Duration::from_secs(3);
 
-/// Runs `model` in every order, and prints how many there were.
+/// Runs `model` in every order, and prints how many orders there were.
 fn in_every_order(model: impl Fn() + Send + Sync + 'static) {
     let mut loom = loom::model::Builder::new();
     loom.preemption_bound = loom.preemption_bound.or(Some(2));
@@ -63,8 +69,8 @@ fn spawn<T: 'static>(work: impl FnOnce() -> T + 'static) -> Thread<T> {
     loom::thread::spawn(work)
 }
 
-/// Waits for a future as a thread does. If nobody wakes it, loom reports the deadlock. Loom also wakes it for no
-/// reason.
+/// Waits for a future as a thread does. If nobody wakes this thread, loom reports the deadlock.
+/// Loom also wakes the thread for no reason at times.
 fn wait_for<F: Future>(future: F) -> F::Output {
     struct Parked(loom::sync::Notify);
     impl Wake for Parked {
@@ -106,7 +112,7 @@ fn name() -> Name {
     Name::new(Namespace::new("model").unwrap(), "n").unwrap()
 }
 
-/// A client without connection and keeper. The model does their work.
+/// A client without a connection and without a keeper. The model does their work.
 fn client() -> Arc<Shared> {
     static RUNTIME: OnceLock<tokio::runtime::Runtime> = OnceLock::new();
     let runtime = RUNTIME.get_or_init(|| {
@@ -114,7 +120,7 @@ fn client() -> Arc<Shared> {
             .build()
             .unwrap()
     });
-    // Loom finds orders by repeating earlier runs, so nothing may be random.
+    // Loom finds new orders by repeating earlier runs, so nothing in a run may be random.
     fastrand::seed(1);
     let clock = Clock::by_hand();
     clock.stop();

@@ -58,10 +58,11 @@ fn guard(client: &Arc<Client>, lease: Arc<Lease>) -> Guard {
     Guard::of(Grant::Ticket(lease), &spec)
 }
 
-/// The keeper, until the last handle of the client is gone, with a store that acknowledges every release at once.
+/// The keeper, which runs until the last handle of the client is gone. Its store acknowledges every
+/// release at once.
 struct Keeper {
     thread: Thread<()>,
-    // Of std: never held over a step.
+    // A mutex of std, because no thread holds it over a step of loom.
     cleaned: Arc<std::sync::Mutex<Vec<Id>>>,
 }
 
@@ -160,7 +161,7 @@ fn a_release_that_is_dropped_half_way_is_the_keepers() {
         let guard = guard(&client, granted(&shared));
         let id = guard.held().lease().request.id;
         let keeper = Keeper::start(&shared);
-        // There is no connection, so the future is dropped while it waits for one.
+        // There is no connection, so the future is dropped while it waits for a connection.
         let releasing = spawn(move || drop(poll_once(guard.release())));
 
         assert_eq!(wait_for(shared.idle(Instant::FAR_FUTURE)), 0);
@@ -230,7 +231,7 @@ fn a_renewal_that_was_too_late_and_the_guard_leave_nothing_open() {
 
         renewing.join().unwrap();
         let cleaned = keeper.end();
-        // Each of the two may clean up once. The second clean-up finds nothing.
+        // Each of the two threads may clean up once. The second release would find no ticket.
         assert!(matches!(cleaned.len(), 1 | 2) && cleaned.iter().all(|other| *other == id));
         assert!(is_empty(&shared));
     });
@@ -272,7 +273,7 @@ fn a_request_during_a_shutdown_is_refused_or_lost_and_leaves_nothing() {
         drop(client);
         let asked = asking.join().unwrap();
         let mut cleaned = keeper.end();
-        // By its user, and by the shutdown.
+        // The ticket may be cleaned up by its user and by the shutdown.
         cleaned.dedup();
         assert_eq!(cleaned, Vec::from_iter(asked));
         assert!(is_empty(&shared));
@@ -342,7 +343,8 @@ fn the_keeper_ends_after_the_last_clean_up() {
                         .take_round(shared.clock.now(), shared.epoch());
                     let count = round.cleanups.len();
                     if count > 0 {
-                        // The store is slow.
+                        // The store is slow to acknowledge, so another thread ends the clean-up
+                        // later.
                         let shared = Arc::clone(&shared);
                         releases.push(spawn(move || shared.cleaned_up(count)));
                     }
@@ -355,7 +357,7 @@ fn the_keeper_ends_after_the_last_clean_up() {
             }
         });
 
-        // The last handle of the client.
+        // The guard is the last handle of the client.
         drop(guard);
 
         let releases = keeper.join().unwrap();
@@ -384,7 +386,7 @@ fn a_task_that_waits_for_a_time_is_woken_at_it() {
                         return;
                     }
                     match round.next {
-                        // Stands for the keeper's sleep.
+                        // The advance stands for the keeper's sleep.
                         Some(next) => shared.clock.advance(now.until(next)),
                         None => wait_for(shared.due_changed.notified()),
                     }
@@ -408,7 +410,7 @@ fn after_a_gap_a_renewal_is_begun_even_if_one_is_under_way() {
         let shared = client();
         let lease = granted(&shared);
         shared.entrust(lease.request.id, Stage::Held, shared.clock.now());
-        // Of std: counted within a step.
+        // An atomic of std, because counting must not be a step of its own in loom.
         let begun = Arc::new(AtomicUsize::new(0));
         let begin = {
             let (shared, begun) = (Arc::clone(&shared), Arc::clone(&begun));

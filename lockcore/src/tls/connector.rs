@@ -1,7 +1,7 @@
-//! Makes encrypted connections from the files: which certificates are trusted, which certificate this client shows, and
-//! what a failed handshake means.
+//! Makes encrypted connections with the files of the configuration: which certificates are trusted,
+//! which certificate this client shows, and what a failed handshake means.
 //!
-//! The server's certificate is always verified, and nothing here can turn that off.
+//! The server's certificate is always verified. No code here can turn that off.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -26,17 +26,19 @@ use crate::error::Error;
 pub(crate) struct Connector {
     config: Arc<ClientConfig>,
     host: ServerName<'static>,
-    /// The files, for messages.
+    /// The files of the configuration, for messages.
     tls: Tls,
 }
 
 impl Connector {
-    /// Reads the files once: a certificate that is replaced on disk is used by the next client.
+    /// Reads the files once. If a certificate is replaced on disk, only a client that is made later
+    /// uses the new one.
     ///
-    /// `host` is a name or an address as written in the URL. The server's certificate must be for it.
+    /// `host` is a name or an address as written in the URL. The server's certificate must be valid
+    /// for it.
     pub(crate) fn new(tls: &Tls, host: &str) -> Result<Self, Error> {
-        // The application may have chosen a provider (FIPS). If not, none is installed for the process: that is
-        // possible only once, and is the application's decision.
+        // The application may have chosen a provider (FIPS). If not, this does not install one for
+        // the process, because a process can install only one, and the application decides which.
         let provider = match CryptoProvider::get_default() {
             Some(chosen) => Arc::clone(chosen),
             None => Arc::new(ring::default_provider()),
@@ -56,7 +58,7 @@ impl Connector {
                         "{CERT_FILE} {cert_file:?} and {KEY_FILE} {key_file:?} do not go together: {error}"
                     ))
                 })?,
-            // `Tls::check` has refused one without the other.
+            // `Tls::check` has refused one file without the other.
             _ => config.with_no_client_auth(),
         };
         Ok(Self {
@@ -66,7 +68,7 @@ impl Connector {
         })
     }
 
-    /// The same files, for another host.
+    /// A connector with the same files, for another host.
     pub(crate) fn for_host(&self, host: &str) -> Result<Self, Error> {
         Ok(Self {
             config: Arc::clone(&self.config),
@@ -81,8 +83,8 @@ impl Connector {
             .await
     }
 
-    /// If the failure is a mistake that a person must correct: what it is and how to correct it. `None` if trying again
-    /// may help.
+    /// If the failure is a mistake that a person must correct, returns what the mistake is and how
+    /// to correct it. `None` if trying again may help.
     pub(crate) fn mistake(&self, error: &(dyn StdError + 'static)) -> Option<String> {
         let error = rustls_error(error)?;
         Some(match error {

@@ -4,14 +4,16 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 
-/// Renewals whose answers have not come. They matter only once the ttl has risen: if the store carries out an older
-/// renewal, with the shorter ttl, after a newer one, then the ticket's time is cut short and no one is told.
+/// The renewals of a lease whose answers have not come. They matter only after the ttl has risen.
+/// Then the store may carry out an older renewal, with the shorter ttl, after a newer one. That
+/// would cut the ticket's time short, and no message would tell this process.
 #[derive(Debug)]
 pub(super) struct Asked {
-    /// How many with the present ttl, and how many with a shorter one.
+    /// How many of them have the present ttl, and how many have a shorter one.
     pub(super) now: u32,
     pub(super) shorter: u32,
-    /// The shortest ttl of the renewals whose callers gave up, and until when these may still arrive.
+    /// The shortest ttl of the renewals whose callers gave up, and until when those renewals may
+    /// arrive.
     pub(super) late: Duration,
     pub(super) late_until: Instant,
 }

@@ -1,4 +1,5 @@
-//! The renewals of a lease: what each asks for, and how much of its answer may be relied on. Sending them is in `keeper`.
+//! The renewals of a lease: what each asks for, and how much of its answer this process may rely
+//! on. Sending them is in `keeper`.
 
 use std::cell::Cell;
 use std::num::NonZeroU32;
@@ -13,12 +14,13 @@ use crate::clock::{Instant, nanos};
 use crate::request::Request;
 use crate::sync::atomic::Ordering;
 
-/// How late a request that was not answered may still be carried out. A server that was stopped reads its requests when
-/// it continues. After this time such a request counts as never carried out.
+/// How late a store may carry out a request that it has not answered. A server that was stopped
+/// reads its requests when it continues. After this time such a request counts as never carried
+/// out.
 pub(crate) const LONGEST_STALL: Duration = Duration::from_secs(60);
 
-/// One renewal of a lease. If it is dropped before the store has [answered](Self::answered), it counts as one that may
-/// still arrive.
+/// One renewal of a lease. If it is dropped before the store has [answered](Self::answered), it
+/// counts as a renewal that may arrive later.
 #[derive(Debug)]
 pub(crate) struct Renewal {
     lease: Arc<Lease>,
@@ -30,7 +32,7 @@ pub(crate) struct Renewal {
 }
 
 impl Lease {
-    /// From now on it is renewed with this ttl, if that is longer than the one it has.
+    /// From now on the ticket is renewed with this ttl, if it is longer than the present one.
     pub(crate) fn lengthen(&self, ttl: Duration) {
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         if ttl > self.ttl() {
@@ -61,8 +63,8 @@ impl Lease {
         }
     }
 
-    /// The next renewal, which is about to be sent. While the ticket is being made smaller, every renewal asks for the
-    /// smaller number.
+    /// Makes the next renewal, which the caller is about to send. While the ticket is being made
+    /// smaller, every renewal asks for the smaller number of permits.
     pub(crate) fn renewal(self: &Arc<Self>, now: Instant) -> Renewal {
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         asked.now += 1;
@@ -77,9 +79,10 @@ impl Lease {
         }
     }
 
-    /// How long a renewal that is sent now waits for its answer. Renewals begin after a third of the ttl, so there is time
-    /// for three attempts of a quarter of the ttl each. While the store has not acknowledged a ttl that was lengthened,
-    /// less time is left, and an attempt takes less of it.
+    /// How long a renewal that is sent now waits for its answer. Renewals begin after a third of
+    /// the ttl, so there is time for three attempts of a quarter of the ttl each. After the ttl was
+    /// lengthened, less time is left until the store has acknowledged the longer ttl. Then an
+    /// attempt takes less time too.
     pub(crate) fn renewal_patience(&self, now: Instant) -> Duration {
         let left = now.until(self.deadline());
         (left / 8 * 3).clamp(self.request.ttl / 4, self.ttl() / 4)
@@ -91,11 +94,11 @@ impl Lease {
         self.at_most(&asked, now) >= self.ttl()
     }
 
-    /// The longest validity that a renewal sent now may count on: another renewal, with a shorter ttl, may be carried
-    /// out after it.
+    /// The longest validity that a renewal sent now may count on. It is shorter than the ttl if the
+    /// store may carry out another renewal, with a shorter ttl, after this one.
     fn at_most(&self, asked: &Asked, now: Instant) -> Duration {
         if asked.shorter > 0 || self.is_ambiguous() {
-            self.request.ttl // no renewal has a shorter one
+            self.request.ttl // no renewal has a shorter ttl
         } else if now < asked.late_until {
             asked.late
         } else {
@@ -105,14 +108,14 @@ impl Lease {
 }
 
 impl Renewal {
-    /// The store has answered, so this renewal cannot arrive later. Returns how much of the ttl that the store gave may
-    /// be relied on.
+    /// The store has answered, so this renewal cannot arrive later. Returns how much of the
+    /// validity that the store gave may be relied on.
     pub(crate) fn answered(self, valid_for: Duration) -> Duration {
         self.answered.set(true);
         valid_for.min(self.at_most)
     }
 
-    /// The renewal failed. It was not carried out, unless the error leaves that unknown.
+    /// The renewal failed. The store has not carried it out, unless the error leaves that unknown.
     pub(crate) fn refused(&self, error: &StoreError) {
         self.answered.set(error.fault() != Fault::Unknown);
     }
@@ -135,7 +138,8 @@ impl Drop for Renewal {
             false => asked.now -= 1,
         }
         if !self.answered.get() {
-            // Renewals that were late before have arrived by now or never will: they do not count any more.
+            // Renewals that were late before have arrived by now or never will, so they do not
+            // count any more.
             if asked.late_until <= self.sent {
                 asked.late = Duration::MAX;
             }
@@ -159,14 +163,15 @@ mod tests {
         lease.lengthen(TTL);
         assert_eq!(lease.ttl(), long);
 
-        // The shorter one is under way, and is answered after the longer one.
+        // The shorter renewal is in flight, and is answered after the longer one.
         let longer = lease.renewal(at(104));
         assert_eq!((longer.ttl, longer.id), (long, lease.request.id));
         assert_eq!(longer.answered(long), TTL);
         assert_eq!(shorter.answered(TTL), TTL);
         assert_eq!(lease.renewal(at(104)).answered(long), long);
 
-        // Never answered: it may still arrive for as long as a server may have been stopped.
+        // This renewal is never answered. It may arrive for as long as a server may have been
+        // stopped.
         let longest = 2 * long;
         drop(lease.renewal(at(105)));
         lease.lengthen(longest);
@@ -178,7 +183,7 @@ mod tests {
         // A late renewal that has the same ttl does no harm.
         drop(lease.renewal(at(170)));
         assert_eq!(lease.renewal(at(171)).answered(longest), longest);
-        // The enqueue, with its short ttl, may be carried out again.
+        // The store may carry out the enqueue, with its short ttl, once more.
         lease.set_ambiguous();
         assert_eq!(lease.renewal(at(300)).answered(longest), TTL);
     }

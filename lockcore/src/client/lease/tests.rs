@@ -1,4 +1,4 @@
-//! Tests of the lease record, and leases for the tests of others.
+//! Tests of the lease record, and leases that the tests of other modules use.
 
 use std::num::NonZeroU32;
 
@@ -54,7 +54,8 @@ fn an_acknowledgement_that_comes_after_the_deadline_revives_nothing() {
     let lease = lease();
     lease.answered(7, at(100), TTL);
 
-    // Sent in time, acknowledged too late, and nobody had looked at the deadline before.
+    // The renewal was sent in time and acknowledged too late. Nobody had checked the deadline
+    // before.
     assert_eq!(lease.extend(at(109), TTL, at(111)), Err(AlreadyLost));
     assert_eq!(lease.lost(at(111)), Some(LostReason::Expired));
     assert_eq!(lease.extend(at(111), TTL, at(111)), Err(AlreadyLost));

@@ -11,7 +11,7 @@ fn at(seconds: u64) -> Instant {
     Instant::from_nanos(seconds * 1_000_000_000)
 }
 
-/// Held from second 100 on, and due for renewal in second 103 or 104.
+/// Makes `count` leases that are held from second 100 on, and due for renewal in second 103.
 fn hold(table: &mut Table, count: usize, ttl: Duration) -> Vec<Arc<Lease>> {
     let held = (0..count).map(|_| {
         let lease = Arc::new(lease::tests::lease_for(ttl));
@@ -39,7 +39,7 @@ fn batches_under_way_are_bounded_and_the_rest_follows() {
     assert!(round.renew.iter().all(|batch| batch.len() == BATCH));
     let full = table.take_round(at(103), EPOCH);
     assert!(full.renew.is_empty());
-    // The end of leases whose renewal is queued is watched.
+    // The keeper watches the end of leases whose renewal is queued.
     assert!(full.next <= Some(at(110)));
 
     assert!(table.renewed(), "others wait for the room");

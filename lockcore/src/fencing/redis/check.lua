@@ -1,20 +1,23 @@
--- fence(key, token, keep_ms): lets a token pass a fence, and raises the fence to it. For the beginning of a script.
+-- fence(key, token, keep_ms): lets a token pass a fence, and raises the fence to it. Stands at the
+-- beginning of a script.
 --
--- key      where the highest token that has passed is kept, as decimal text
+-- key      the key that keeps the highest token that has passed, as decimal text
 -- token    decimal text, from 1 to 9223372036854775807, without sign or leading zeros
--- keep_ms  how long the fence is remembered after the last that passed; '0' for ever
--- Returns  true, passed; false, refused: a higher token was here. A token that is none is an error
+-- keep_ms  how long the fence is remembered after the last token that has passed; '0' for ever
+-- Returns  true if the token has passed; false if it is refused, because a higher token has passed
+--          before. A text that is not a token raises an error
 --
 -- Atomic with the rest of the script, if it is called before the first write.
 
 local fence
 do
-  -- Numbers in Lua are doubles, exact to 2^53 only; each half of the 19 digits is exact.
+  -- Numbers in Lua are doubles, which are exact up to 2^53 only. So a token is compared in two
+  -- halves of its 19 digits, each of which is exact.
   local function halves(token)
     if type(token) ~= 'string' or #token > 19 or not string.find(token, '^[1-9]%d*$') then return nil end
     local digits = string.rep('0', 19 - #token) .. token
     local high, low = tonumber(string.sub(digits, 1, 10)), tonumber(string.sub(digits, 11))
-    -- 2^63 - 1
+    -- The greatest token is 2^63 - 1.
     if high > 9223372036 or (high == 9223372036 and low > 854775807) then return nil end
     return high, low
   end

@@ -1,7 +1,9 @@
--- The highest token that has written to each resource, for writes that have no row of their own to keep it in.
+-- The highest token that has written to each resource. For writes that have no row of their own for
+-- the token.
 --
--- A row stays as long as anybody could still write late. Its resource is always protected by the same lock.
+-- Keep the row of a resource for as long as a late write to it is possible. Always protect a
+-- resource with the same lock.
 CREATE TABLE IF NOT EXISTS lockcore_fences (
     resource  TEXT   NOT NULL PRIMARY KEY,
-    highest   BIGINT NOT NULL -- of the tokens that have passed
+    highest   BIGINT NOT NULL -- the highest token that has passed
 )
