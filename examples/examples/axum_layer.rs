@@ -29,9 +29,10 @@ use tokio::net::TcpListener;
 
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// How long a step of the work takes in the story. Long enough that two concurrent requests meet.
+/// How long a step of the work takes in the story. It is long enough that two concurrent requests
+/// overlap.
 const STEP: Duration = Duration::from_millis(100);
-/// The same when a person tries it with two terminals.
+/// How long a step takes with `--serve`, for a person who tries the service with two terminals.
 const SLOW_STEP: Duration = Duration::from_secs(1);
 
 #[derive(Clone)]
@@ -41,9 +42,10 @@ struct Work {
 }
 
 fn router(locks: Locks, work: Work) -> Router {
-    // The key is `order:7` for the path /orders/7 and the paths below it. It is the same for /orders/007, because the
-    // handlers read both as order 7. Everything else that locks this name is kept out too, such as an annotated
-    // function with `key = "order:{id}"`. GET takes the read side.
+    // The key is `order:7` for the path /orders/7 and the paths below it. It is the same for
+    // /orders/007, because the handlers read both as order 7. All other code that locks this name
+    // is excluded too, such as an annotated function with `key = "order:{id}"`. GET takes the read
+    // side.
     let by_order = LockLayer::new(locks.clone(), Key::path_as::<u64>("id").prefix("order:"))
         .read_on_get()
         .wait(Duration::from_secs(2))
@@ -142,7 +144,8 @@ async fn serve(address: SocketAddr, locks: Locks) -> Result<(), Box<dyn Error>> 
             let _ = tokio::signal::ctrl_c().await;
         })
         .await?;
-    // Requests that were being handled have been answered. This leaves no lock behind at the store.
+    // Requests that were being handled have been answered. After this, no lock is left at the
+    // store.
     locks.shutdown(Duration::from_secs(5)).await?;
     println!("stopped");
     Ok(())

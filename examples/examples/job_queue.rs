@@ -5,10 +5,10 @@
 //! LOCK_URL=redis://127.0.0.1/ cargo run --release --example job_queue
 //! ```
 //!
-//! The workers share their locks in a store, as two processes would. If another job holds the lock of an order, the job
-//! does not wait in the worker, and it does not fail: the queue runs it again later. The locks know nothing of the
-//! queue, and the queue knows nothing of the locks. [`WorkLayer`] connects them; it can stand between any two tower
-//! services.
+//! The workers share their locks in a store, as two processes would. If another job holds the lock
+//! of an order, the job does not wait in the worker, and does not fail. The queue runs it again
+//! later. The locks know nothing of the queue, and the queue knows nothing of the locks.
+//! [`WorkLayer`] connects them; it can stand between any two tower services.
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -35,7 +35,7 @@ const ORDERS: u64 = 3;
 const JOBS_PER_ORDER: usize = 4;
 const JOBS: usize = ORDERS as usize * JOBS_PER_ORDER;
 
-/// How long a job takes. Long enough that all jobs for one order meet.
+/// How long a job takes. It is long enough that all jobs for one order overlap.
 const WORK: Duration = Duration::from_millis(50);
 
 /// The shortest and the longest delay of a job whose order was locked.
@@ -88,7 +88,8 @@ async fn work(number: usize, locks: Locks, story: Story) -> Result<(), Failure> 
         .with_backoff(backoff.make_backoff())
         .retry_if(|error: &BoxDynError| error.is::<RetryAfterError>());
 
-    // This layer is outside of the one that repeats jobs, so an error here is the last one of its job.
+    // This layer is outside of the layer that repeats jobs, so an error here is the last error of
+    // its job.
     let failing = story.clone();
     let tell_failure = MapErrLayer::new(move |error: BoxDynError| {
         println!("worker {number}  a job failed: {error}");

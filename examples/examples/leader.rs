@@ -5,9 +5,10 @@
 //! LOCK_URL=redis://127.0.0.1/ cargo run --release --example leader
 //! ```
 //!
-//! The parent observes. It is told the address of each leader, as a proxy would be that sends requests to it. First it
-//! kills the leader: another one leads when the lease of the dead one has ended. Then it asks the next leader to resign,
-//! and another one leads at once. The leader writes to a journal with its token. The tokens only rise.
+//! The parent process observes the election. It learns the address of each leader, like a proxy
+//! that sends requests to the leader. First it kills the leader: another process leads when the
+//! lease of the dead leader has ended. Then it asks this next leader to resign, and another process
+//! leads at once. Each leader writes its token to a journal. The tokens only rise.
 
 use std::error::Error;
 use std::io::Write as _;
@@ -25,7 +26,8 @@ use tokio::process::{Child, Command};
 type Failure = Box<dyn Error + Send + Sync>;
 
 const PROCESSES: usize = 3;
-/// How long the service is without a leader after one has died, at most. Short, because this is a story.
+/// The longest time without a leader after a leader has died. It is short, because this is an
+/// example.
 const TTL: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Parser)]
@@ -49,20 +51,21 @@ async fn main() -> Result<ExitCode, Failure> {
     Ok(examples::tell([&locks], candidate(&locks, address, &folder)).await)
 }
 
-/// One process of the service: it leads until it is told to resign.
+/// One process of the service: it leads until the parent asks it to resign.
 async fn candidate(locks: &Locks, address: String, folder: &Path) -> Result<(), Failure> {
     let election = locks.election("service").ttl(TTL).value(address);
     let journal = folder.join("journal");
     election
         .run_as_leader(async |leader| match lead(&leader, &journal).await {
-            // For good, because the process ends. `Continue` would campaign again.
+            // This process does not campaign again, because it ends. With `Continue` it would
+            // campaign again.
             Ok(()) => ControlFlow::Break(Ok(())),
             Err(error) => ControlFlow::Break(Err(error)),
         })
         .await?
 }
 
-/// The work of the leader. It is dropped here if the leadership is lost.
+/// The work of the leader. This future is dropped if the leadership is lost.
 async fn lead(leader: &Held, journal: &Path) -> Result<(), Failure> {
     let mut journal = std::fs::File::options()
         .append(true)
@@ -120,7 +123,7 @@ async fn story(locks: &Locks, folder: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The next leader. In between there may be none.
+/// The next leader. Before that there may be a time without a leader.
 async fn next(leaders: &mut Leaders) -> Result<Written, lockcore::Error> {
     loop {
         if let Some(leader) = leaders.next().await? {

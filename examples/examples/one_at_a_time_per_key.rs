@@ -5,10 +5,11 @@
 //! LOCK_URL=redis://127.0.0.1/ cargo run --release --example one_at_a_time_per_key
 //! ```
 //!
-//! Two instances of the service share their locks in a store, as two processes would. A client that got no answer in
-//! time sends its payment again, perhaps to the other instance, while the first request is still being handled. With
-//! the layer, the second request waits for the first. Then it finds in the books that the payment is done. The layer
-//! does not look into the books: it only keeps requests apart, and does not know what they did.
+//! Two instances of the service share their locks in a store, as two processes would. If a client
+//! gets no answer in time, it sends its payment again, perhaps to the other instance, while the
+//! first request is being handled. With the layer, the second request waits for the first. Then the
+//! second request finds in the books that the payment is done. The layer does not look into the
+//! books: it only lets the requests run one after the other.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -29,7 +30,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
 const KEY: &str = "idempotency-key";
-/// How long the bank takes for a payment. Long enough that all copies of a payment meet.
+/// How long the bank takes for a payment. It is long enough that all copies of a payment overlap.
 const BANK: Duration = Duration::from_millis(60);
 
 /// The books of both instances. In a real service this is a database.
@@ -60,8 +61,9 @@ impl Instance {
     }
 
     fn router(self, locks: Locks) -> Router {
-        // The header's text is the name as it is, because `pay` also compares the text. Clients choose the names, and a
-        // store remembers each for a while. So the number of names in an hour is limited.
+        // The header's text is used as the name unchanged, because `pay` also compares the text.
+        // Clients choose the names, and a store remembers each name for a while. So the number of
+        // names in an hour is limited.
         let one_at_a_time = LockLayer::new(locks, Key::header(KEY).prefix("payment:"))
             .max_names(10_000, Duration::from_secs(3600));
         Router::new()
@@ -71,8 +73,8 @@ impl Instance {
     }
 }
 
-/// Checks whether the payment is done, pays, and writes it down. No second request for this key may come between these
-/// steps.
+/// Checks whether the payment is done, pays, and writes the payment into the books. No second
+/// request for this key may come between these steps.
 async fn pay(State(instance): State<Instance>, headers: HeaderMap) -> &'static str {
     let key = headers.get(KEY).and_then(|key| key.to_str().ok());
     let key = key.unwrap_or_default().to_owned();

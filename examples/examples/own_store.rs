@@ -50,14 +50,14 @@ struct Board(Arc<Mutex<Tickets>>);
 #[derive(Debug, Default)]
 struct Tickets {
     names: HashMap<Name, Queue<Owner>>,
-    /// The highest ticket number given so far, for all names together, so that numbers rise even after an empty queue
-    /// is removed.
+    /// The last ticket number, for all names together, so that numbers rise even after an empty
+    /// queue is removed.
     last: u64,
     /// Ids whose release came before their enqueue, and until when each is remembered.
     released: HashMap<Id, u64>,
     /// The latest connection of each client. Its tickets are woken there.
     clients: HashMap<u64, Weak<EventSink>>,
-    /// Messages that are still to be sent.
+    /// Messages to send after the mutex is unlocked.
     news: Vec<(Arc<EventSink>, News)>,
 }
 
@@ -65,7 +65,7 @@ struct Tickets {
 #[derive(Clone, Debug)]
 struct Owner {
     text: Arc<str>,
-    /// The client, as [`EventSink::receiver`] says it.
+    /// The client: the value of [`EventSink::receiver`].
     client: u64,
 }
 
@@ -182,8 +182,9 @@ impl Tickets {
         }
     }
 
-    /// The least number of the next ticket. It follows the wall clock, so that tokens rise although the process has been
-    /// started again, and the highest number that the client has seen, unless that is more than a day ahead.
+    /// The least number of the next ticket. It follows the wall clock, so that tokens rise after a
+    /// restart. It is also above the highest number that the client has seen, unless that is more
+    /// than a day ahead.
     fn floor(&self, request: &Request) -> u64 {
         let clock = SystemTime::now().duration_since(UNIX_EPOCH);
         let micros = clock.map_or(0, |clock| u64::try_from(clock.as_micros()).unwrap_or(0));
@@ -276,7 +277,7 @@ impl Tickets {
         };
         let was_first = queue.is_first_in_line(request.id);
         let (found, newly) = queue.remove(request.id);
-        // The ticket that is the first in line now does not know yet when to recheck.
+        // The ticket that is now the first in line does not know when to recheck.
         if was_first
             && let (Some(first), Some(after)) = (queue.first_in_line(), first_end(queue))
             && let Some(events) = self
@@ -310,7 +311,8 @@ impl Tickets {
     }
 }
 
-/// The time until the first lease of a holder ends. The first waiter asks again then, because no wake-up will be sent.
+/// The time until the first lease of a holder ends. The first waiter asks again then, because the
+/// end of a lease sends no wake-up.
 fn first_end(queue: &Queue<Owner>) -> Option<Duration> {
     let first = queue.holders().map(|ticket| ticket.expires_at).min()?;
     Some(Duration::from_nanos(first.saturating_sub(now())))

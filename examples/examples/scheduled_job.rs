@@ -5,10 +5,10 @@
 //! LOCK_URL=redis://127.0.0.1/ cargo run --release --example scheduled_job
 //! ```
 //!
-//! Three processes start the same report every second, and their clocks differ a little. A process that comes while the
-//! report is being written skips it. But a report takes less time than the difference between the clocks. So the next
-//! process can find the lock free and write the report again. `min_hold` keeps the lock until all processes must have
-//! tried.
+//! Three processes start the same report every second, and their clocks differ a little. A process
+//! that tries while another writes the report skips the report. But a report takes less time than
+//! the difference between the clocks. So the next process can find the lock free and write the
+//! report again. With `min_hold`, the lock stays taken until all processes have tried.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -41,7 +41,8 @@ async fn report(job: &Job, night: u32) -> Result<(), Failure> {
     job.write(night).await
 }
 
-/// The same without `min_hold`: a process that comes after the report was written finds the lock free.
+/// The same job without `min_hold`: a process that tries after the report was written finds the
+/// lock free.
 #[distributed_lock(key = "hasty-report", try, on_busy = skip)]
 async fn hasty_report(job: &Job, night: u32) -> Result<(), Failure> {
     job.write(night).await
@@ -66,7 +67,7 @@ async fn main() -> Result<ExitCode, Failure> {
         return Ok(examples::tell([], story(folder.path())).await);
     };
     let locks = examples::locks_in(&shared)?;
-    // From here on the annotated functions find the client by themselves.
+    // From here on, the annotated functions use this client.
     lockcore::set_default(locks.clone())?;
     locks.ready(Duration::from_secs(10)).await?;
     let job = Job {

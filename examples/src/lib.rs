@@ -1,5 +1,6 @@
-//! The code that the examples in `examples/` share: where their locks are, how a story ends, and a resource that counts
-//! its visitors. This crate also compiles the code of the README.
+//! The code that the examples in `examples/` share: the store of their locks, the end of a story,
+//! and a resource that counts its visitors. A story is the run of an example. This crate also
+//! compiles the code of the README.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -14,7 +15,8 @@ use tokio::sync::Notify;
 /// After Ctrl-C or SIGTERM, a holder may continue for this long.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Far longer than any story takes: a story that waits for something that never happens fails after this time.
+/// The longest time for a story, which is far longer than any story takes. If a story hangs, it
+/// fails after this time.
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// A client of the store in LOCK_URL; without LOCK_URL, a client with locks in the memory of this process.
@@ -25,8 +27,8 @@ pub fn locks_in_memory() -> Result<Locks, lockcore::Error> {
     }
 }
 
-/// A client of the store in LOCK_URL; without LOCK_URL, a client with locks in a file in `folder`. For several
-/// processes.
+/// A client of the store in LOCK_URL; without LOCK_URL, a client with locks in a file in `folder`.
+/// Use it for several processes.
 pub fn locks_in(folder: &Path) -> Result<Locks, Box<dyn Error + Send + Sync>> {
     match std::env::var_os("LOCK_URL") {
         Some(url) if url.as_encoded_bytes().starts_with(b"memory:") => Err(
@@ -37,8 +39,8 @@ pub fn locks_in(folder: &Path) -> Result<Locks, Box<dyn Error + Send + Sync>> {
     }
 }
 
-/// Runs a story to its end, or until Ctrl-C or SIGTERM. In both cases the clients leave no lock behind: waiters are
-/// refused, holders may finish, and locks that are still held after that are released.
+/// Runs a story to its end, or until Ctrl-C or SIGTERM. In both cases the clients leave no lock
+/// behind: waiters are refused, holders may finish, and then the remaining locks are released.
 pub async fn tell<'a>(
     clients: impl IntoIterator<Item = &'a Locks>,
     story: impl Future<Output = Result<(), Box<dyn Error + Send + Sync>>>,

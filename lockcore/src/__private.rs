@@ -1,7 +1,8 @@
-//! The items that the code of `#[distributed_lock]` uses beside the public API. Not for any other use.
+//! The items that the generated code of `#[distributed_lock]` uses, in addition to the public API.
+//! Nothing else may use them.
 //!
-//! Traits where a function of the public API would do, because a trait has its say about the message of
-//! the compiler: what is missing, and which line to write.
+//! There are traits here where a function of the public API would be enough. The reason is that a
+//! trait can set the message of the compiler: what is missing, and which line to write.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -29,7 +30,7 @@ impl<T: Into<String>> IntoKey for T {
     }
 }
 
-/// A part of a template's key: what stands between the braces.
+/// A part of a template's key: the expression between the braces.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be part of a key, because it does not implement `Display`",
     label = "write a field or a method of it, as in `{{order.id}}`; of an `Option`, say which key `None` has, as in \
@@ -40,8 +41,8 @@ pub trait KeyPart: Display {}
 #[diagnostic::do_not_recommend]
 impl<T: Display + ?Sized> KeyPart for T {}
 
-/// The value that `format!` gets for a part. It does not see the type: the compiler would suggest `{:?}` for one that
-/// is not [`Display`].
+/// The value that `format!` gets for a part. It hides the type from `format!`, because for a type
+/// that is not [`Display`] the compiler would suggest `{:?}`.
 pub fn key_part<'a, T: KeyPart + ?Sized>(part: &'a &T) -> &'a dyn Display {
     part
 }
@@ -63,27 +64,29 @@ impl<T: IntoIterator<Item: Into<String>>> IntoKeys for T {
     }
 }
 
-/// Keys of which none is there twice: permits of one semaphore would be added up.
+/// The keys without duplicates. With a duplicate key, the permits of one semaphore would be added
+/// up.
 #[must_use]
 pub fn each_once(keys: impl IntoIterator<Item = String>) -> BTreeSet<String> {
     keys.into_iter().collect()
 }
 
-/// A variable or a part of one, of which a copy is a key: the body can still use it. A value that is not [`Clone`] is
-/// moved, see [`OrMoved`].
+/// A variable, or a part of a variable, that is the key. The key is a copy, so that the body can
+/// use the variable. If the value is not [`Clone`], it is moved: see [`OrMoved`].
 #[derive(Debug)]
 pub struct Place<'a, T>(pub &'a T);
 
 impl<T: Clone> Place<'_, T> {
-    /// Never an error: the compiler sees that what follows after one is not reached, so nothing is moved there.
+    /// Never returns an error. The compiler knows this from the type [`Infallible`]. So it treats
+    /// the code after an error as unreachable, and sees no move there.
     pub fn copy(&self) -> Result<T, Infallible> {
         Ok(self.0.clone())
     }
 }
 
-/// The method that is found for a [`Place`] that has no `copy` of its own.
+/// The method that the compiler finds for a [`Place`] that has no `copy` of its own.
 pub trait OrMoved<T> {
-    /// Always an error: there is no copy.
+    /// Always returns an error, because there is no copy.
     fn copy(&self) -> Result<T, Moved> {
         Err(Moved)
     }
@@ -101,7 +104,7 @@ pub struct Moved;
     label = "write `\"2s\"`, or an expression such as `Duration::from_secs(2)`"
 )]
 pub trait IntoWait {
-    /// How long to stand in line.
+    /// How long to wait.
     fn into_wait(self) -> Wait;
 }
 
@@ -112,13 +115,14 @@ impl<T: Into<Wait>> IntoWait for T {
     }
 }
 
-/// The body of a function as `run` takes it. To `run` it cannot fail: its errors are the user's, who need
-/// not be able to make one of ours.
+/// Turns the body of a function into a body for `run` that cannot fail. The errors of the body are
+/// part of its output, because the user's error type need not be made from an error of this crate.
 pub fn infallible<F: Future>(body: F) -> impl Future<Output = Result<F::Output, Error>> {
     body.map(Ok)
 }
 
-/// Whether another holds the lock: what `on_busy` is for.
+/// Whether the error says that another caller holds the lock. For these errors the macro uses
+/// `on_busy`.
 #[must_use]
 pub fn is_busy(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Busy | ErrorKind::Timeout)
@@ -130,7 +134,7 @@ pub fn is_busy(error: &Error) -> bool {
     label = "write a value of that type: `on_busy = …`"
 )]
 pub trait Skipped {
-    /// As if there had been nothing to do.
+    /// The value to return when the body was skipped.
     fn skipped() -> Self;
 }
 
@@ -150,14 +154,15 @@ impl<E> Skipped for Result<(), E> {
     }
 }
 
-/// The types that a locked function may return without `on_error`: `Result<_, E>` with `E: From<Error>`. The two
-/// halves are two traits, so that the compiler says which one is missing.
+/// The types that a locked function may return without `on_error`: `Result<_, E>` with `E:
+/// From<Error>`. There is one trait for `Result` and one for `From<Error>`, so that the compiler
+/// says which of the two is missing.
 #[diagnostic::on_unimplemented(
     message = "taking the lock can fail, and a function that returns `{Self}` cannot return the error",
     label = "write `Result<{Self}, MyError>` and `impl From<lockcore::Error> for MyError`, or `on_error = …` above"
 )]
 pub trait Refused {
-    /// Of a lock that was not to be had, or is lost.
+    /// The return value when the lock was not taken, or was lost.
     fn refused(error: Error) -> Self;
 }
 
@@ -178,7 +183,8 @@ pub trait FromLockError: From<Error> {}
 #[diagnostic::do_not_recommend]
 impl<E: From<Error>> FromLockError for E {}
 
-/// `From<Error>` for a type that has the name of one of another crate, where no `impl` can be written.
+/// `From<Error>` for a return type whose name is that of a type of another crate. The user cannot
+/// write an `impl` for such a type.
 macro_rules! from_lock_error {
     ($(#[doc = $name:literal] $trait:ident: $label:literal;)*) => {$(
         #[doc = $name]
@@ -211,7 +217,7 @@ from_lock_error! {
         "write `on_busy = Err(StatusCode::CONFLICT), on_error = Err(StatusCode::SERVICE_UNAVAILABLE)` above";
     /// Text.
     TextFromLockError: "write `on_error = Err(error.to_string())` above, or return an error type of your own";
-    /// Several values, as axum takes them for a response.
+    /// A tuple, which axum accepts as a response.
     TupleFromLockError:
         "write `on_error = {{ tracing::error!(%error); Err((StatusCode::SERVICE_UNAVAILABLE, \"try again later\".into())) \
          }}` above, or return an error type of your own; the text of `error` is for operators, not for clients";

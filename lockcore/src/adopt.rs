@@ -1,4 +1,4 @@
-//! Taking over a lock that another process has detached. The side that gives it is in `hold`.
+//! Taking over a lock that another process has detached. The detach is in `hold`.
 
 use humantime::format_duration;
 use tracing::Instrument;
@@ -13,35 +13,42 @@ use crate::locks::Locks;
 use crate::options::{OnLost, OnRevoke, SHORTEST_TTL};
 
 impl Locks {
-    /// Takes over a lock that another process, or another client of this one, has detached. `text` is the text that
-    /// [`Guard::detach`] has returned there. The grant stays the same, with its [fencing
-    /// token](crate::Held::fencing_token): nobody else has held the lock in between.
+    /// Takes over a lock that another process, or another client of this one, has detached. `text`
+    /// is the text that [`Guard::detach`] has returned in that process. The grant stays the same,
+    /// with its [fencing token](crate::Held::fencing_token): nobody else has held the lock in
+    /// between.
     ///
-    /// This client needs the same store and the same namespace. It asks the store once, and does not wait in line. The
-    /// guard is like every other: the lease is renewed, with the ttl that it had, and the lock is released when the
-    /// guard is dropped, or by [`shutdown`](Self::shutdown). The settings are the defaults of [`Lock`](crate::Lock),
-    /// not those that the lock was taken with: the lease is renewed even if it was not before. The owner at the store
-    /// is this client.
+    /// This client needs the same store and the same namespace. It sends one request to the store,
+    /// and does not wait in line. The guard is like every other guard: this client renews the
+    /// lease, with the ttl that the lock was taken with. The drop of the guard, or
+    /// [`shutdown`](Self::shutdown), releases the lock. The other settings are the defaults of
+    /// [`Lock`](crate::Lock), and not the settings of the former holder. So the lease is renewed
+    /// even if the former holder had turned renewal off. The owner at the store is this client.
     ///
-    /// Only one adoption succeeds. A text is of no use after that, and none after its ttl.
+    /// Only one adoption succeeds. A text is of no use after its adoption, or after the ttl of its
+    /// lock.
     ///
     /// # Errors
     ///
-    /// [`Lost`](crate::ErrorKind::Lost) when the store does not have the grant any more: its lease has ended, somebody
-    /// has adopted it, or it was [taken away](Self::force_release). The job may be half done. Also after a
-    /// [shutdown](Self::shutdown) of this client; the text is as good as before then.
+    /// [`Lost`](crate::ErrorKind::Lost) when the store does not have the grant: its lease has
+    /// ended, somebody has adopted it, or it was [taken away](Self::force_release). The work under
+    /// the lock may be half done. This error also comes after a [shutdown](Self::shutdown) of this
+    /// client; in that case another client can use the text.
     ///
-    /// [`Config`](crate::ErrorKind::Config) for a text that is damaged or of another namespace, for a ttl that this store
-    /// does not take, and for a store without this operation. [`Unavailable`](crate::ErrorKind::Unavailable) when the store
-    /// is down or refuses. In these cases nothing has changed, and the text is as good as before. There is one exception:
-    /// a store that has adopted the lock, but not as durably as its URL demands, releases it.
+    /// [`Config`](crate::ErrorKind::Config) for a text that is damaged or of another namespace, for
+    /// a ttl that this store does not accept, and at a store without this operation.
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) when the store is down or refuses. In these
+    /// cases nothing was changed, and the text can be used again. There is one exception: if the
+    /// adoption is not as durable as the URL of the store demands, the lock is released.
     ///
-    /// [`Unknown`](crate::ErrorKind::Unknown) when the store did not answer within an operation timeout. If it has adopted
-    /// the lock for this client, the lock is being released. If not, the text is as good as before.
+    /// [`Unknown`](crate::ErrorKind::Unknown) when the store did not answer within an operation
+    /// timeout. If the store has made the adoption, the client releases the lock in the background.
+    /// If not, the text can be used again.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped after its first poll, it is as after `Unknown`: no guard is left behind.
+    /// If the future is dropped after its first poll, the effect is that of `Unknown`. No guard is
+    /// left behind.
     ///
     /// # Examples
     ///
@@ -63,7 +70,7 @@ impl Locks {
     /// # Ok(()) }
     /// ```
     pub async fn adopt(&self, text: &str) -> Result<Guard, Error> {
-        // The store in memory never makes its caller wait.
+        // The store in memory never makes its caller wait, so a loop would not yield its thread.
         tokio::task::coop::consume_budget().await;
         let shared = &self.0.shared;
         shared.refuse_forked()?;
@@ -98,7 +105,7 @@ impl Locks {
             ttl,
             renew: true,
             owner: &self.0.owner.whole,
-            // A ticket of its own, which no other task of this process joins.
+            // The ticket is not shared with other tasks of this process.
             limited: true,
             reentrant: true,
             on_lost: OnLost::default(),

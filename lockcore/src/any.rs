@@ -1,4 +1,5 @@
-//! One of several locks: the first that is free, or the first that is granted. All of several locks are in `multi`.
+//! Taking one of several locks: the first that is free, or the first that is granted. Taking all of
+//! several locks is in `multi`.
 
 use futures_util::future::select_all;
 
@@ -6,9 +7,10 @@ use crate::error::{Error, ErrorKind};
 use crate::hold::Guard;
 use crate::lock::Lock;
 
-/// Asks for the locks one after the other, so that never more than one is held.
+/// Asks for the locks one after the other, so it never holds more than one.
 ///
-/// If the future is dropped half-way, so is the request that is under way.
+/// If the future is dropped, the request that is in flight is dropped with it, and leaves nothing
+/// behind.
 pub(crate) async fn try_acquire(locks: &[Lock]) -> Result<Guard, Error> {
     let mut refused = Refused::default();
     for lock in locks {
@@ -23,10 +25,11 @@ pub(crate) async fn try_acquire(locks: &[Lock]) -> Result<Guard, Error> {
     Err(refused.error())
 }
 
-/// As [`try_acquire`], and then waits for all locks at the same time.
+/// Does what [`try_acquire`] does. If no lock is free, waits for all locks at the same time.
 ///
-/// The futures are polled in the order of the list, and the poll in which one is ready ends all others. Another that was
-/// granted by then has not been polled since. Dropping it gives its lock back.
+/// The futures are polled in the order of the list. When one of them is ready, all others are
+/// dropped without a further poll. If the store has granted the lock of another future by then, the
+/// drop of this future releases that lock.
 pub(crate) async fn acquire(locks: &[Lock]) -> Result<Guard, Error> {
     match try_acquire(locks).await {
         Err(error) if error.kind() == ErrorKind::Busy => {}
@@ -45,12 +48,12 @@ pub(crate) async fn acquire(locks: &[Lock]) -> Result<Guard, Error> {
     Err(refused.error())
 }
 
-/// Why none of the locks was granted so far.
+/// The errors so far: why none of the locks was granted.
 #[derive(Default)]
 struct Refused {
-    /// The last lock was not free in time.
+    /// The error of the last lock that was not free in time.
     taken: Option<Error>,
-    /// Something else was the matter with the first such lock.
+    /// The first error of any other kind.
     failed: Option<Error>,
 }
 

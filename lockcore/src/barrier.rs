@@ -1,4 +1,4 @@
-//! The barrier: parties wait until all of them have come. How that is decided is in `places`.
+//! The barrier: parties wait until all of them have come. The rule for this is in `places`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,21 +8,22 @@ use crate::error::Error;
 use crate::options::Wait;
 use crate::places::{MOST_PARTIES, Places};
 
-/// A barrier for a number of parties, in one process or in many: each waits until all of them have come, and then all go
-/// on. Then it is ready for the next round.
+/// A barrier for a number of parties, in one process or in many. Each party waits until all of them
+/// have come. Then the waits of all parties end, and the barrier is ready for the next round.
 ///
-/// A party that waits has a place, which is a lease that is renewed. A party that gives up, or whose future is dropped,
-/// frees its place. So does a party that dies, when its lease ends. So a round is complete only when all parties wait at
-/// the same time. With more parties than the barrier is for, the first of them make up a round, and the others wait for
-/// the next one.
+/// A party that waits has a place, which is a lease that its client renews. If a party gives up, or
+/// if its future is dropped, its place becomes free. If a party dies, its place becomes free when
+/// its lease ends. So a round is complete only when all parties wait at the same time. If more
+/// parties come than the barrier is for, the first of them complete a round, and the others wait
+/// for the next round.
 ///
 /// All users of the name must state the same number of parties. While the barrier is in use, another number is refused
 /// with [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch). The barrier uses the locks and the
 /// [`Counter`](crate::Counter) of its name, so nothing else may have that name.
 ///
-/// A party costs five requests to the store for each round, and one more if it completes the round. A client whose
-/// parties have to wait costs five more, however many they are. When the round is complete, the store sends one message to
-/// each client that waits.
+/// Each party costs five requests to the store per round, and the party that completes the round
+/// costs one more. Each client with waiting parties costs five more requests, for any number of
+/// parties. When the round is complete, the store sends one message to each client that waits.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -51,13 +52,13 @@ use crate::places::{MOST_PARTIES, Places};
 #[must_use = "a barrier does nothing until it is waited for"]
 pub struct Barrier(Places);
 
-/// A party has gone on with the others: see [`Barrier::wait_for_all`].
+/// The result of a party whose round is complete: see [`Barrier::wait_for_all`].
 #[derive(Debug)]
 pub struct BarrierWaitResult(bool);
 
 impl Barrier {
-    /// The most parties of a barrier: (2³⁰ − 1) / 3. Every party looks at the places of all, so a barrier is meant for up
-    /// to some hundred.
+    /// The most parties of a barrier: (2³⁰ − 1) / 3. Every party reads the places of all parties,
+    /// so a barrier is meant for at most some hundred parties.
     pub const MAX_PARTIES: u32 = MOST_PARTIES;
 
     pub(crate) fn new(client: &Arc<Client>, name: String, parties: u32) -> Self {
@@ -76,42 +77,50 @@ impl Barrier {
         Self(self.0.ttl(ttl))
     }
 
-    /// Waits until all parties wait, and then goes on with them.
+    /// Waits until all parties wait. Then the round is complete, and the calls of all parties
+    /// return.
     ///
-    /// One of them is told that it is the [leader](BarrierWaitResult::is_leader): the one that was the last to come.
+    /// One party learns that it is the [leader](BarrierWaitResult::is_leader): the party that came
+    /// last.
     ///
     /// # Errors
     ///
-    /// [`Timeout`](crate::ErrorKind::Timeout) when not all have come within the [wait](Self::wait). The others have not
-    /// gone on with this party then, and will not. Finding that out takes up to three more requests, and at most one
-    /// operation timeout. (A party that had no place yet, because the round before was not over, does not ask. If it gets
-    /// its place in the moment in which it gives up, the others may count it.) With a wait of zero also
-    /// [`Busy`](crate::ErrorKind::Busy), when there is no place for one more.
+    /// [`Timeout`](crate::ErrorKind::Timeout) when not all have come within the [wait](Self::wait).
+    /// In this case the others have not completed a round with this party, and will not. The client
+    /// needs up to three more requests, and at most one operation timeout, to be sure of this.
+    /// There is one exception: a party may have no place yet, because the round before is not over.
+    /// This party does not ask. If the store grants its place at the moment in which it gives up,
+    /// the others may count it. With a wait of zero the error can also be
+    /// [`Busy`](crate::ErrorKind::Busy), when all places are taken.
     ///
-    /// [`Unknown`](crate::ErrorKind::Unknown) when the wait was over, and the store did not say whether the others have
-    /// gone on with this party, or whether it still had its place then. A party that was counted in the last moment asks
-    /// for its place for one more operation timeout, so this comes at most two operation timeouts after the wait.
+    /// [`Unknown`](crate::ErrorKind::Unknown) when the wait was over, and the store did not answer
+    /// one of two questions. The first is whether a round was completed with this party. The second
+    /// is whether the party had its place at that time. A party that was counted at the last moment
+    /// asks the second question for one more operation timeout. So this error comes at most two
+    /// operation timeouts after the end of the wait.
     ///
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) when the store could not be asked, or has lost its data.
-    /// [`Lost`](crate::ErrorKind::Lost) when this party has lost its place, for example because its process was stopped for
-    /// longer than the [ttl](Self::ttl), or when the client is shut down. The others may have gone on with it before that.
-    /// [`Config`](crate::ErrorKind::Config) for a name, a number of parties or a ttl that is
-    /// not usable, a store without counters, or missing rights.
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) when the store was out of reach, or has lost
+    /// its data. [`Lost`](crate::ErrorKind::Lost) when this party has lost its place, or when the
+    /// client is shut down. A party loses its place, for example, if its process is stopped for
+    /// longer than the [ttl](Self::ttl). The others may have completed a round with this party
+    /// before the loss. [`Config`](crate::ErrorKind::Config) for a name, a number of parties or a
+    /// ttl that is not usable, a store without counters, or missing rights.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing behind: the client's keeper frees the place. If the others are about to go on
-    /// at that moment, they go on.
+    /// Dropping the future leaves nothing behind: the client's keeper frees the place. If the round
+    /// is being completed at that moment, the others may count this party, and their calls return.
     pub async fn wait_for_all(&self) -> Result<BarrierWaitResult, Error> {
         let party = self.0.gather().await?;
-        // The place is freed in the background. Until then the next round waits for it.
+        // The drop of `party` frees the place in the background. The next round waits until the
+        // place is free.
         Ok(BarrierWaitResult(party.is_last()))
     }
 }
 
 impl BarrierWaitResult {
-    /// Whether this party was the last to come. This is true for one party of each round, or for none if that one is gone
-    /// before it is told.
+    /// Whether this party came last. This is true for one party of each round. It is true for none
+    /// if that party gives up or dies before its call returns.
     #[must_use]
     pub fn is_leader(&self) -> bool {
         self.0

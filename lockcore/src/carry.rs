@@ -1,4 +1,4 @@
-//! Carrying a lock into work that runs in another task.
+//! Using a held lock in work that runs elsewhere, for example in another task.
 
 use std::future::Future;
 
@@ -8,11 +8,12 @@ use crate::multi::{MultiGuard, MultiHeld};
 use crate::scope;
 
 impl Held {
-    /// Carries the lock into work that runs elsewhere, for example in a spawned task. Inside, asking for the lock again
-    /// re-enters it, and the lock stays held until that work has ended. The work is stopped when the lock is lost,
-    /// unless the lock was taken with [`OnLost::Signal`](crate::OnLost::Signal).
+    /// Runs work under this lock in another place, for example in a spawned task. The lock stays
+    /// held until the work has ended. A request for the same lock inside the work re-enters it. The
+    /// work is stopped when the lock is lost, unless the lock was taken with
+    /// [`OnLost::Signal`](crate::OnLost::Signal).
     ///
-    /// Without this, a spawned task that asks for the lock waits until it is released.
+    /// Without this, a spawned task that asks for the lock waits until the lock is released.
     ///
     /// # Errors
     ///
@@ -20,7 +21,8 @@ impl Held {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future drops the work. If the lock has no other guard then, it is released.
+    /// Dropping the future drops the work. If the lock has no other guard at that time, it is
+    /// released.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -44,11 +46,13 @@ impl Held {
         &self,
         work: F,
     ) -> impl Future<Output = Result<F::Output, Error>> + use<F> {
-        // The guard is made now and not at the first poll, because the lock may be released before that.
+        // The guard is made here and not at the first poll, because the lock may be released before
+        // the first poll.
         let guard = self.carried();
         let around = scope::around();
         async move {
-            // These are captured and dropped in this order if the future is never polled: the work before the guard.
+            // If the future is never polled, these captured values are dropped in this order: first
+            // the work, then the guard.
             let (work, guard) = (work, guard);
             let guard = guard?;
             let result = scope::within(around, guard.while_held(work)).await?;
@@ -65,8 +69,8 @@ impl Held {
         self.guard(true).ok_or_else(over)
     }
 
-    /// Runs a piece of code in the scope of this lock, as [`while_held`](Self::while_held) does with every poll of its
-    /// work. This is for futures and streams that are polled by hand.
+    /// Runs code in the scope of this lock. [`while_held`](Self::while_held) does the same with
+    /// every poll of its work. This is for futures and streams that are polled by hand.
     #[doc(hidden)] // for the macro and the layer, which poll by hand
     pub fn enter<T>(&self, code: impl FnOnce() -> T) -> T {
         scope::enter(std::slice::from_ref(self), code)
@@ -79,16 +83,19 @@ impl MultiHeld {
     ///
     /// # Errors
     ///
-    /// [`Lost`](crate::ErrorKind::Lost) with the name of the lock, also when one had been released before the call.
+    /// [`Lost`](crate::ErrorKind::Lost) with the name of the lock, also when one of the locks had
+    /// been released before the call.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future drops the work. Locks that have no other guard then are released.
+    /// Dropping the future drops the work. Locks that have no other guard at that time are
+    /// released.
     pub fn scope<F: Future>(
         &self,
         work: F,
     ) -> impl Future<Output = Result<F::Output, Error>> + use<F> {
-        // As in [`Held::scope`]: made now, and captured in this order.
+        // As in [`Held::scope`]: the guards are made here, and the values are captured in this
+        // order.
         let guards = self.iter().map(Held::carried).collect();
         let guards: Result<Vec<_>, _> = guards;
         let around = scope::around();
@@ -103,7 +110,7 @@ impl MultiHeld {
         }
     }
 
-    /// Runs a piece of code in the scope of these locks: see [`Held::enter`].
+    /// Runs code in the scope of these locks: see [`Held::enter`].
     #[doc(hidden)] // for the macro and the layer, which poll by hand
     pub fn enter<T>(&self, code: impl FnOnce() -> T) -> T {
         scope::enter(self, code)

@@ -1,15 +1,15 @@
-//! The clock that leases are judged by, and nothing else: no timers, no wall clock.
+//! The clock of leases. Timers and the wall clock are not here.
 //!
-//! It is `CLOCK_BOOTTIME` where that exists, because it runs on while the machine is suspended, and nobody can set it.
-//! `std::time::Instant` stands still during a suspend on Linux: a laptop that slept for an hour would still rely on a
-//! ten-second lease.
+//! It is `CLOCK_BOOTTIME` where this exists, because this clock runs on while the machine is
+//! suspended, and nobody can set it. `std::time::Instant` stands still during a suspend on Linux.
+//! With that clock, a laptop that has slept for an hour would believe in a ten-second lease.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
-/// A point on the lease clock, in nanoseconds since some fixed point of this boot.
+/// A point in time on the lease clock, in nanoseconds since a fixed point of this boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Instant(u64);
 
@@ -34,18 +34,18 @@ impl Instant {
         Self(self.0.saturating_sub(nanos(duration)))
     }
 
-    /// The time from `self` to `later`, zero when that has passed.
+    /// The time from `self` to `later`. Zero if `later` is before `self`.
     pub(crate) fn until(self, later: Self) -> Duration {
         Duration::from_nanos(later.0.saturating_sub(self.0))
     }
 }
 
-/// Saturates: a duration of more than 584 years has no end.
+/// A duration in nanoseconds. It saturates: a duration of more than 584 years counts as endless.
 pub(crate) fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The source of instants. A test uses one that it advances by hand.
+/// The source of instants. A test uses a clock that it advances by hand.
 #[derive(Clone, Debug)]
 pub(crate) struct Clock(Source);
 
@@ -86,7 +86,7 @@ impl Clock {
         }
     }
 
-    /// How long a timer has to run until this clock shows `at`, if no test advances the clock.
+    /// For how long a timer must run until this clock shows `at`, if no test advances the clock.
     pub(crate) fn time_to(&self, at: Instant) -> Duration {
         match &self.0 {
             Source::Hand(hand) if matches!(*hand.reading(), Reading::StandsAt(_)) => Duration::MAX,
@@ -94,10 +94,11 @@ impl Clock {
         }
     }
 
-    /// Resolves when a test has advanced the clock since this call. With this, a task that sleeps until some time on
-    /// this clock can check the time again. A suspend of the machine sends no such notification.
+    /// Resolves when a test has advanced the clock since this call. A task that sleeps until a time
+    /// on this clock uses it to check the time again. A suspend of the machine sends no such
+    /// notification.
     pub(crate) fn advanced(&self) -> impl Future<Output = ()> + Send {
-        // Registered by this call, not by the first poll.
+        // This call registers for the notification, not the first poll.
         let advanced = match &self.0 {
             Source::Boot => None,
             Source::Hand(hand) => Some(hand.advanced.notified()),

@@ -9,13 +9,14 @@ use crate::error::Error;
 use crate::name::Name;
 use crate::options::Wait;
 
-/// A number at the store that many processes change, each change in one atomic step.
+/// A number at the store that many processes change. Each change is one atomic step.
 ///
 /// The value is from −(2⁵³ − 1) to 2⁵³ − 1. A counter that nobody has set or changed is 0. The counter of a name has
 /// nothing to do with locks on that name, but a [`Latch`](crate::Latch) of the same name is this counter.
 ///
-/// A change counts once, even if the answer to it is lost and it is sent again. The store keeps a counter for at least a
-/// day after its last use, and for as long as somebody waits for its [changes](Self::changes).
+/// A change counts once, even if its answer is lost and the client sends it again. The store keeps
+/// a counter for at least a day after its last use, and for as long as somebody waits for its
+/// [changes](Self::changes).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -30,7 +31,7 @@ use crate::options::Wait;
 #[must_use = "a counter does nothing until it is read or changed"]
 pub struct Counter {
     client: Arc<Client>,
-    /// A mistake in the name is reported by the first request.
+    /// An error if the name is not valid. Each request returns it.
     name: Result<Name, Error>,
     pub(crate) wait: Wait,
 }
@@ -41,7 +42,8 @@ pub struct Counter {
 pub struct CounterValue {
     /// The value.
     pub value: i64,
-    /// Rises with every change, also with one that sets the value to what it was. 0 if there is no such counter.
+    /// Rises with every change. It rises even if the counter is set to the value that it has. 0 if
+    /// there is no such counter.
     pub version: u64,
 }
 
@@ -61,7 +63,7 @@ impl Counter {
         }
     }
 
-    /// For how long a change whose answer is missing is repeated, until its outcome is known: at least one operation
+    /// For how long the client repeats a change that gets no answer: at least one operation
     /// timeout, and at most 30 seconds. Default: the client's default (`LOCK_WAIT`).
     pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
         self.wait = wait.into();
@@ -82,14 +84,15 @@ impl Counter {
         self.change(CountOp::Read).await.map(CounterValue::of)
     }
 
-    /// Adds to the counter, or with a negative number takes from it. Returns the value afterwards.
+    /// Adds a number to the counter. The number may be negative. Returns the new value.
     ///
     /// # Errors
     ///
-    /// [`Config`](crate::ErrorKind::Config) when the sum is beyond [`MAX`](Self::MAX) or its negative; nothing is changed
-    /// then. [`Unavailable`](crate::ErrorKind::Unavailable) when nothing was changed because the store is down or
-    /// refuses. [`Unknown`](crate::ErrorKind::Unknown) when the change was sent and its answer never came: it was
-    /// carried out once, or not at all. Otherwise as [`get`](Self::get).
+    /// [`Config`](crate::ErrorKind::Config) when the sum is beyond [`MAX`](Self::MAX) or its
+    /// negative; nothing is changed in this case. [`Unavailable`](crate::ErrorKind::Unavailable)
+    /// when nothing was changed because the store is down or refuses.
+    /// [`Unknown`](crate::ErrorKind::Unknown) when the change was sent and its answer never came:
+    /// the change was made once, or not at all. The other errors are those of [`get`](Self::get).
     ///
     /// # Cancel safety
     ///
@@ -99,7 +102,7 @@ impl Counter {
         self.change(op).await.map(CounterValue::of)
     }
 
-    /// Sets the counter, whatever its value is.
+    /// Sets the counter, without a condition.
     ///
     /// # Errors
     ///
@@ -114,8 +117,8 @@ impl Counter {
         self.change(op).await.map(CounterValue::of)
     }
 
-    /// Sets the counter if nobody has changed it since it had this version. Otherwise the inner result is `Err`, with the
-    /// counter as it is.
+    /// Sets the counter if nobody has changed it since it had this version. Otherwise nothing is
+    /// changed, and the inner result is `Err` with the present value and version.
     ///
     /// # Errors
     ///
@@ -154,8 +157,8 @@ impl Counter {
         })
     }
 
-    /// The value of the counter, now and after each change. Nothing happens at the store before the first call of
-    /// [`next`](Changes::next).
+    /// Follows the value of the counter: the present value, and later ones when it changes. Nothing
+    /// happens at the store before the first call of [`next`](Changes::next).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -214,9 +217,10 @@ impl CounterValue {
 
 /// Follows a counter: see [`Counter::changes`].
 ///
-/// While this lives and [`next`](Self::next) has been called, the store sends one message to this client for each change
-/// of the counter, however many tasks follow it. A store that cannot send messages (see its page in the
-/// [guide](crate::guide)) is asked ten times a second.
+/// From the first call of [`next`](Self::next) until this value is dropped, the store sends one
+/// message to this client for each change of the counter. All tasks of the client that follow the
+/// counter share these messages. If a store cannot send messages (see its page in the
+/// [guide](crate::guide)), the client asks it ten times a second.
 #[derive(Debug)]
 pub struct Changes(Following);
 
@@ -224,22 +228,24 @@ impl Changes {
     /// The value of the counter if it has changed since the last call, or else as soon as it changes. The first call
     /// returns the present value.
     ///
-    /// Of several changes in a row only the last may be seen. If the store is down, this waits until it is back.
+    /// If several changes follow each other fast, this may return only the last of them. If the
+    /// store is down, this waits until the store is back.
     ///
     /// # Errors
     ///
-    /// [`Config`](crate::ErrorKind::Config) for a name that is not usable, and for a store without counters or a user
-    /// without the rights; [`Lost`](crate::ErrorKind::Lost) when the client is shut down.
+    /// [`Config`](crate::ErrorKind::Config) for a name that is not usable, at a store without
+    /// counters, and for a user without the rights; [`Lost`](crate::ErrorKind::Lost) when the
+    /// client is shut down.
     ///
     /// # Cancel safety
     ///
-    /// Safe: a change that was not returned is returned by the next call.
+    /// Safe: if the future is dropped, the next call returns what this call would have returned.
     pub async fn next(&mut self) -> Result<CounterValue, Error> {
         self.0.next().await.map(CounterValue::of)
     }
 }
 
-/// Follows a counter, or what is kept as one.
+/// Follows a counter, or a value of a lock, which is kept as a counter.
 #[derive(Debug)]
 pub(crate) struct Following {
     counter: Counter,
@@ -249,8 +255,8 @@ pub(crate) struct Following {
 }
 
 impl Following {
-    /// The counter if it has changed since the last call, or else as soon as it changes. If this is dropped, the next
-    /// call returns what this one would have returned.
+    /// The counter if it has changed since the last call, or else as soon as it changes. If the
+    /// future is dropped, the next call returns what this call would have returned.
     pub(crate) async fn next(&mut self) -> Result<Counted, Error> {
         let watching = match &mut self.watching {
             Some(watching) => watching,

@@ -1,6 +1,7 @@
-//! A counter, and the value that holders write: what may be asked of them, the answer, and the rule as plain code. No
-//! clock and no I/O: times are numbers that the caller passes in. A store adds storage, and a way to tell those who
-//! watch. Both are records of one kind. A record is a counter or a value because of its [name](Name::value) alone.
+//! Counters, and the values that holders write: the requests, the answers, and the rule as plain
+//! code. There is no clock and no I/O here: the caller passes times in as numbers. A store adds the
+//! storage, and the pushes to clients that watch. Counters and values are records of one kind. Only
+//! the [name](Name::value) of a record tells whether it is a counter or a value.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -10,34 +11,36 @@ use crate::name::Name;
 use crate::request::Id;
 use crate::token::FencingToken;
 
-/// The largest value of a counter: 2⁵³ − 1. The smallest is its negative. All values between are exact in a double, in
-/// which scripts and JSON keep numbers.
+/// The largest value of a counter: 2⁵³ − 1. The smallest is its negative. A double represents all
+/// values between them exactly. Scripts and JSON keep numbers in doubles.
 pub const MAX_COUNT: i64 = (1 << 53) - 1;
 
 /// The longest text that can be [written](CountOp::Write), in bytes.
 pub const MAX_TEXT: usize = 1_024;
 
-/// For how long a store remembers a change by its id, in milliseconds. It is far longer than a request can wait in a
-/// socket, and than the core repeats one.
+/// For how long a store remembers a change by its id, in milliseconds. This is far longer than a
+/// request can wait in a socket. It is also longer than the 30 seconds for which the core repeats a
+/// request. So a repetition never finds its change forgotten.
 pub(crate) const REMEMBERED_MILLIS: u64 = 60_000;
 
-/// A change is refused if so many others of the counter are remembered. That many take half of the megabyte that a node
-/// of ZooKeeper may have.
+/// The most changes that a store remembers for one counter. When there are so many, a further
+/// change is refused. They take half of the megabyte that a node of ZooKeeper may have.
 pub const MOST_REMEMBERED: usize = 5_000;
 
-/// A request about the counter of a name. That counter and the tickets of the name have nothing to do with each other.
+/// A request about the counter of a name. The counter is independent of the tickets of the name.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Count {
     /// The name of the counter, or of the [value](Name::value).
     pub name: Name,
-    /// The identity of the request. A store remembers a change by it for a minute, and answers a repetition as it
-    /// answered the first time. It does not remember reads.
+    /// The identity of the request. A store remembers the id of a change for a minute, with the
+    /// answer. It gives the same answer to a repetition with this id, and does not make the change
+    /// again. It does not remember reads.
     pub id: Id,
     /// The operation.
     pub op: CountOp,
-    /// Earlier changes of this counter that were sent once and are answered, so that they cannot come again. The store
-    /// need not remember them any more.
+    /// Earlier changes of this counter that were sent once and were answered. They cannot arrive
+    /// again, so the store can forget them.
     pub answered: Vec<Id>,
 }
 
@@ -62,21 +65,22 @@ pub enum CountOp {
     Read,
     /// Add to the value.
     Add {
-        /// How much, or how much less.
+        /// The number to add. It may be negative.
         delta: i64,
-        /// A sum below this becomes this. A value that is at or below it is not made smaller. Bounds only a negative
-        /// `delta`.
+        /// The lower bound of the sum. A smaller sum becomes the floor. A value that is at or below
+        /// the floor is not made smaller. A `delta` that is positive ignores the floor.
         floor: Option<i64>,
     },
-    /// Set the value. If it is carried out, the counter has a new generation, even if the value is the same.
+    /// Set the value. If the condition holds, the counter gets a new generation, even if the value
+    /// is the same.
     Set {
-        /// The value from then on.
+        /// The new value.
         value: i64,
-        /// Otherwise nothing is changed.
+        /// The condition. If it does not hold, nothing is changed. `None` for no condition.
         only_if: Option<OnlyIf>,
     },
-    /// Write a text, of at most [`MAX_TEXT`] bytes, unless one was written with a greater token. If it is carried out,
-    /// there is a new version, even if the text is the same.
+    /// Write a text, of at most [`MAX_TEXT`] bytes, unless the present text was written with a
+    /// greater token. A write makes a new version, even if the text is the same.
     Write(Written),
 }
 
@@ -99,25 +103,25 @@ impl Written {
     }
 }
 
-/// When a counter may be set.
+/// A condition for setting a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnlyIf {
-    /// It has this value.
+    /// The counter has this value.
     Value(i64),
-    /// Nobody has changed it since it had this version.
+    /// Nobody has changed the counter since it had this version.
     Version(u64),
 }
 
-/// The answer to a [`Count`]: the counter after it.
+/// The answer to a [`Count`]: the counter after the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 #[non_exhaustive]
 pub struct Counted {
     /// The value.
     pub value: i64,
-    /// Changes whenever the counter is set, or begins to exist. A generation never comes back. 0 if there is no such
-    /// counter.
+    /// Changes whenever the counter is set or created. The same generation never comes twice. 0 if
+    /// there is no such counter.
     pub generation: u64,
     /// Rises with every change of the value or the generation. 0 if there is no such counter.
     pub version: u64,
@@ -128,7 +132,7 @@ pub struct Counted {
 }
 
 impl Counted {
-    /// A counter as it is after a request. Nothing was written.
+    /// A counter as it is after a request, without a written value.
     pub const fn new(value: i64, generation: u64, version: u64, outcome: Outcome) -> Self {
         Self {
             value,
@@ -139,7 +143,7 @@ impl Counted {
         }
     }
 
-    /// The same, with what was written.
+    /// The same answer, with the written value.
     pub fn with(mut self, written: Written) -> Self {
         self.written = Some(written);
         self
@@ -150,11 +154,12 @@ impl Counted {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// It was carried out.
+    /// The request was carried out.
     Applied,
-    /// The floor, the condition, or a text that was written with a greater token forbids it. Nothing was changed.
+    /// Nothing was changed, because of the floor, the condition, or a text with a greater token.
     Kept,
-    /// The value would be beyond [`MAX_COUNT`] or its negative, or the text is too long. Nothing was changed.
+    /// Nothing was changed, because the value would be beyond [`MAX_COUNT`] or its negative, or
+    /// because the text is too long.
     Overflow,
 }
 
@@ -165,20 +170,22 @@ pub(crate) struct Record {
     generation: u64,
     version: u64,
     written: Option<Written>,
-    /// The changes by their ids: when each was made, in milliseconds, and its answer.
+    /// The remembered changes by their ids. Each has the time of the change in milliseconds, and
+    /// the answer.
     remembered: Prehashed<Id, (u64, Counted)>,
-    /// Old changes are forgotten when there are more than this.
+    /// When more changes than this are remembered, the old ones are removed.
     room: usize,
 }
 
-/// The result of a request for the record.
+/// What a request has done to the record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Carried {
-    /// The record is as it was: the request reads, or it is a repetition.
+    /// The record has not changed: the request is a read or a repetition.
     Answered(Counted),
-    /// The record must be stored. With `news`, those who watch it are told.
+    /// The record has changed, and the store must write it. If `news` is true, the store must also
+    /// push to the clients that watch.
     Changed { answer: Counted, news: bool },
-    /// As many changes as possible are remembered. Nothing was changed.
+    /// Nothing was changed, because [`MOST_REMEMBERED`] changes are remembered already.
     Crowded,
 }
 
@@ -190,11 +197,13 @@ enum Change {
     Write(Written),
 }
 
-/// Records with fewer remembered changes than this are not searched for old ones, if they are kept in memory.
+/// If a record is kept in memory, it is searched for old changes only when it remembers more
+/// changes than this.
 const FEW: usize = 64;
 
 impl Record {
-    /// Carries out a request. `now` is in milliseconds. A new version is at least `version`.
+    /// Carries out a request. `now` is in milliseconds. `version` is the least number for a new
+    /// version.
     pub(crate) fn carry_out(&mut self, count: &Count, now: u64, version: u64) -> Carried {
         if let Some((_, answer)) = self.remembered.get(&count.id) {
             return Carried::Answered(answer.clone());
@@ -239,7 +248,7 @@ impl Record {
             CountOp::Read => return None,
             CountOp::Add { delta, .. } if !fits(delta) => refused(Outcome::Overflow),
             CountOp::Add { delta, floor } => {
-                // Both are far from the ends of 64 bits.
+                // The sum of both fits into 64 bits.
                 let sum = self.value + delta;
                 let sum = match floor {
                     Some(floor) if delta < 0 => sum.max(floor.min(self.value)),
@@ -280,7 +289,8 @@ impl Record {
         if self.remembered.len() < self.room {
             return;
         }
-        // A time in the future is of a clock that was set back since, or has begun again.
+        // If the time of a change is in the future, the clock was set back or started anew since.
+        // Such a change is removed too, when the difference is large enough.
         self.remembered
             .retain(|_, (at, _)| now.abs_diff(*at) <= REMEMBERED_MILLIS);
         self.room = (2 * self.remembered.len()).clamp(FEW, MOST_REMEMBERED);
@@ -295,8 +305,9 @@ impl Record {
         self.generation != 0
     }
 
-    /// This change is made when the record is written, and the store does not know that time. The next client that reads
-    /// the record does: see [`made_at`](Self::made_at).
+    /// Marks a change that is made by this write of the record, because the writing client does not
+    /// know the time of the write. The next client that reads the record knows it: see
+    /// [`made_at`](Self::made_at).
     #[cfg_attr(
         not(feature = "zookeeper"),
         allow(dead_code, reason = "other stores know the time of a write")
@@ -307,7 +318,7 @@ impl Record {
         }
     }
 
-    /// The record was written at this time.
+    /// Sets the time of the marked changes: the time at which the record was written.
     #[cfg_attr(
         not(feature = "zookeeper"),
         allow(dead_code, reason = "other stores know the time of a write")
@@ -320,8 +331,9 @@ impl Record {
         }
     }
 
-    /// The record as text: a line with value, generation and version, and a line for each remembered change. If something
-    /// was written, a line with `=` and its token follows, and then the written text as it is. This is wire format.
+    /// The record as text. The first line has value, generation and version, and each remembered
+    /// change has a line. If there is a written value, a line with `=` and its token follows, and
+    /// then the text of the value, unchanged. This is a wire format.
     #[cfg_attr(
         not(any(feature = "sqlite", feature = "zookeeper")),
         allow(dead_code, reason = "other stores keep no text of it")
@@ -366,7 +378,7 @@ impl Record {
         allow(dead_code, reason = "other stores keep no text of it")
     )]
     pub(crate) fn decode(text: &str) -> Option<Self> {
-        // No line in front of the written text has this character.
+        // No line before the written text contains a `=`.
         let (text, written) = match text.split_once("\n=") {
             Some((text, written)) => (text, Some(written.split_once('\n')?)),
             None => (text, None),
@@ -399,7 +411,7 @@ impl Record {
             let answer = Counted::new(value, generation, fields.next()?.parse().ok()?, outcome);
             record.remembered.insert(id, (at, answer));
         }
-        // So that the next value and the next version are numbers too.
+        // With this check the next value and the next version are valid numbers too.
         let most = MAX_COUNT.unsigned_abs();
         let is_sound = record.value.unsigned_abs() <= most && record.version <= most;
         is_sound.then_some(record)
@@ -447,7 +459,7 @@ mod tests {
         }
     }
 
-    /// Otherwise the next change would pass the numbers of the record.
+    /// If such a record were read, the next change would exceed the range of its numbers.
     #[test]
     fn a_record_with_numbers_that_no_change_makes_is_not_read() {
         let most = MAX_COUNT;

@@ -1,5 +1,6 @@
-//! The text of a lock that was detached: another process reads it and adopts the lock. Writing and reading it is here;
-//! [`Guard::detach`](crate::Guard::detach) and [`Locks::adopt`](crate::Locks::adopt) use it.
+//! The text of a detached lock, from which another process adopts the lock. The code that writes
+//! and reads the text is here; [`Guard::detach`](crate::Guard::detach) and
+//! [`Locks::adopt`](crate::Locks::adopt) use it.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -13,26 +14,27 @@ use crate::name::{MAX_NAME_LEN, Name, Namespace};
 use crate::request::{FULL, Id};
 use crate::token::GrantId;
 
-/// The first field: what the text is, and the version of its form. A change of the form is a new number, and each version
-/// refuses the texts of the others.
+/// The first field: the kind of the text, and the version of its format. When the format changes,
+/// the number changes. Each version refuses the texts of other versions.
 const WORD: &str = "lockcore";
 const VERSION: u32 = 1;
 
 /// Separates the fields.
 const SEPARATOR: char = '.';
 
-/// Longer than every text that is written here: each byte of a name may be escaped.
+/// No text that is written here is longer than this, even if every byte of its name is escaped.
 const LONGEST: usize = 3 * MAX_NAME_LEN + 512;
 
 /// A lock that was detached.
 ///
-/// It has everything that the store compares, and nothing about the store itself: no address and no credentials.
+/// It contains everything that the store compares. It contains nothing about the store itself: no
+/// address and no credentials.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Detached {
     /// The id of the ticket. Everybody who knows it can adopt the lock, or release it.
     pub(crate) id: Id,
     pub(crate) grant: GrantId,
-    /// An enqueue of this id may still arrive at the store.
+    /// Whether an enqueue with this id may arrive at the store later.
     pub(crate) enqueue_may_follow: bool,
     pub(crate) permits: NonZeroU32,
     pub(crate) capacity: NonZeroU32,
@@ -41,7 +43,7 @@ pub(crate) struct Detached {
 }
 
 impl Detached {
-    /// Reads a text, which may be damaged or made up. White space around it does no harm.
+    /// Reads a text, which may be damaged or made up. White space around the text is ignored.
     ///
     /// # Errors
     ///
@@ -72,7 +74,7 @@ impl Detached {
             return Err(damaged());
         }
         let read = Self::of_fields(&mut fields.split(SEPARATOR), ours)?;
-        // There is one way to write it.
+        // The text must be the only form of this lock that `Display` writes.
         match read.to_string() == text {
             true => Ok(read),
             false => Err(damaged()),
@@ -120,7 +122,8 @@ impl Detached {
     }
 }
 
-/// All of it is letters, digits and `. _ - : / ~ %`, so it can be an argument, an environment variable or a header.
+/// The text consists of letters, digits and `. _ - : / ~ %`. So it can be an argument, an
+/// environment variable or a header.
 impl fmt::Display for Detached {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut name = String::with_capacity(self.name.as_str().len());
@@ -141,7 +144,7 @@ impl fmt::Display for Detached {
     }
 }
 
-/// Finds damage. It does not prove who has written the text.
+/// A checksum that finds damage. It does not prove who has written the text.
 fn check(fields: &str) -> String {
     let digest = Sha256::digest(fields.as_bytes());
     let first = [digest[0], digest[1], digest[2], digest[3]];
@@ -158,7 +161,8 @@ fn unusable(field: &str) -> Error {
     ))
 }
 
-/// A number in its only form: without a sign, and without zeros in front.
+/// Parses a number. Accepts only one form of each number: without a sign, and without leading
+/// zeros.
 fn number<T: FromStr + fmt::Display>(text: &str) -> Option<T> {
     let number: T = text.parse().ok()?;
     (number.to_string() == text).then_some(number)
@@ -247,7 +251,7 @@ mod tests {
         assert!(short.len() < 200 && short.contains("order:42"), "{short}");
     }
 
-    /// Every byte is lost, doubled, and replaced by others.
+    /// Each byte in turn is removed, doubled, and replaced by other bytes.
     #[test]
     fn damage_is_found_and_the_text_is_not_repeated_in_the_error() {
         let text = detached("order:42").to_string();
@@ -267,7 +271,7 @@ mod tests {
                 }
             }
             for damaged in damaged {
-                // A space at the end is no damage.
+                // A space at the end is ignored, so it is no damage.
                 if damaged.trim() != text {
                     assert!(!refusal(&damaged).contains(id), "{damaged}");
                 }
@@ -347,7 +351,8 @@ mod tests {
         }
         let long = "a".repeat(MAX_NAME_LEN + 1);
         assert!(read(8, &long).contains("its name is"));
-        // A name that is escaped more than it needs to be would be a second text for one grant.
+        // If a name could be escaped more than necessary, there would be a second text for one
+        // grant.
         assert!(read(8, "%61").contains("damaged"));
         let foreign = read(7, "shop%2Eus-1");
         assert!(

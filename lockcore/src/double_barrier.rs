@@ -1,4 +1,4 @@
-//! The double barrier: parties enter together and leave together. How that is decided is in `places`.
+//! The double barrier: parties enter together and leave together. The rule for this is in `places`.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -10,11 +10,12 @@ use crate::hold::Held;
 use crate::options::Wait;
 use crate::places::{Party, Places};
 
-/// A barrier with two sides, for a number of parties in one process or in many: they enter when all of them have come,
-/// and leave when all of them are done.
+/// A barrier with two sides, for a number of parties in one process or in many. The parties enter
+/// when all of them have come, and leave when all of them are done.
 ///
-/// In all other respects it is a [`Barrier`](crate::Barrier). A place lasts from [`enter`](Self::enter) until all have
-/// left, so the parties of the next round enter after that.
+/// In all other respects it is a [`Barrier`](crate::Barrier). A party keeps its place from
+/// [`enter`](Self::enter) until all parties have left. So the parties of the next round enter only
+/// after that.
 ///
 /// ```
 /// use lockcore::Left;
@@ -43,21 +44,23 @@ use crate::places::{Party, Places};
 #[must_use = "a barrier does nothing until it is entered"]
 pub struct DoubleBarrier(Places);
 
-/// A party that is inside of a double barrier. It dereferences to [`Held`]: the lease of its place, which is lost like
-/// that of a lock.
+/// A party that is inside of a double barrier. It dereferences to [`Held`], which is the lease of
+/// the party's place. A place can be lost like a lock.
 ///
-/// Dropping it frees the place without leaving: for the others, this party is [missing](Self::missing).
+/// If this is dropped without [`leave`](Self::leave), its place becomes free, and the other parties
+/// see this party as [missing](Self::missing).
 #[derive(Debug)]
 #[must_use = "the party is missing as soon as this is dropped; call `leave`"]
 pub struct Inside(Party);
 
-/// How a group has left a double barrier: see [`Inside::leave`]. All parties that leave get the same.
+/// How a group has left a double barrier: see [`Inside::leave`]. All parties that leave get the
+/// same answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Left {
-    /// All that had entered.
+    /// All parties that had entered have left.
     All,
-    /// Some parties were missing: they died, or gave up their places. All others have left.
+    /// Some parties died, or gave up their places, before they left. All others have left.
     NotAll,
 }
 
@@ -66,14 +69,14 @@ impl DoubleBarrier {
         Self(Places::new(client, name, parties))
     }
 
-    /// How long [`enter`](Self::enter) and [`leave`](Inside::leave) wait, each for itself, connecting included. Default:
-    /// the client's default (`LOCK_WAIT`).
+    /// How long [`enter`](Self::enter) waits, and how long [`leave`](Inside::leave) waits, the time
+    /// to connect included. Default: the client's default (`LOCK_WAIT`).
     pub fn wait(self, wait: impl Into<Wait>) -> Self {
         Self(self.0.wait(wait.into()))
     }
 
-    /// How long the place of a party stays taken if it dies, and so how long the others may wait for it: see
-    /// [`Lock::ttl`](crate::Lock::ttl). Default: the client's default (`LOCK_TTL`).
+    /// How long the place of a party stays taken if the party dies. So the others may wait for this
+    /// time: see [`Lock::ttl`](crate::Lock::ttl). Default: the client's default (`LOCK_TTL`).
     pub fn ttl(self, ttl: Duration) -> Self {
         Self(self.0.ttl(ttl))
     }
@@ -86,25 +89,28 @@ impl DoubleBarrier {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing behind: the client's keeper frees the place. If the others are about to enter
-    /// at that moment, they enter, and this party is [missing](Inside::missing).
+    /// Dropping the future leaves nothing behind: the client's keeper frees the place. If the
+    /// others are entering at that moment, they may count this party. They enter, and this party is
+    /// [missing](Inside::missing).
     pub async fn enter(&self) -> Result<Inside, Error> {
         self.0.gather().await.map(Inside)
     }
 }
 
 impl Inside {
-    /// Whether this party was the last to come. True for one party of each round.
+    /// Whether this party came last. True for one party of each round.
     #[must_use]
     pub fn is_leader(&self) -> bool {
         self.0.is_last()
     }
 
-    /// Resolves when a party is missing: it is gone, and has not [left](Self::leave). Returns how many are missing.
+    /// Resolves when a party is missing: it has died or given up its place, and has not
+    /// [left](Self::leave). Returns how many parties are missing.
     ///
-    /// A process that dies is missing when the lease of its place ends, and this tells of it then. A place that was
-    /// given up is noticed when the next of the leases could have ended, after one [ttl](DoubleBarrier::ttl) at most. That
-    /// costs about one request in each ttl. It stays pending when this party has [lost](Held::lost) its own place.
+    /// If a process dies, its party is missing from the end of its lease, and this call resolves at
+    /// that time. If a party gives up its place, this call resolves when the next lease could have
+    /// ended, after one [ttl](DoubleBarrier::ttl) at most. The check costs about one request in
+    /// each ttl. If this party has [lost](Held::lost) its own place, this call stays pending.
     ///
     /// # Cancel safety
     ///
@@ -113,22 +119,23 @@ impl Inside {
         self.0.missing().await
     }
 
-    /// Leaves, and waits until all others have left or are gone. Tells whether some were gone before they had left. A
-    /// process that dies is waited for until the lease of its place ends.
+    /// Leaves, and waits until all others have left or are missing. The result tells whether some
+    /// were missing. If a process dies, this waits until the lease of its place ends.
     ///
     /// # Errors
     ///
-    /// [`Timeout`](crate::ErrorKind::Timeout) when somebody is still inside after the [wait](DoubleBarrier::wait). This
-    /// party has left, and its place is freed. It counts as missing for the others, unless all have left by then.
+    /// [`Timeout`](crate::ErrorKind::Timeout) when another party is inside at the end of the
+    /// [wait](DoubleBarrier::wait). The place of this party is freed. The others count this party
+    /// as missing, unless all have left by then.
     ///
-    /// [`Lost`](crate::ErrorKind::Lost) when this party has lost its place, so it is missing for the others.
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) when the store could not be asked within the wait, or has lost its
-    /// data; [`Config`](crate::ErrorKind::Config) for missing rights.
+    /// [`Lost`](crate::ErrorKind::Lost) when this party has lost its place, so the others count it
+    /// as missing. [`Unavailable`](crate::ErrorKind::Unavailable) when the store was out of reach
+    /// for the wait, or has lost its data; [`Config`](crate::ErrorKind::Config) for missing rights.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future frees the place, as dropping the guard does: the party is missing, unless all have left by
-    /// then.
+    /// Dropping the future frees the place, like the drop of `Inside`. The others count this party
+    /// as missing, unless all have left by then.
     pub async fn leave(mut self) -> Result<Left, Error> {
         Ok(match self.0.leave().await? {
             true => Left::All,

@@ -1,4 +1,5 @@
-//! The one error of the public API. It has few kinds, and each says what happened to the lock.
+//! The only error type of the public API. It has few kinds, and each kind says what happened to the
+//! lock.
 
 use std::fmt;
 use std::time::Duration;
@@ -20,33 +21,36 @@ struct Inner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// Nothing has been taken, nothing is left behind, and nothing has changed:
+    /// Nothing was taken, nothing was left at the store, and nothing was changed. The cause is one
+    /// of these:
     ///
-    /// - the lock is held, or others wait for it, and the caller did not want to wait;
-    /// - the caller wanted to wait, but ten thousand tickets of this name are at the store already (holders included),
-    ///   or as many callers wait in the line of this process;
-    /// - another guard stands in the way of a [downgrade](crate::Guard::downgrade), or of
+    /// - the lock is held or others wait for it, and the caller has asked not to wait;
+    /// - the caller has asked to wait, but the line is full: it has ten thousand tickets at the
+    ///   store (holders included), or ten thousand callers in this process;
+    /// - another guard of the same ticket prevents a [downgrade](crate::Guard::downgrade), or of
     ///   [handing the lock over](crate::Guard::detach).
     Busy,
     /// The caller waited as long as allowed, in the store's line or in the line of this process. Nothing is held. For a
     /// [`Latch`](crate::Latch): the count is not zero yet.
     Timeout,
-    /// The lock was held, and is not held any more: somebody else may hold it now. Or the client was shut down before
-    /// the lock was taken. [`Error::was_held`] tells the two apart.
+    /// The lock was held, and was then lost: somebody else may hold it now. Or the client was shut
+    /// down before the lock was taken. [`Error::was_held`] tells which of the two it is.
     Lost(LostReason),
-    /// The store is down or refuses. Nothing is held.
+    /// The store is down or refuses the request. Nothing is held.
     Unavailable,
-    /// The lock was asked for, and the answer never came: it may have been taken for a moment. Its release is on the
-    /// way, and is tried until the store acknowledges it or the lease has run out. For a [`Counter`](crate::Counter), and
-    /// for the value of a lock: the change was made once, or not at all.
+    /// The request was sent, and its answer never came, so the store may have granted the lock. The
+    /// client sends a release, and repeats it until the store acknowledges it or the lease has run
+    /// out. For a [`Counter`](crate::Counter), and for the value of a lock: the change was made
+    /// once, or not at all.
     Unknown,
     /// The name is in use with another capacity. Nothing is held.
     CapacityMismatch,
-    /// The caller would wait for itself: it asks for the write side while it holds the read side, or asks again for a
-    /// lock that is not [reentrant](crate::Lock::reentrant). It still holds what it held before.
+    /// The caller would wait for itself. It has asked for the write side while it holds the read
+    /// side, or it has asked again for a lock that is not [reentrant](crate::Lock::reentrant). The
+    /// caller keeps the lock that it holds.
     WouldDeadlock,
-    /// A mistake in a URL, credentials, a name or a duration, or an operation that a shared lock does not have. Trying
-    /// again will not help.
+    /// A mistake in a URL, credentials, a name or a duration, or an operation that a shared lock
+    /// does not have. The same call will fail again.
     Config,
 }
 
@@ -57,24 +61,25 @@ pub enum LostReason {
     /// The lease ran out: no renewal was acknowledged in time, or the lock was taken [without
     /// renewal](crate::Lock::renew).
     Expired,
-    /// The store does not know the ticket any more: the store restarted or lost data, or somebody deleted the ticket.
+    /// The store does not have the ticket: the store restarted or lost data, or somebody deleted
+    /// the ticket.
     Taken,
-    /// [`Locks::shutdown`](crate::Locks::shutdown) released it.
+    /// [`Locks::shutdown`](crate::Locks::shutdown) released the lock.
     Shutdown,
-    /// It was held as long as [`Lock::max_hold`](crate::Lock::max_hold) allows.
+    /// The lock was held for as long as [`Lock::max_hold`](crate::Lock::max_hold) allows.
     MaxHold,
-    /// Somebody asked for it with [`Locks::revoke`](crate::Locks::revoke), and the time to give it up is over, or it was
-    /// taken away.
+    /// Somebody asked for the lock with [`Locks::revoke`](crate::Locks::revoke), and the time to
+    /// give it up is over; or somebody took the lock away.
     Revoked,
-    /// It was released or [detached](crate::Guard::detach), and this is a [`Held`](crate::Held) that exists longer than
-    /// its guard.
+    /// The lock was released or [detached](crate::Guard::detach), and this is a
+    /// [`Held`](crate::Held) that has outlived its guard.
     Released,
     /// This process is a forked child: the lock belongs to its parent.
     Forked,
 }
 
 impl Error {
-    /// Returns what happened.
+    /// The kind: what happened.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
@@ -86,7 +91,8 @@ impl Error {
         self.0.name.as_deref()
     }
 
-    /// Whether this caller may hold the lock all the same. True only for [`ErrorKind::Unknown`].
+    /// Whether this caller may hold the lock in spite of the error. True only for
+    /// [`ErrorKind::Unknown`].
     #[must_use]
     pub fn may_hold(&self) -> bool {
         self.0.kind == ErrorKind::Unknown
@@ -112,8 +118,8 @@ impl Error {
         self.0.was_held
     }
 
-    /// How long to wait before it makes sense to ask again, if that is known. For [`ErrorKind::Busy`] this is the time
-    /// after which the lock is free if its holder does not renew it.
+    /// How long to wait before a new attempt, if this is known. For [`ErrorKind::Busy`] this is the
+    /// time after which the lock is free if its holder does not renew it.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.0.retry_after
@@ -133,8 +139,9 @@ impl Error {
         Self::new(ErrorKind::Config, message)
     }
 
-    /// An error of the kind [`Unavailable`](ErrorKind::Unavailable), for code around locks that cannot ask for one: a
-    /// layer whose service is not ready, a test of what a caller does then. The message must contain no secrets.
+    /// An error of the kind [`Unavailable`](ErrorKind::Unavailable). It is for code that needs this
+    /// error without a request to a store, such as a layer whose service is not ready, or a test.
+    /// The message must contain no secrets.
     #[must_use]
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unavailable, message)
@@ -150,7 +157,7 @@ impl Error {
         error
     }
 
-    /// For a caller that wanted to wait.
+    /// `Busy` for a caller that has asked to wait.
     pub(crate) fn crowded(retry_in: Option<Duration>) -> Self {
         let mut error = Self::new(ErrorKind::Busy, "too many wait for it already");
         error.0.retry_after = retry_in;
@@ -178,7 +185,7 @@ impl Error {
         Self::new(ErrorKind::Busy, text)
     }
 
-    /// A lock that was detached cannot be adopted.
+    /// The error of an adoption that finds no such grant at the store.
     pub(crate) fn not_adopted() -> Self {
         let text = "not adopted: the store does not have this grant any more. Its lease has ended, it was released, or \
                     somebody has adopted it before; take the lock anew";
@@ -230,7 +237,7 @@ impl Error {
         Self::new(ErrorKind::Lost(reason), message)
     }
 
-    /// A lock was asked for after the client was shut down.
+    /// The error of a request for a lock after the shutdown of the client.
     pub(crate) fn shut_down() -> Self {
         let text = "not taken: the client was shut down";
         let mut error = Self::new(ErrorKind::Lost(LostReason::Shutdown), text);
@@ -250,8 +257,8 @@ impl Error {
         }
     }
 
-    /// A guard of the same client holds the lock, or some of its permits. Only the caller knows whether that guard is
-    /// its own.
+    /// Adds to the message that a guard of the same client holds the lock, or some of its permits.
+    /// Only the caller knows whether this guard is its own.
     pub(crate) fn held_here(mut self, all_of_it: bool) -> Self {
         self.0.message += match all_of_it {
             true => {
@@ -269,7 +276,7 @@ impl Error {
         Self::new(ErrorKind::WouldDeadlock, message)
     }
 
-    /// The name is in use with another capacity than the request's.
+    /// The error of a request whose capacity is not the one with which the name is in use.
     pub(crate) fn capacity_mismatch(asked: &str, in_use: &str) -> Self {
         Self::new(
             ErrorKind::CapacityMismatch,
@@ -277,7 +284,8 @@ impl Error {
         )
     }
 
-    /// The same error for a caller that has not sent a request yet. `None` if the store is not the cause.
+    /// The error for another caller, which has not sent a request yet but would reach the same
+    /// store. `None` if the store is not the cause.
     pub(crate) fn as_refusal(&self) -> Option<Self> {
         match self.0.kind {
             ErrorKind::Unavailable | ErrorKind::Config => Some(self.clone()),
@@ -290,7 +298,8 @@ impl Error {
         }
     }
 
-    /// For a change that has already happened in this process: the kind `Config` would say that nothing has changed.
+    /// Turns the kind `Config` into `Unavailable`. This is for a change that has already happened
+    /// in this process, because `Config` would say that nothing was changed.
     pub(crate) fn unavailable_if_config(self) -> Self {
         match self.0.kind {
             ErrorKind::Config => Self::unavailable(self.0.message),
@@ -315,8 +324,8 @@ impl fmt::Display for Error {
     }
 }
 
-/// Shows the sentence, because `unwrap`, and a `main` that returns the error, print this form. `{:#?}` shows the
-/// fields.
+/// Shows the message, because `unwrap`, and a `main` that returns the error, print the `Debug`
+/// form. `{:#?}` shows the fields.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !f.alternate() {
@@ -342,7 +351,7 @@ mod tests {
         let sentence = "lock \"order:42\": still not free after waiting 2s";
         assert_eq!(format!("{error:?}"), sentence);
         assert_eq!(error.to_string(), sentence);
-        // With `{:#?}` the kind and the name are there as well.
+        // The form `{:#?}` also shows the kind and the name.
         let fields = format!("{error:#?}");
         assert!(fields.contains("kind: Timeout"), "{fields}");
         assert!(

@@ -1,10 +1,10 @@
-//! Tells a process from the children that it forks.
+//! Detects whether the running code is in a forked child of the process that has made the client.
 
 use forkguard::Guard;
 
 use crate::error::Error;
 
-/// A process. A forked child is another one.
+/// The identity of a process. A forked child is another process.
 pub(crate) struct Process(Guard);
 
 impl Process {
@@ -12,7 +12,8 @@ impl Process {
     ///
     /// # Errors
     ///
-    /// `Unavailable` when the C library has no memory for a fork handler. It is asked once per process.
+    /// `Unavailable` when the C library has no memory for a fork handler. The handler is installed
+    /// once per process.
     pub(crate) fn this() -> Result<Self, Error> {
         Guard::try_new().map(Self).map_err(|error| {
             Error::unavailable(format!(
@@ -24,11 +25,13 @@ impl Process {
 
     /// Whether the caller runs in this process, and not in a forked child of it.
     ///
-    /// This reads a counter that a fork handler of the C library raises in the child. To ask for the process id would be
-    /// a system call, which costs more than all mutexes that an acquire and its release take. A child that is made
-    /// without fork handlers, by a bare `clone`, is not detected; there not even `malloc` may be called.
+    /// This reads a counter that a fork handler of the C library raises in the child. A comparison
+    /// of process ids would need a system call. That costs more than all mutexes that an acquire
+    /// and its release take. A child that is made by a bare `clone`, without fork handlers, is not
+    /// detected. In such a child not even `malloc` may be called.
     pub(crate) fn is_this(&self) -> bool {
-        // The detector forgets a fork that it has told of, so ours is never asked itself.
+        // A detector reports a fork only once. So only a clone is asked: our own detector can
+        // report the same fork again.
         !self.0.clone().detected_fork()
     }
 }

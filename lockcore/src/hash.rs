@@ -1,4 +1,5 @@
-//! Hashing of keys that are random already: ids, and names, which store their keyed hash.
+//! Maps for keys whose hash is already random: ids, which are random numbers, and names, which
+//! store a keyed hash.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -6,7 +7,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 /// A map of keys whose `Hash` is one random `u64`.
 pub(crate) type Prehashed<K, V> = HashMap<K, V, BuildHasherDefault<Identity>>;
 
-/// Returns the one `u64` that it is given.
+/// A hasher that returns the `u64` that the key passes in.
 #[derive(Default)]
 pub(crate) struct Identity(u64);
 
@@ -16,7 +17,7 @@ impl Hasher for Identity {
     }
 
     fn write(&mut self, bytes: &[u8]) {
-        // The keys here do not use this. It is still a hash, but a poor one.
+        // The keys of these maps never call this method. It computes a valid but poor hash.
         for byte in bytes {
             self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
         }

@@ -1,17 +1,20 @@
-//! Order inversions: records which locks the code of this process asks for while it holds which others, and warns if
-//! two are asked for in both orders, or more than two in a circle. Only in debug builds; other builds do not have this
-//! file. Which locks the running code holds is in `scope`.
+//! Order inversions: records which locks the code of this process asks for while it holds other
+//! locks. Warns if code asks for two locks in both orders, or for more than two in a circle. Only
+//! debug builds contain this file. Which locks the running code holds is in `scope`.
 //!
 //! A false alarm costs more than a missed one. So a circle counts only if all its steps can happen at the same time:
 //!
-//! - Code that does not wait cannot deadlock, and code that re-enters a lock asks for nothing. Neither is recorded.
-//! - A lock counts as held only if the asking code itself keeps it held. These do not count: a lock that was held where
-//!   a task was spawned, because its owner may not wait for the task; and a bare guard, because no code belongs to it.
-//! - Steps under a common lock never happen at the same time if that lock excludes one while the other is inside.
+//! - A request that does not wait cannot deadlock, and a re-entry sends no request. Both are not
+//!   recorded.
+//! - A lock counts as held only if the asking code itself keeps it held. Two locks do not count.
+//!   One is a lock that was held where a task was spawned, because its owner may not wait for the
+//!   task. The other is the lock of a bare guard, because no code belongs to the guard.
+//! - If both of two steps hold a common lock, and only one of them can hold it at a time, they
+//!   never happen at the same time.
 //!
-//! Shared sides and permits are treated as all other locks. Two readers do not exclude each other. But in a fair queue
-//! a reader waits behind a writer, and that writer may wait for the other reader. And the permits of a semaphore can be
-//! used up. So both can be a part of a deadlock.
+//! Read locks and permits are treated as all other locks. Two readers do not exclude each other.
+//! But in a fair queue a reader waits behind a writer, and this writer may wait for another reader.
+//! The permits of a semaphore can all be held. So both kinds can be a part of a deadlock.
 
 use std::collections::{HashSet, VecDeque};
 use std::fmt;
@@ -20,21 +23,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::hash::Prehashed;
 use crate::name::Name;
 
-/// How many pairs are remembered. A program has some hundred places that ask for a lock under another. If its names
-/// vary without end, the most recent pairs are kept.
+/// How many pairs are remembered. A program has at most some hundred places in its code that ask
+/// for a lock under another. If its names vary without end, the most recent pairs are kept.
 const PAIRS: usize = 4096;
 
 /// Code that holds more locks at once is not checked: the memory and the time for it grow with their number.
 const HELD_AT_ONCE: usize = 32;
 
-/// How many pairs a client warns of in its life. Names that vary make many pairs out of one mistake.
+/// How many pairs a client warns of in its life. If names vary, one mistake makes many pairs.
 const WARNINGS: usize = 100;
 
-/// The record of one client. It is empty, with nothing on the heap, until a lock is asked for under another.
+/// The record of one client. It is empty, with nothing on the heap, until code asks for a lock
+/// under another.
 #[derive(Default)]
 pub(crate) struct Inversions(Mutex<Asked>);
 
-/// A lock that is held by code that asks for another one.
+/// A lock that code holds while it asks for another lock.
 pub(crate) struct Around<'a> {
     pub(crate) called: Called<'a>,
     pub(crate) part: Part,
@@ -43,7 +47,8 @@ pub(crate) struct Around<'a> {
 }
 
 impl Inversions {
-    /// Notes that code that holds the locks `around` waits for `wanted`. Warns if this completes a circle.
+    /// Records that code waits for `wanted` while it holds the locks `around`. Warns if this
+    /// completes a circle.
     pub(crate) fn asked_for(&self, wanted: Called<'_>, around: &[Around<'_>]) {
         if around.is_empty() || around.len() > HELD_AT_ONCE {
             return;
@@ -51,7 +56,7 @@ impl Inversions {
         let together: Arc<[Part]> = around.iter().map(|held| held.part.clone()).collect();
         for held in around.iter().filter(|held| held.keeps) {
             let under = held.called;
-            // No code that can panic leaves the data half changed, so a poisoned lock may still be used.
+            // A panic cannot leave the data half changed, so a poisoned mutex may be used.
             let mut asked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             let circle = asked.asked(under, wanted, &together);
             drop(asked); // a subscriber may use locks
@@ -79,7 +84,8 @@ pub(crate) struct Called<'a> {
 }
 
 impl Called<'_> {
-    /// The label, if there is one, because it does not contain the key. Else the name.
+    /// The label, or the name if there is no label. The label is better because it does not contain
+    /// the key.
     fn in_general(&self) -> String {
         let name = || self.name.as_str().to_owned();
         self.label.map_or_else(name, str::to_owned)
@@ -95,7 +101,8 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// Whether both cannot be held at once. Compares only names, because two clients may use one store.
+    /// Whether the two cannot be held at the same time. Compares names and not clients, because two
+    /// clients may use one store.
     fn excludes(&self, other: &Self) -> bool {
         self.name == other.name && self.permits.saturating_add(other.permits) > self.capacity
     }
@@ -110,10 +117,11 @@ fn contains_all(some: &[Part], others: &[Part]) -> bool {
     others.iter().all(|part| some.contains(part))
 }
 
-/// Plain data: it uses no clock and sends nothing.
+/// The recorded pairs, as plain data: no clock, and no warnings.
 #[derive(Default)]
 struct Asked {
-    /// For each lock, the locks that were asked for under it, each with all locks that were held then.
+    /// For each lock, the locks that code has asked for under it. Each has the list of all locks
+    /// that were held at that time.
     under: Prehashed<Name, Prehashed<Name, Arc<[Part]>>>,
     /// The same pairs, the oldest first.
     pairs: VecDeque<(Name, Name)>,
@@ -121,15 +129,16 @@ struct Asked {
 }
 
 impl Asked {
-    /// Notes that code that holds `together`, and `under` among them, asks for `wanted`. Returns the circle to warn of,
-    /// if there is one.
+    /// Records that code asks for `wanted` while it holds `together`, which contains `under`.
+    /// Returns the circle to warn of, if there is one.
     fn asked(
         &mut self,
         under: Called<'_>,
         wanted: Called<'_>,
         together: &Arc<[Part]>,
     ) -> Option<Circle> {
-        // Permits of one semaphore are taken beside one another. And after so many warnings, more would not help.
+        // Several permits of one semaphore are no pair. After `WARNINGS` warnings, no more are
+        // given.
         if under.name == wanted.name || self.told.len() == WARNINGS {
             return None;
         }
@@ -142,11 +151,12 @@ impl Asked {
         self.told.insert(pair).then_some(circle)
     }
 
-    /// Notes a pair. Returns whether this is new, or happened with fewer locks held than known before.
+    /// Records a pair. Returns whether the pair is new, or is recorded with fewer held locks than
+    /// before.
     fn is_news(&mut self, under: &Name, wanted: &Name, together: &Arc<[Part]>) -> bool {
         if let Some(known) = self.under.get_mut(under).and_then(|of| of.get_mut(wanted)) {
-            // This pair is known already, with no other locks held than now. The known one can be part of more circles,
-            // so this one adds nothing.
+            // This pair is recorded already, with the same locks held or with fewer. The recorded
+            // pair can be part of every circle of the new one, so the new one adds nothing.
             if contains_all(together, known) {
                 return false;
             }
@@ -176,8 +186,9 @@ impl Asked {
         }
     }
 
-    /// The shortest way from `wanted` back to `under`, by steps that can all happen at the same time and while
-    /// `together` is held. Each lock is tried on only one way to it, so the time is limited by the number of pairs.
+    /// The shortest way from `wanted` back to `under`. All its steps must be able to happen at the
+    /// same time, and while `together` is held. The search reaches each lock by only one way, so
+    /// its time is limited by the number of pairs.
     fn way(&self, wanted: &Name, under: &Name, together: &[Part]) -> Option<Circle> {
         #[derive(Clone, Copy)]
         struct Step<'a> {
@@ -219,7 +230,8 @@ impl Asked {
     }
 }
 
-/// Each lock is asked for under the one before it, and the first under the last.
+/// A circle of locks. Code asks for each lock under the lock before it, and for the first under the
+/// last.
 struct Circle(Vec<Name>);
 
 impl fmt::Display for Circle {
@@ -249,7 +261,7 @@ mod tests {
         }
     }
 
-    /// The warnings when code that holds all of `held`, each kept by itself, asks for `wanted`.
+    /// The warnings when code asks for `wanted` while it holds all of `held`, each by itself.
     fn ask(asked: &mut Asked, held: &[Part], wanted: &str) -> Vec<String> {
         let together: Arc<[Part]> = held.into();
         let called = |name| Called { name, label: None };
@@ -260,7 +272,7 @@ mod tests {
         told.map(|circle| circle.to_string()).collect()
     }
 
-    /// The same, and all held locks are mutexes.
+    /// As [`ask`], with mutexes as the held locks.
     fn nest(asked: &mut Asked, held: &[&str], wanted: &str) -> Vec<String> {
         let held: Vec<Part> = held.iter().map(|name| part(name, FULL.get())).collect();
         ask(asked, &held, wanted)
@@ -304,7 +316,7 @@ mod tests {
         nest(&mut asked, &["a"], "b");
         nest(&mut asked, &["a", "b"], "c");
         assert_eq!(nest(&mut asked, &["c"], "a"), ["c → a → c"]);
-        // Code that has come this far holds `a`, which excludes the other side.
+        // Code that asks for `b` here holds `a`, which excludes the code of the other order.
         assert_eq!(nest(&mut asked, &["c", "a"], "b"), NOTHING);
     }
 
@@ -313,7 +325,7 @@ mod tests {
         let mut asked = Asked::default();
         nest(&mut asked, &["gate", "a"], "b");
         assert_eq!(nest(&mut asked, &["gate", "b"], "a"), NOTHING);
-        // The first step without `gate` can meet the others.
+        // The first step without `gate` can happen at the same time as the others.
         assert_eq!(nest(&mut asked, &["b"], "a"), ["b → a → b"]);
     }
 

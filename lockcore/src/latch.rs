@@ -1,4 +1,4 @@
-//! The count-down latch: waiters go on when a count has reached zero.
+//! The count-down latch: callers wait until a count has reached zero.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,14 +47,16 @@ impl Latch {
         Self(Counter::new(client, name))
     }
 
-    /// How long [`wait_for_zero`](Self::wait_for_zero) waits, connecting included. For the other requests it is as
-    /// [`Counter::wait`]. Default: the client's default (`LOCK_WAIT`).
+    /// How long [`wait_for_zero`](Self::wait_for_zero) waits, connecting included. For the other
+    /// requests it has the meaning of [`Counter::wait`]. Default: the client's default
+    /// (`LOCK_WAIT`).
     pub fn wait(self, wait: impl Into<Wait>) -> Self {
         Self(self.0.wait(wait))
     }
 
-    /// Sets the count, 1 to 2⁵³ − 1, if the latch is at zero. Returns whether it was. This begins a new generation:
-    /// those who still wait from before have their zero, and go on.
+    /// Sets the count, 1 to 2⁵³ − 1, if the latch is at zero. Returns whether it was at zero. This
+    /// begins a new generation. Callers that wait since before return: for them the count has been
+    /// zero.
     ///
     /// # Errors
     ///
@@ -78,13 +80,14 @@ impl Latch {
     ///
     /// # Cancel safety
     ///
-    /// Not safe: if the future is dropped after it was polled, it may have been counted down or not.
+    /// Not safe: if the future is dropped after it was polled, the latch may have been counted down
+    /// or not.
     pub async fn count_down(&self) -> Result<u64, Error> {
         self.count_down_by(1).await
     }
 
-    /// Counts down by a number, at most to zero. Returns the rest. It counts once, even if the answer is lost and the
-    /// request is sent again.
+    /// Counts down by a number, at most to zero. Returns the new count. A count-down counts once,
+    /// even if its answer is lost and the client sends the request again.
     ///
     /// # Errors
     ///
@@ -101,7 +104,7 @@ impl Latch {
         self.0.change(op).await.map(|counted| rest(counted.value))
     }
 
-    /// Returns how much is left to count down.
+    /// Returns the count.
     ///
     /// # Errors
     ///
@@ -114,7 +117,8 @@ impl Latch {
         self.0.get().await.map(|now| rest(now.value))
     }
 
-    /// Sets the count to zero: those who wait go on, and the latch can be [set](Self::try_set) again.
+    /// Sets the count to zero. Callers that wait return, and the latch can be [set](Self::try_set)
+    /// again.
     ///
     /// # Errors
     ///
@@ -127,15 +131,19 @@ impl Latch {
         self.0.set(0).await.map(drop)
     }
 
-    /// Waits until the count is zero. If it is zero already, this does not wait. If the latch is set again before this
-    /// has noticed, it goes on all the same: it has waited for the generation that it found.
+    /// Waits until the count is zero. If it is zero already, this returns at once. The count may
+    /// reach zero, and somebody may set the latch again before this call has seen the zero. This
+    /// call returns nevertheless: it sees a new generation, so the count of the generation that it
+    /// has waited for was zero.
     ///
     /// # Errors
     ///
-    /// [`Timeout`](crate::ErrorKind::Timeout) when the count is not zero within the [wait](Self::wait).
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) when the store could not be asked in that time, or does not know the
-    /// latch any more because it has lost its data. [`Lost`](crate::ErrorKind::Lost) when the client is shut down.
-    /// [`Config`](crate::ErrorKind::Config) for a name that is not usable, a store without counters, or missing rights.
+    /// [`Timeout`](crate::ErrorKind::Timeout) when the count is not zero within the
+    /// [wait](Self::wait). [`Unavailable`](crate::ErrorKind::Unavailable) when the store was out of
+    /// reach for that time, or has lost its data and with it the latch.
+    /// [`Lost`](crate::ErrorKind::Lost) when the client is shut down.
+    /// [`Config`](crate::ErrorKind::Config) for a name that is not usable, a store without
+    /// counters, or missing rights.
     ///
     /// # Cancel safety
     ///
@@ -194,7 +202,8 @@ impl Latch {
     }
 }
 
-/// The counter may be negative, if somebody has not used it as a latch.
+/// Returns the count of a latch. The counter may be negative if somebody has changed it as a plain
+/// counter.
 fn rest(value: i64) -> u64 {
     u64::try_from(value).unwrap_or(0)
 }

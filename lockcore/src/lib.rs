@@ -5,8 +5,8 @@
     not(all(feature = "backend", feature = "testing")),
     allow(dead_code, unreachable_pub, unused_imports, clippy::enum_variant_names)
 )]
-//! Distributed locks: exclusion between processes, in a fair queue, with leases that are renewed
-//! while the work runs, work that stops when its lock is lost, and fencing tokens.
+//! Distributed locks: exclusion between processes, in a fair queue. Leases are renewed while the
+//! work runs. Work stops when its lock is lost. Exclusive grants have fencing tokens.
 //!
 //! ```
 //! use std::time::Duration;
@@ -30,49 +30,52 @@
 //! | to | use |
 //! |---|---|
 //! | annotate a function | `#[distributed_lock(key = "order:{id}")]` (feature `macros`) |
-//! | run a piece of work under a lock | [`Lock::run`] |
+//! | run work under a lock | [`Lock::run`] |
 //! | hold a lock over several steps | [`Lock::acquire`] → [`Guard`] |
-//! | exclude, share, count | [`Locks::mutex`], [`Locks::rwlock`], [`Locks::semaphore`] |
+//! | exclude all others, share among readers, limit the number of holders | [`Locks::mutex`], [`Locks::rwlock`], [`Locks::semaphore`] |
 //! | wait until others are done | [`Locks::latch`] |
-//! | wait until all are there; enter and leave together | [`Locks::barrier`]; [`Locks::double_barrier`] |
-//! | count together, and see each change | [`Locks::counter`] |
-//! | let one of many lead, and follow who does | [`Locks::election`] |
-//! | leave a text beside a lock, and read and follow it | [`Held::set_value`], [`Held::value`], [`Locks::value`] |
-//! | take several at once, or one of several | [`Locks::all`], [`Locks::acquire_any`] |
-//! | ask who holds it, and which names are in use | [`Locks::inspect`], [`Locks::list`], with what [`Builder::owner`] and [`Lock::owner`] say |
+//! | wait until all parties have come; enter and leave together | [`Locks::barrier`]; [`Locks::double_barrier`] |
+//! | share a number, and follow its changes | [`Locks::counter`] |
+//! | elect one leader among many, and follow who leads | [`Locks::election`] |
+//! | store a text beside a lock, read it, and follow its changes | [`Held::set_value`], [`Held::value`], [`Locks::value`] |
+//! | take several locks at once, or one of several | [`Locks::all`], [`Locks::acquire_any`] |
+//! | see who holds a lock, and which names are in use | [`Locks::inspect`], [`Locks::list`]; their answers show the texts of [`Builder::owner`] and [`Lock::owner`] |
 //! | ask for a lock that another holds, or take it away | [`Locks::revoke`], [`Held::revoked`], [`Locks::force_release`] |
-//! | take it again inside, or carry it into a task | [`Lock::reentrant`], [`Held::scope`], [`Guard::reenter`] |
-//! | write, then only read on; read, then write if alone | [`Guard::downgrade`]; [`Guard::try_upgrade`] |
+//! | take a held lock again, or use it in a spawned task | [`Lock::reentrant`], [`Held::scope`], [`Guard::reenter`] |
+//! | turn a write lock into a read lock; turn a read lock into a write lock, if there is no other reader | [`Guard::downgrade`]; [`Guard::try_upgrade`] |
 //! | give a held lock to another process | [`Guard::detach`], [`Locks::adopt`] |
 //! | give some permits back and keep the rest | [`Guard::release_permits`] |
 //! | see how many permits are free, or take them all | [`Semaphore::available`], [`Semaphore::drain`] |
 //! | change how many permits there are, while they are in use | [`Semaphore::resize`] |
-//! | be sure of the next minutes | [`Held::ensure`], [`Guard::extend`] |
-//! | see to it that a caller holds the lock | [`held`], [`Locks::held`] |
-//! | end in good order | [`stop_signal`] (feature `signal`), [`shutdown`], [`Locks::shutdown`] |
-//! | be told of trouble | [`Locks::events`], [`Held::in_danger`], [`Held::lost`] |
-//! | let a process serve its own, or not | [`Fair`] |
-//! | know what happens when, and why | [`guide`] |
-//! | refuse a late write where it arrives | [`fencing`], [`Held::fencing_token`] |
+//! | make sure that the lease lasts for the next minutes | [`Held::ensure`], [`Guard::extend`] |
+//! | check that the running code holds a lock | [`held`], [`Locks::held`] |
+//! | shut down in good order | [`stop_signal`] (feature `signal`), [`shutdown`], [`Locks::shutdown`] |
+//! | learn of outages and of lost locks | [`Locks::events`], [`Held::in_danger`], [`Held::lost`] |
+//! | choose whether a process may serve its own tasks first | [`Fair`] |
+//! | read what happens in which case, and why | [`guide`] |
+//! | let a resource refuse a late write | [`fencing`], [`Held::fencing_token`] |
 //! | lock per HTTP request | the crate `lockcore-tower` |
-//! | test what your code does without its lock | [`testing`] (feature `testing`), [`with_default`] |
+//! | test what your code does when it loses its lock | [`testing`] (feature `testing`), [`with_default`] |
 //! | write a store | [`backend`] (feature `backend`) |
 //!
 //! # What it promises, and what it cannot
 //!
-//! While a guard says [`is_valid`](Held::is_valid), nobody else was granted the lock by the store,
-//! as long as the store kept its data, and its clock and that of this machine ran evenly. A process can
-//! be stopped for seconds between that look and its next write; then somebody else may hold the lock when
-//! the write arrives. Fencing tokens are for that: a resource that refuses tokens lower than the
-//! highest it has seen is safe even then. [`fencing`] has the checks for SQL and Redis.
-//! [`guide::promises`] lists every promise, what it rests on, what it cannot cover, and its tests.
+//! While [`is_valid`](Held::is_valid) is true for a guard, the store has granted the lock to nobody
+//! else. This holds as long as the store keeps its data, and the clocks of the store and of this
+//! machine run evenly. A process can be stopped for seconds between this check and its next write.
+//! Another process may hold the lock when that write arrives. Fencing tokens protect the resource
+//! in this case: it remembers the highest token that it has seen, and refuses lower ones.
+//! [`fencing`] has the checks for SQL and Redis. [`guide::promises`] lists every promise with its
+//! basis, its limits, and its tests.
 //!
-//! Work under [`Lock::run`] is stopped when the lock is lost: it is not polled again. Tasks that it
-//! *spawned*, and code that blocks without awaiting, are not stopped.
+//! Work under [`Lock::run`] is stopped when the lock is lost: its future is not polled again. Tasks
+//! that the work has *spawned* are not stopped, and code that blocks without awaiting is not
+//! stopped either.
 //!
 //! The crate needs tokio.
 
-// The modules by floors, from the top: each uses what stands on its own floor or below. See ARCHITECTURE.md.
+// The modules by floors, from the top. A module uses only modules of its own floor and of lower
+// floors. See ARCHITECTURE.md.
 
 // Built on locks.
 #[cfg(feature = "macros")]
@@ -86,7 +89,7 @@ mod stop;
 #[cfg(feature = "testing")]
 pub mod testing;
 
-// The things that users call: locks as values, work that runs under them, the client and its configuration.
+// The public API: locks as values, work that runs under them, the client and its configuration.
 mod adopt;
 mod any;
 mod barrier;
@@ -111,7 +114,7 @@ mod value;
 // The locks that the running code holds already.
 mod scope;
 
-// A held lock: the guard that releases, the view that looks.
+// A held lock: the guard, which releases it, and the view, which only reads its state.
 mod hold;
 
 // The acquire loop, and the queue inside one process.
@@ -182,7 +185,8 @@ pub use value::{LockValue, ValueChanges};
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// Futures of the public API can be spawned; a change that breaks this does not compile.
+/// The futures of the public API are `Send`, so they can be spawned. If a change breaks this, this
+/// module does not compile.
 #[cfg(test)]
 mod futures_are_send {
     use crate::{Error, Guard, Locks, MultiGuard};

@@ -1,4 +1,5 @@
-//! The names in use, page by page. `Locks::inspect` in `locks` shows the holders and waiters of one name.
+//! Lists the names in use, in pages. `Locks::inspect` in `locks` shows the holders and waiters of
+//! one name.
 
 use crate::backend::{Listing, NameInUse, StoreError};
 use crate::client::calls::Where;
@@ -13,15 +14,17 @@ impl Locks {
     /// Lists the names of this client's namespace that have holders or waiters and begin with `prefix`, in pages. An
     /// empty prefix lists all.
     ///
-    /// It is for people and reports, not for decisions: names come and go while it runs. A name that is in use the whole
-    /// time is listed. On Redis it may be listed twice.
+    /// It is for people and reports. Do not base decisions on it, because names come into use and
+    /// go out of use while it runs. A name that is in use the whole time is listed. On Redis a name
+    /// may be listed twice.
     ///
-    /// The costs: on **Redis** a walk over *all* keys of the database, whatever the prefix, in steps of ten keys per
-    /// name of a page (`SCAN`; never `KEYS`). Other requests are served between two steps. In a cluster it walks over
-    /// each master. On **ZooKeeper** the names of the namespace are read for each page, in one answer. Beyond some ten
-    /// thousand names that answer exceeds a server's limit (`jute.maxbuffer`, one megabyte), and the request fails. On
-    /// **SQLite** an index leads to the prefix. In **memory** all names are looked at, for each page. Taking and releasing
-    /// locks costs nothing more because of it.
+    /// The costs differ. On **Redis** it walks over *all* keys of the database, even with a prefix
+    /// (`SCAN`; never `KEYS`). A step has ten keys per name of a page. The server serves other
+    /// requests between two steps. In a cluster it walks over each master. On **ZooKeeper** each
+    /// page reads all names of the namespace, in one answer. With more than about ten thousand
+    /// names this answer exceeds a server's limit (`jute.maxbuffer`, one megabyte), and the request
+    /// fails. On **SQLite** it reads only the names with the prefix, by an index. In **memory**
+    /// each page looks at all names. Acquire and release do not cost more because of the listing.
     ///
     /// # Examples
     ///
@@ -50,7 +53,7 @@ impl Locks {
     }
 }
 
-/// The names in use, page by page: see [`Locks::list`].
+/// The names in use, in pages: see [`Locks::list`].
 #[derive(Debug)]
 #[must_use = "nothing is listed before `next` is called"]
 pub struct NamesInUse {
@@ -70,13 +73,14 @@ impl NamesInUse {
     ///
     /// # Errors
     ///
-    /// [`Unavailable`](crate::ErrorKind::Unavailable), and [`Config`](crate::ErrorKind::Config) when the prefix is longer
-    /// than 4,096 bytes, when the user may not list (on Redis: `+scan`), or when the store has no such operation. The
-    /// next call tries again.
+    /// [`Unavailable`](crate::ErrorKind::Unavailable), and [`Config`](crate::ErrorKind::Config)
+    /// when the prefix is longer than 4,096 bytes, the user has no right to list (on Redis:
+    /// `+scan`), or the store has no such operation. After an error, the next call asks for the
+    /// same page again.
     ///
     /// # Cancel safety
     ///
-    /// Safe: the next call goes on where this one was.
+    /// Safe: if the future is dropped, the next call continues from the same place.
     pub async fn next(&mut self) -> Result<Option<Vec<NameInUse>>, Error> {
         if self.listing.prefix.len() > MAX_NAME_LEN {
             return Err(Error::config(format!(

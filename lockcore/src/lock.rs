@@ -1,4 +1,5 @@
-//! Which lock to take and how: a lock as a value that can be kept, cloned and taken many times.
+//! A lock as a value: its name, its permits and its options. Callers keep it, clone it, and take it
+//! many times.
 
 use std::cmp::Ordering;
 use std::num::NonZeroU32;
@@ -22,13 +23,14 @@ use crate::owner::{Owner, OwnerText};
 use crate::request::FULL;
 use crate::scope;
 
-/// A lock that can be asked for: a name, a number of permits, and the options. Nothing happens at the store before
-/// [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) or [`run`](Self::run).
+/// A lock that can be acquired: a name, a number of permits, and the options. Nothing happens at
+/// the store before [`acquire`](Self::acquire), [`try_acquire`](Self::try_acquire) or
+/// [`run`](Self::run).
 ///
-/// Code that holds one lock and asks for another can deadlock with code that takes the two in the other order.
-/// [`Locks::all`](crate::Locks::all) takes several locks in a fixed order. A debug build
-/// [warns](crate::guide::trouble#-two-locks-are-asked-for-in-different-orders) when two locks are asked for in both
-/// orders.
+/// If code holds one lock and asks for another, it can deadlock with code that takes the two in the
+/// other order. [`Locks::all`](crate::Locks::all) takes several locks in a fixed order. A debug
+/// build [warns](crate::guide::trouble#-two-locks-are-asked-for-in-different-orders) when code asks
+/// for two locks in both orders.
 ///
 /// ```
 /// use std::time::Duration;
@@ -48,7 +50,7 @@ use crate::scope;
 #[must_use = "a lock does nothing until it is acquired"]
 pub struct Lock {
     client: Arc<Client>,
-    /// A mistake in the name or the permits is kept here, and reported by the first attempt to take the lock.
+    /// An error if the name or the permits are not valid. Each attempt to take the lock returns it.
     what: Result<What, Error>,
     ttl: Duration,
     wait: Wait,
@@ -59,7 +61,7 @@ pub struct Lock {
     on_lost: OnLost,
     on_revoke: OnRevoke,
     label: Option<&'static str>,
-    /// If the lock has an owner text of its own.
+    /// `Some` if the lock has an owner text of its own.
     owner: Option<Owner>,
 }
 
@@ -100,23 +102,24 @@ impl Lock {
         }
     }
 
-    /// The name, as it was given; `None` if there cannot be such a lock, for its name, its permits or its capacity. Then
-    /// [`acquire`](Self::acquire) says why.
+    /// The name, as it was given. `None` if the name, the permits, the capacity or the owner text
+    /// is not valid. In that case [`acquire`](Self::acquire) returns the reason as its error.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.what.as_ref().ok().map(|what| what.name.as_str())
     }
 
-    /// How long [`acquire`](Self::acquire) and [`run`](Self::run) wait. Connecting counts. Default: the client's
-    /// default (`LOCK_WAIT`).
+    /// How long [`acquire`](Self::acquire) and [`run`](Self::run) wait, the time to connect
+    /// included. Default: the client's default (`LOCK_WAIT`).
     pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
         self.wait = wait.into();
         self
     }
 
-    /// The length of the lease: how long the lock stays taken if this process dies. At least 50 ms. While the process
-    /// lives the lease is renewed, unless [`renew`](Self::renew) turns that off, so this does not limit the work.
-    /// Default: the client's default (`LOCK_TTL`).
+    /// The length of the lease: how long the lock stays taken if this process dies. At least 50 ms.
+    /// The ttl does not limit the work, because the client renews the lease while the process
+    /// lives. [`renew`](Self::renew) turns the renewal off. Default: the client's default
+    /// (`LOCK_TTL`).
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
@@ -129,16 +132,21 @@ impl Lock {
         self
     }
 
-    /// The shortest time that the lock stays taken, counted from the grant. A caller that is done earlier does not
-    /// wait: the client's keeper gives the lock back when the time has come. Example: several processes whose clocks
-    /// differ a little all call `try_acquire` at midnight; with this, only one of them does the work. Default: zero.
+    /// The shortest time that the lock stays taken, counted from the grant. A caller that is done
+    /// earlier does not wait: the client's keeper releases the lock at the end of this time.
+    /// Example: several processes call `try_acquire` at midnight, and their clocks differ a little.
+    /// With a `min_hold` that is longer than this difference, only one of them does the work.
+    /// Default: zero.
     ///
-    /// A shutdown does not wait for it, and neither does the drop of a client's last handle: the lock is left at the
-    /// store with the rest of this time as its ttl, and is free when that is over.
+    /// A shutdown and the drop of a client's last handle do not wait for the end of this time. They
+    /// leave the lock at the store, with the rest of this time as its ttl. The lock is free when
+    /// this ttl is over.
     ///
-    /// A store with sessions, such as ZooKeeper, knows no such ttl. There a client that ends waits for it, one
-    /// operation timeout at most, and then leaves its session open. The lock is free when the session has timed out.
-    /// That may be later than this time or, if this time is longer, earlier.
+    /// A store with sessions, such as ZooKeeper, has no ttl for a single ticket. There a client
+    /// that ends waits for the end of this time, for at most one operation timeout, and then leaves
+    /// its session open. The lock is free when the session has timed out. This may be later than
+    /// the end of the `min_hold`. It may be earlier if the `min_hold` is longer than the session
+    /// timeout.
     ///
     /// If the process is killed, the lock stays taken until its lease has run out.
     pub fn min_hold(mut self, least: Duration) -> Self {
@@ -146,28 +154,33 @@ impl Lock {
         self
     }
 
-    /// The longest time that the lock is held, counted from the grant, even with renewal. Then it is
-    /// [lost](crate::LostReason::MaxHold), and it is free when the rest of its lease has run out, at most one ttl
-    /// later. Without this, a guard that is leaked is renewed as long as the process lives. Greater than zero. Default:
-    /// no limit.
+    /// The longest time that the lock is held, counted from the grant, even with renewal. After
+    /// this time the lock is [lost](crate::LostReason::MaxHold). It is free when the rest of its
+    /// lease has run out, at most one ttl later. Without a `max_hold`, the lock of a leaked guard
+    /// is renewed for as long as the process lives. It must be greater than zero. Default: no
+    /// limit.
     pub fn max_hold(mut self, limit: Duration) -> Self {
         self.max_hold = Some(limit);
         self
     }
 
-    /// Whether code that runs under this lock may take it again. Then both hold it, with the same token, and the store
-    /// is not asked. Several parts that take it again at the same time, as in a `join!`, take turns. With `false`,
-    /// asking again fails with [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock) at once. Default: true.
+    /// Whether code that runs under this lock may take it again. If so, both holds use the same
+    /// grant and token, and no request is sent to the store. If several parts of the code take it
+    /// again at the same time, as in a `join!`, they take turns. With `false`, a second request
+    /// fails with [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock) at once. Default: true.
     ///
     /// The inner hold uses the lease of the outer one: its own `ttl`, `renew`, `min_hold` and `max_hold` have no
     /// effect.
     ///
-    /// A read hold that is taken inside of a write hold may outlive it: when the last writer ends, the lock is held as
-    /// [downgraded](Guard::downgrade) until the last reader ends.
+    /// A read hold that is taken inside of a write hold may outlive the write hold. When the last
+    /// write hold ends, the lock is [downgraded](Guard::downgrade), and stays held until the last
+    /// read hold ends.
     ///
-    /// "Runs under" means inside of [`run`](Self::run), [`Held::while_held`](crate::Held::while_held) or
-    /// [`Held::scope`](crate::Held::scope). A bare [`Guard`] is taken again only by [`Guard::reenter`]: a second
-    /// `acquire` beside it waits for it. Semaphores are not re-entered: each request takes more permits.
+    /// "Runs under" means inside of [`run`](Self::run),
+    /// [`Held::while_held`](crate::Held::while_held) or [`Held::scope`](crate::Held::scope). To
+    /// take the lock of a bare [`Guard`] again, use [`Guard::reenter`]. A second `acquire` would
+    /// wait until the guard releases. There is no re-entry into a semaphore: each request takes
+    /// more permits.
     pub fn reentrant(mut self, yes: bool) -> Self {
         self.reentrant = yes;
         self
@@ -187,21 +200,23 @@ impl Lock {
         self
     }
 
-    /// A name for traces that does not contain the key, such as `order:{id}`. The macro sets it.
+    /// A text for traces that is the same for all keys, such as `order:{id}`. The macro sets it.
     pub fn label(mut self, label: &'static str) -> Self {
         self.label = Some(label);
         self
     }
 
-    /// The text that [`Locks::inspect`](crate::Locks::inspect) shows as the [`owner_text`](crate::TicketInfo::owner_text) of
-    /// the ticket, for example which job this is, or for which request. At most 64 bytes of UTF-8 without control
-    /// characters and line breaks; anything else is reported as [`Config`](crate::ErrorKind::Config) when the lock is
-    /// asked for. Empty for no text. Default: the client's default ([`Builder::owner`](crate::Builder::owner),
-    /// `LOCK_OWNER`).
+    /// The text that [`Locks::inspect`](crate::Locks::inspect) shows as the
+    /// [`owner_text`](crate::TicketInfo::owner_text) of the ticket, for example the name of the
+    /// job, or the id of the request. At most 64 bytes of UTF-8 without control characters and line
+    /// breaks. With any other text, a request for the lock fails with
+    /// [`Config`](crate::ErrorKind::Config). An empty text means no text. Default: the client's
+    /// default ([`Builder::owner`](crate::Builder::owner), `LOCK_OWNER`).
     ///
-    /// The text is not a part of the name. Everybody who may read the store can read it, so it must contain no secrets.
-    /// A lock with its own text always has a ticket of its own, because a ticket that is handed over inside the process
-    /// would show the text of its first holder; see [`Fair`](crate::Fair).
+    /// The text is not a part of the name. Everybody who may read the store can read it, so it must
+    /// contain no secrets. A lock with its own text is never handed over inside the process (see
+    /// [`Fair`](crate::Fair)): it always has a ticket of its own. Otherwise the ticket would show
+    /// the text of its first holder.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -231,11 +246,13 @@ impl Lock {
     /// # Errors
     ///
     /// [`Timeout`](crate::ErrorKind::Timeout), [`Unavailable`](crate::ErrorKind::Unavailable),
-    /// [`Unknown`](crate::ErrorKind::Unknown), [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch),
-    /// [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock), [`Config`](crate::ErrorKind::Config);
-    /// [`Busy`](crate::ErrorKind::Busy) with a `wait` of zero, and when ten thousand callers wait already;
-    /// [`Lost`](crate::ErrorKind::Lost) after a shutdown, and inside of a lock that is lost. A store that cannot be
-    /// reached is reported after one operation timeout, not after the whole wait.
+    /// [`Unknown`](crate::ErrorKind::Unknown),
+    /// [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch),
+    /// [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock), [`Config`](crate::ErrorKind::Config).
+    /// Besides, [`Busy`](crate::ErrorKind::Busy) with a `wait` of zero, and when ten thousand
+    /// callers wait already. And [`Lost`](crate::ErrorKind::Lost) after a shutdown, and for a
+    /// request inside of a hold of the same lock that is lost. A store that cannot be reached is
+    /// reported after one operation timeout, not after the whole wait.
     ///
     /// # Cancel safety
     ///
@@ -259,10 +276,13 @@ impl Lock {
         Ok(self.begin(self.take(None).await?))
     }
 
-    /// Listens to the grants of this name in this client from now on, of both sides of a read/write lock: granted, asked
-    /// for, lost, released. Grants of other clients are not told; [`Locks::inspect`](crate::Locks::inspect) shows these.
+    /// Listens, from now on, to the grants of this name that this client gets. It reports when a
+    /// grant is made, revoked, lost, or released. For a read/write lock it reports both sides. It
+    /// does not report grants of other clients; [`Locks::inspect`](crate::Locks::inspect) shows
+    /// these.
     ///
-    /// A lock that is taken [again inside](Self::reentrant) is no grant of its own. A listener costs no request.
+    /// [Re-entry](Self::reentrant) is no new grant, so it is not reported. A listener sends no
+    /// requests.
     ///
     /// # Examples
     ///
@@ -332,9 +352,10 @@ impl Lock {
         self.spec().map(drop)
     }
 
-    /// The order in which several locks are taken: the same in every process, whatever the order in the caller's list.
-    /// If two clients have the same store address, their order is by memory address. Such clients are stores in memory,
-    /// which exist in one process only, or were made by [`Locks::with_backend`](crate::Locks::with_backend).
+    /// The order in which several locks are taken. It is the same in every process, and does not
+    /// depend on the caller's list. If two clients have the same store address, their order is by
+    /// memory address. Such clients are stores in memory, which exist in one process only, or were
+    /// made by [`Locks::with_backend`](crate::Locks::with_backend).
     pub(crate) fn in_order(&self, other: &Self) -> Ordering {
         fn key(lock: &Lock) -> (Option<(&str, &str)>, &str, *const Client) {
             let name = lock.what.as_ref().ok().map(|what| &what.name);
@@ -344,7 +365,7 @@ impl Lock {
         key(self).cmp(&key(other))
     }
 
-    /// Whether both are the same lock, and taking this one includes the other.
+    /// Whether both are the same lock, and this one takes at least as many permits.
     pub(crate) fn covers(&self, other: &Self) -> bool {
         let (Ok(this), Ok(that)) = (&self.what, &other.what) else {
             return false;
@@ -353,8 +374,9 @@ impl Lock {
         same && this.capacity == that.capacity && this.permits >= that.permits
     }
 
-    /// If both are permits of the same semaphore, adds the other's permits to this one, and returns true. The sum may
-    /// be more than the semaphore has; that is reported when the permits are asked for.
+    /// If both are permits of the same semaphore, adds the other's permits to this one, and returns
+    /// true. The sum may be more than the semaphore has; a request for the permits then returns an
+    /// error.
     pub(crate) fn add_permits(&mut self, other: &Self) -> bool {
         let same_client = Arc::ptr_eq(&self.client, &other.client);
         let (Ok(this), Ok(that)) = (&mut self.what, &other.what) else {
@@ -369,7 +391,7 @@ impl Lock {
         semaphore
     }
 
-    /// The lock is in the user's hands now. Its limits count from the grant.
+    /// Starts the limits of a lock that the user gets now. They count from the grant.
     fn begin(&self, guard: Guard) -> Guard {
         if self.is_limited() {
             self.begin_at(&guard, guard.granted_at());
@@ -382,16 +404,17 @@ impl Lock {
         guard.begin(since, self.min_hold, self.max_hold);
     }
 
-    /// Whether it has a [`min_hold`](Self::min_hold) or a [`max_hold`](Self::max_hold).
+    /// Whether the lock has a [`min_hold`](Self::min_hold) or a [`max_hold`](Self::max_hold).
     pub(crate) fn is_limited(&self) -> bool {
         self.max_hold.is_some() || !self.min_hold.is_zero()
     }
 
     /// Takes the lock, without setting its limits: see [`begin`](Self::begin).
     pub(crate) async fn take(&self, wait: Option<Wait>) -> Result<Guard, Error> {
-        // The store in memory never makes its caller wait, so a loop over locks would not yield its thread.
+        // The store in memory never makes its caller wait. Without this call, a loop over locks
+        // would never yield its thread.
         tokio::task::coop::consume_budget().await;
-        // Checked before anything that belongs to the parent process is touched.
+        // This check comes before any use of data that belongs to the parent process.
         self.client.shared.refuse_forked()?;
         let spec = self.spec()?;
         let name = spec.name;

@@ -1,4 +1,4 @@
-//! The client: the handle that locks are made from.
+//! The client: the handle that makes locks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,9 +26,10 @@ use crate::value::LockValue;
 
 /// A client of a lock store. Clones are the same client: there is one keeper thread per connect, not per clone.
 ///
-/// It works from every tokio runtime of the process, and may outlive them. When the last clone, lock, guard and view of
-/// a client is dropped, its keeper finishes the releases that are left. That last drop blocks until this is done, at
-/// most one operation timeout.
+/// A client works from every tokio runtime of the process, and may outlive them. Its clones, locks,
+/// guards and views are its handles. When the last handle is dropped, the keeper finishes the
+/// releases that are left. This last drop blocks until the releases are done, for at most one
+/// operation timeout.
 ///
 /// A client does not survive `fork` without `exec`: its keeper thread stays in the parent.
 ///
@@ -45,14 +46,15 @@ use crate::value::LockValue;
 pub struct Locks(pub(crate) Arc<Client>);
 
 impl Locks {
-    /// Connects now and checks the server: its version, and the settings that can cost a lock. Problems that an
-    /// operator should know of are logged as warnings. A check that the client has no right to make is skipped.
+    /// Connects now and checks the server: its version, and the settings that can cost a lock. It
+    /// logs problems that an operator should know of as warnings. It skips a check for which the
+    /// client has no right.
     ///
     /// # Errors
     ///
     /// [`Unavailable`](crate::ErrorKind::Unavailable) when the store cannot be reached `within`
-    /// the given time; [`Config`](crate::ErrorKind::Config) when it refuses the credentials or is
-    /// too old.
+    /// the given time; [`Config`](crate::ErrorKind::Config) when the store refuses the credentials
+    /// or is too old.
     ///
     /// # Cancel safety
     ///
@@ -70,8 +72,8 @@ impl Locks {
         Ok(())
     }
 
-    /// An exclusive lock on a name: 1 to 4,096 bytes of any UTF-8. A name that is not usable is reported when the lock
-    /// is taken.
+    /// An exclusive lock on a name: 1 to 4,096 bytes of any UTF-8. With another name, each attempt
+    /// to take the lock fails.
     pub fn mutex(&self, name: impl Into<String>) -> Lock {
         Lock::new(&self.0, name.into(), Ok((FULL, FULL)))
     }
@@ -106,13 +108,13 @@ impl Locks {
         Counter::new(&self.0, name.into())
     }
 
-    /// The value of the lock on a name, for everybody who does not hold it.
+    /// The value of the lock on a name. Callers need not hold the lock to read and follow it.
     pub fn value(&self, name: impl Into<String>) -> LockValue {
         LockValue::new(&self.0, self.name(name))
     }
 
-    /// Several locks at once, all or none of them: see [`MultiLock`]. They may be of different clients, and so of
-    /// different stores.
+    /// Several locks at once, all or none of them: see [`MultiLock`]. The locks may belong to
+    /// different clients, and so to different stores.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -130,20 +132,23 @@ impl Locks {
         MultiLock::new(locks.into_iter().collect())
     }
 
-    /// Takes one of several locks: the first in the list that is free. If none is free, waits for all of them, and takes
-    /// the first that is granted. So a list of names is a pool of places, and the caller gets one of them. They may be of
-    /// different clients.
+    /// Takes one of several locks: the first in the list that is free. If none is free, waits for
+    /// all of them, and takes the first that is granted. So a list of names is a pool of resources,
+    /// and the caller gets one of them. The locks may belong to different clients.
     ///
-    /// Each lock waits as long as it is [set](Lock::wait) to. The caller gets one guard, never two. A second name may be
-    /// granted to this caller at the same moment: it is given back at once, and nothing runs under it.
+    /// Each lock waits as long as it is [set](Lock::wait) to. The caller gets one guard, never two.
+    /// If the store grants a second lock to this caller at the same moment, the client releases the
+    /// second lock at once.
     ///
-    /// For places that need no names, a [semaphore](Self::semaphore) costs one request instead of one per name.
+    /// If the resources need no names, use a [semaphore](Self::semaphore): it costs one request
+    /// instead of one per name.
     ///
     /// # Errors
     ///
-    /// If none is granted: the first error other than [`Busy`](crate::ErrorKind::Busy) and
-    /// [`Timeout`](crate::ErrorKind::Timeout), or else the error of the lock that has waited longest.
-    /// [`Config`](crate::ErrorKind::Config) for an empty list, and for a lock that can never be taken.
+    /// If no lock is granted: the first error other than [`Busy`](crate::ErrorKind::Busy) and
+    /// [`Timeout`](crate::ErrorKind::Timeout), or else the error of the lock that has waited
+    /// longest. [`Config`](crate::ErrorKind::Config) for an empty list, and for a lock that can
+    /// never be taken.
     ///
     /// # Cancel safety
     ///
@@ -183,15 +188,16 @@ impl Locks {
         any::try_acquire(&locks).await
     }
 
-    /// How long a lock of this client waits if it does not set its own wait (`LOCK_WAIT`). For code that shortens a
-    /// wait, for example to a deadline of its caller.
+    /// How long a lock of this client waits if it does not set its own wait (`LOCK_WAIT`). This is
+    /// for code that shortens the wait, for example to the deadline of its caller.
     #[must_use]
     pub fn default_wait(&self) -> Wait {
         self.0.shared.defaults.wait
     }
 
-    /// The lock of a name that the running code is inside of, if it was taken with this client or a clone of it.
-    /// [`lockcore::held`](crate::held) does the same for all clients, and explains "inside".
+    /// The held lock with this name, if the running code is inside of it. The lock must have been
+    /// taken with this client or a clone of it. [`lockcore::held`](crate::held) does the same for
+    /// all clients, and explains "inside".
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -213,8 +219,8 @@ impl Locks {
         scope::held_that(|held| held.is_of_client(&self.0) && held.name() == name)
     }
 
-    /// Shows the holders and the waiters of a name, the oldest first. This is a snapshot: it may be out of date when it
-    /// arrives. Use it for people, not for decisions.
+    /// Shows the holders and the waiters of a name, the oldest first. This is a snapshot, which may
+    /// be out of date when it arrives. Show it to people; do not base decisions on it.
     ///
     /// [`TicketInfo::owner`] names the machine, the process and the client. [`TicketInfo::owner_text`] is the text that
     /// the application has set. A ticket that is handed over inside a process keeps its owner. To read the text that
@@ -241,11 +247,12 @@ impl Locks {
         Name::new(self.0.shared.namespace.clone(), name)
     }
 
-    /// Listens to the events of this client from now on: the store is in trouble, it is back, a lock was lost. Use them
-    /// for logs, metrics and readiness probes. Work under a lock need not listen: it is stopped by itself.
+    /// Listens to the events of this client from now on: the store is out of reach, the store is
+    /// back, a lock was lost. Use the events for logs, metrics and readiness probes. Work under a
+    /// lock need not listen, because the client stops the work when its lock is lost.
     ///
-    /// While somebody listens, the client reconnects after an outage even if nobody uses it, with pauses of up to five
-    /// seconds, so that the end of the outage is reported.
+    /// While there is a listener, the client reconnects after an outage even if nobody uses it,
+    /// with pauses of up to five seconds. So the listener learns of the end of the outage.
     ///
     /// ```
     /// # fn example(locks: &lockcore::Locks) {
@@ -262,20 +269,21 @@ impl Locks {
         self.0.shared.listen()
     }
 
-    /// Ends this client's work in an orderly way, for every clone of it: new requests are refused, waiters fail at
-    /// once, and holders may finish until `deadline` is nearly over. Then the remaining locks count as lost (work under
-    /// them is stopped) and are released.
+    /// Shuts this client down, with all its clones. The client refuses new requests, and waiters
+    /// fail at once. Holders may finish until `deadline` is nearly over. Then the remaining locks
+    /// count as lost: the client stops the work under them, and releases them.
     ///
-    /// Returns as soon as nothing is held any more.
+    /// Returns as soon as no lock is held.
     ///
     /// # Errors
     ///
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) when the store did not acknowledge all releases in time: those
-    /// leases run out by themselves.
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) when the store did not acknowledge all
+    /// releases in time. The leases of the remaining locks run out by themselves.
     ///
     /// # Cancel safety
     ///
-    /// After dropping the future the client still refuses new requests. Locks that are held stay held.
+    /// If the future is dropped, the client refuses new requests even so. Locks that are held stay
+    /// held.
     pub async fn shutdown(&self, deadline: Duration) -> Result<(), Error> {
         let shared = &self.0.shared;
         // In a forked child this client holds nothing that could be ended.
@@ -298,19 +306,19 @@ impl Locks {
         self.0.shared.tell_end(0);
     }
 
-    /// Returns how many locks are still not released at the deadline.
+    /// Returns how many locks are not released at the deadline.
     async fn ended_by(&self, deadline: Duration) -> usize {
         let shared = &self.0.shared;
         let started = shared.clock.now();
         let end = started.after(deadline);
-        // The time for the releases themselves, after the work was told to stop.
+        // The time that is left for the releases after the work was stopped.
         let reserve = shared.op_timeout.min(deadline / 2);
         shared.refuse_new();
         if shared.idle(end.before(reserve)).await == 0 {
             return 0;
         }
         shared.lose_held();
-        // Bodies are dropped when they are polled next, and that comes before their release.
+        // A body is dropped at its next poll. Its lock is released only after that.
         if shared.idle(end.before(reserve / 2)).await == 0 {
             return 0;
         }

@@ -1,5 +1,5 @@
-//! The log lines of the keeper's thread. A subscriber is the user's code: it may block or panic, and on the keeper's
-//! thread either would cost leases. So those lines are logged on another thread, in order.
+//! The log lines of the keeper's thread. A subscriber is code of the user: it may block or panic.
+//! On the keeper's thread both would cost leases. So another thread logs these lines, in order.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -18,7 +18,7 @@ thread_local! {
     static ON_KEEPER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Lines on their way from the keeper's thread to the subscriber.
+/// The queue of lines that the keeper's thread has written and the subscriber has not got yet.
 #[derive(Clone, Default)]
 pub(crate) struct Log(Arc<Mutex<Lines>>);
 
@@ -26,18 +26,18 @@ pub(crate) struct Log(Arc<Mutex<Lines>>);
 struct Lines {
     waiting: VecDeque<Box<dyn FnOnce() + Send>>,
     dropped: u64,
-    /// A thread is logging them.
+    /// Whether a thread is logging the lines at this time.
     said: bool,
 }
 
-/// Keeps subscribers off the thread that made it, until it is dropped there.
+/// While this exists, no subscriber runs on the thread that has made it.
 pub(crate) struct Silence {
     _no_subscriber: DefaultGuard,
 }
 
 impl Silence {
-    /// From now on, nothing that this thread traces reaches a subscriber, not even traces of drivers. Our own lines do,
-    /// through [`Log`].
+    /// From now on, no trace of this thread reaches a subscriber on this thread, and traces of
+    /// drivers are lost. Lines of this crate reach the subscriber through [`Log`].
     pub(crate) fn on_this_thread() -> Self {
         ON_KEEPER.set(true);
         Self {
@@ -80,7 +80,7 @@ impl Log {
                 let _ = catch_unwind(|| tracing::warn!(dropped, "the subscriber was too slow"));
             }
             let Some(line) = line else { return };
-            // The panic hook has reported the panic. The lines behind this one still have to be logged.
+            // The panic hook has reported the panic. The next lines must be logged even so.
             let _ = catch_unwind(AssertUnwindSafe(line));
         }
     }
@@ -90,8 +90,8 @@ impl Log {
     }
 }
 
-/// Runs code that wakes users' tasks or notifies them. Their wakers are users' code: a panic in one must not end the
-/// thread that keeps the leases. The panic hook has reported it.
+/// Runs code that wakes tasks of the user. A waker is code of the user, and a panic in it must not
+/// end the thread that renews the leases. The panic hook reports such a panic.
 pub(crate) fn guarded(work: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(work));
 }

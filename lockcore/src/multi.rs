@@ -1,5 +1,5 @@
-//! Several locks at once, all or none. This file has the order in which they are taken, and the time limit and the loss
-//! that they share. Work under them is in `run`.
+//! Several locks at once, all or none. This file has the order in which they are taken, their
+//! common time limit, and the loss of one of them. Work under them is in `run`.
 
 use std::fmt;
 use std::future::Future;
@@ -18,20 +18,21 @@ use crate::options::Wait;
 
 /// Several locks that are taken together, all or none of them. Made by [`Locks::all`](crate::Locks::all).
 ///
-/// They are taken one after the other, in the order of their names. So two callers that want some of the same locks
-/// never wait for each other in a circle.
+/// The locks are taken one after the other, in the order of their names. So two callers with some
+/// locks in common never wait for each other in a circle.
 ///
-/// A mutex or read/write lock that is given twice is locked once: the write side if one of both is the write side, with
-/// the settings of that one; otherwise with the settings of the first. The permits of a semaphore that is given twice
-/// are added up, with the settings of the first: `permits(2)` and `permits(3)` are five permits. More permits than the
-/// semaphore has are an error.
+/// If a mutex or a read/write lock is in the list twice, it is locked once. If one of the two is
+/// the write side, the write side is locked, with its settings. Otherwise the settings of the first
+/// count. If a semaphore is in the list twice, its permits are added up, with the settings of the
+/// first: `permits(2)` and `permits(3)` are five permits. More permits than the semaphore has are
+/// an error.
 ///
-/// Each lock keeps its own settings, such as [`Lock::ttl`]. [`Lock::min_hold`] and [`Lock::max_hold`] count from when
-/// all locks are held. The time to wait is one for all; by default it is the longest of theirs. An empty list is
-/// granted at once.
+/// Each lock keeps its own settings, such as [`Lock::ttl`]. [`Lock::min_hold`] and
+/// [`Lock::max_hold`] count from the grant of the last lock. There is one wait for all locks
+/// together. Its default is the longest wait of the single locks. An empty list is granted at once.
 ///
-/// Locks that are already taken stay held while the next one is awaited, so others wait for them too. For locks of
-/// different stores the order is by name, then by the URL of the store.
+/// While this waits for one lock, it holds the locks that it has taken before, so others wait for
+/// these too. For locks of different stores the order is by name, then by the URL of the store.
 ///
 /// ```
 /// use std::time::Duration;
@@ -56,7 +57,7 @@ use crate::options::Wait;
 #[derive(Clone, Debug)]
 #[must_use = "locks do nothing until they are acquired"]
 pub struct MultiLock {
-    /// In the order in which they are taken, without duplicates.
+    /// The locks in the order in which they are taken, without duplicates.
     locks: Vec<Lock>,
     wait: Option<Wait>,
 }
@@ -64,8 +65,8 @@ pub struct MultiLock {
 impl MultiLock {
     pub(crate) fn new(mut locks: Vec<Lock>) -> Self {
         locks.sort_by(Lock::in_order);
-        // If a name is given in two ways that do not fit together (for example as mutex and as semaphore), both stay in
-        // the list, and the store refuses one.
+        // A name may be in the list with two capacities, for example as a mutex and as a semaphore.
+        // Then both locks stay in the list, and the store refuses one of them.
         locks.dedup_by(|later, earlier| {
             if earlier.add_permits(later) {
                 return true;
@@ -84,7 +85,8 @@ impl MultiLock {
         self
     }
 
-    /// A name for traces that does not contain the keys: [`Lock::label`] of each lock.
+    /// A text for traces that is the same for all keys. It is set as the [`Lock::label`] of each
+    /// lock.
     pub fn label(mut self, label: &'static str) -> Self {
         let labelled = self.locks.into_iter().map(|lock| lock.label(label));
         self.locks = labelled.collect();
@@ -95,9 +97,10 @@ impl MultiLock {
     ///
     /// # Errors
     ///
-    /// The errors of [`Lock::acquire`], with the name of the lock that failed, and [`Lost`](crate::ErrorKind::Lost)
-    /// when a lock was lost while this waited for the next one. Locks that were already taken are given back before
-    /// this returns, or in the background if the store is slow.
+    /// The errors of [`Lock::acquire`], with the name of the lock that failed, and
+    /// [`Lost`](crate::ErrorKind::Lost) when a lock was lost while this waited for the next one.
+    /// After an error, the locks that were already taken are released before this returns, or in
+    /// the background if the store is slow.
     ///
     /// # Cancel safety
     ///
@@ -127,13 +130,15 @@ impl MultiLock {
     }
 
     async fn take(&self, wait: Option<Wait>) -> Result<MultiGuard, Error> {
-        // If the future is dropped in between, the guards are dropped, and their keepers release.
+        // If the future is dropped during the loop, the guards are dropped, and their keepers
+        // release the locks.
         let mut guards = Vec::with_capacity(self.locks.len());
-        // Zero means no wait, as for a single lock.
+        // A wait of zero means not to wait, as for a single lock.
         let wait = wait.filter(|wait| *wait != Wait::For(Duration::ZERO));
         let error = match self.take_each(wait, &mut guards).await {
             Ok(()) => {
-                // Their limits count from the last grant, because the work cannot begin before that.
+                // The limits count from the last grant, because the work cannot begin before the
+                // last grant.
                 if self.locks.iter().any(Lock::is_limited)
                     && let Some(since) = guards.iter().map(Guard::granted_at).max()
                 {
@@ -145,9 +150,9 @@ impl MultiLock {
             }
             Err(error) => error,
         };
-        // The locks are given back first, so that a caller that asks again at once does not find its own locks. The
-        // reason for the failure may be that the time is over or that the store is gone, so this waits no longer than a
-        // release usually takes.
+        // The locks are released before the return. Otherwise a caller that asks again at once
+        // would find its own locks held. The wait may be over, or the store may be out of reach, so
+        // this waits only for the usual time of a release.
         if let Some(lock) = self.locks.first() {
             let releases = join_all(guards.into_iter().map(Guard::release));
             let _ = lock.within(LAST_MOMENT, releases).await;
@@ -159,7 +164,8 @@ impl MultiLock {
         let Some(first) = self.locks.first() else {
             return Ok(());
         };
-        // A mistake in the last lock is reported before the first one is taken.
+        // All locks are checked first, so that an error in the last lock is reported before the
+        // first lock is taken.
         for lock in &self.locks {
             lock.check()?;
         }
@@ -179,11 +185,12 @@ impl MultiLock {
             let lost = first_lost(guards.iter().map(|guard| &**guard));
             let guard = tokio::select! {
                 biased;
-                // One of the locks is lost, so waiting for the others is useless. The request that is under way is
-                // cleaned up when its future is dropped.
+                // One of the locks is lost, so it is useless to wait for the others. The request in
+                // flight is cleaned up when its future is dropped.
                 (held, reason) = lost => return Err(held.lost_for(reason)),
                 guard = lock.take(left) => guard.map_err(|error| match error.kind() {
-                    // Its own wait was only the rest of the time. The error must tell the whole time.
+                    // This lock has waited only for the rest of the time. The error must tell the
+                    // whole time.
                     ErrorKind::Timeout => lock.timeout(began.until(clock.now())),
                     _ => error,
                 })?,
@@ -210,20 +217,20 @@ impl MultiHeld {
         self.iter().find(|held| held.name() == name)
     }
 
-    /// Whether all are held at this moment: see [`Held::is_valid`].
+    /// Whether all locks are held at this moment: see [`Held::is_valid`].
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.iter().all(Held::is_valid)
     }
 
-    /// How long all are held if no further renewal succeeds: see [`Held::remaining`].
+    /// How long all locks are held if no further renewal succeeds: see [`Held::remaining`].
     #[must_use]
     pub fn remaining(&self) -> Duration {
         let remaining = self.iter().map(Held::remaining);
         remaining.min().unwrap_or(Duration::MAX)
     }
 
-    /// Resolves when one of them is lost: see [`Held::lost`].
+    /// Resolves when one of the locks is lost: see [`Held::lost`].
     ///
     /// # Cancel safety
     ///
@@ -232,8 +239,9 @@ impl MultiHeld {
         first_lost(self.iter()).await
     }
 
-    /// Resolves when somebody asks for one of them. Says who asks and why: see [`Held::revoked`]. The others are not
-    /// asked for, but work under all of them ends when one is lost.
+    /// Resolves when somebody asks for one of the locks. Tells who asks and why: see
+    /// [`Held::revoked`]. Nobody asks for the other locks, but work under all of them ends when one
+    /// is lost.
     ///
     /// # Cancel safety
     ///
@@ -243,7 +251,8 @@ impl MultiHeld {
         first(self.iter().map(revoked)).await
     }
 
-    /// Resolves when one of them is likely to be lost soon, with the time that is left for it: see [`Held::in_danger`].
+    /// Resolves when one of the locks is likely to be lost soon. Returns the lock and the time that
+    /// is left for it: see [`Held::in_danger`].
     ///
     /// # Cancel safety
     ///
@@ -253,7 +262,7 @@ impl MultiHeld {
         first(self.iter().map(danger)).await
     }
 
-    /// Makes sure that all are held for `duration` from now on: see [`Held::ensure`].
+    /// Makes sure that all locks are held for `duration` from now on: see [`Held::ensure`].
     ///
     /// # Errors
     ///
@@ -263,8 +272,8 @@ impl MultiHeld {
     ///
     /// As [`Held::ensure`].
     pub async fn ensure(&self, duration: Duration) -> Result<(), Error> {
-        // While some locks were renewed, time has passed for the others. If two rounds are not enough, more will not
-        // help.
+        // While some locks were being renewed, the leases of the others grew shorter. If two rounds
+        // are not enough, further rounds do not help.
         for _ in 0..2 {
             let all = join_all(self.iter().map(|held| held.ensure(duration))).await;
             all.into_iter().collect::<Result<(), _>>()?;
@@ -277,7 +286,7 @@ impl MultiHeld {
         )))
     }
 
-    /// Resolves after a change of any of the leases.
+    /// Resolves when one of the leases changes.
     pub(crate) async fn changed(&self) {
         first(
             self.iter()
@@ -314,7 +323,8 @@ impl fmt::Debug for MultiHeld {
     }
 }
 
-/// Several held locks. Dropping it hands the releases to the keepers, as with a single [`Guard`].
+/// Several held locks. If this is dropped, the keepers release the locks, as with a single
+/// [`Guard`].
 #[derive(Debug)]
 #[must_use = "the locks are released as soon as the guard is dropped; bind it to a variable"]
 pub struct MultiGuard {
@@ -330,7 +340,7 @@ impl MultiGuard {
         }
     }
 
-    /// A view of the locks, which can be cloned and passed on.
+    /// A view of the locks, which can be cloned and given to other code.
     #[must_use]
     pub fn held(&self) -> MultiHeld {
         self.held.clone()
@@ -341,11 +351,12 @@ impl MultiGuard {
     ///
     /// # Errors
     ///
-    /// The first error of [`Guard::release`]. All locks are released, or their keepers try again.
+    /// The first error of [`Guard::release`]. Every lock is released even so: if a release fails,
+    /// the keeper repeats it.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future hands the releases to the keepers, as dropping the guard does.
+    /// If the future is dropped, the keepers release the locks, as after the drop of the guard.
     pub async fn release(self) -> Result<Release, Error> {
         let all = join_all(self.guards.into_iter().map(Guard::release)).await;
         all.into_iter()

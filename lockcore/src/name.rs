@@ -1,4 +1,4 @@
-//! The name of a lock, and the key for stores that have limits of their own.
+//! The name of a lock, and the key that is made from it for stores with limits on keys.
 
 use std::fmt;
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
@@ -11,11 +11,13 @@ use crate::error::Error;
 /// Separates namespace, layout version and name in a key.
 const SEPARATOR: char = ':';
 
-/// A longer name is probably a mistake. Names that are too long for a store's keys are hashed.
+/// The longest name in bytes. A longer name is probably a mistake. A name that is too long for a
+/// store's keys is hashed.
 pub(crate) const MAX_NAME_LEN: usize = 4096;
 const MAX_NAMESPACE_LEN: usize = 64;
 
-/// The part of all names that keeps applications on one store apart (`LOCK_NAMESPACE`).
+/// The first part of all names, which separates the applications that use one store
+/// (`LOCK_NAMESPACE`).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Namespace(Arc<str>);
 
@@ -25,7 +27,8 @@ impl Namespace {
     /// # Errors
     ///
     /// [`Config`](crate::ErrorKind::Config) for anything else. The separator `:` is refused
-    /// because `a:b` + `c` and `a` + `b:c` would be one key.
+    /// because the namespace `a:b` with the name `c`, and the namespace `a` with the name `b:c`,
+    /// would be one key.
     pub fn new(namespace: &str) -> Result<Self, Error> {
         let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
         if namespace.is_empty()
@@ -52,11 +55,12 @@ pub struct Name(Arc<Parts>);
 
 #[derive(Debug, PartialEq, Eq)]
 struct Parts {
-    /// Keyed, because names come from outside. Computed once, because maps ask for it often.
+    /// The hash of the name, with a random key, so that nobody can choose names that collide. It is
+    /// computed once, because maps use it often.
     hash: u64,
     namespace: Namespace,
     name: String,
-    /// It names the value beside the lock, and not the lock.
+    /// Whether this is the name of the value beside the lock, and not of the lock.
     is_value: bool,
 }
 
@@ -98,8 +102,9 @@ impl Name {
         }))
     }
 
-    /// The name of the value that holders of this lock [write](crate::backend::CountOp::Write). It is equal to no name of
-    /// a lock, and has another key. So a store keeps values as it keeps counters, and need not know of them.
+    /// The name of the value that holders of this lock [write](crate::backend::CountOp::Write). It
+    /// differs from all names of locks, and its key differs too. So a store keeps a value in the
+    /// way in which it keeps a counter, and needs no code for values.
     #[must_use]
     pub fn value(&self) -> Self {
         Self::of(self.0.namespace.clone(), self.0.name.clone(), true)
@@ -118,14 +123,14 @@ impl Name {
     }
 
     /// The key for a store that takes printable text of at most `limit` bytes after the prefix:
-    /// `namespace:version:{name}`. No two names have the same key.
+    /// `namespace:version:{name}`. Two names never have the same key.
     ///
     /// The name is in braces, so that a Redis Cluster keeps all keys of one name in one slot. Inside the braces `{ } /
     /// %`, white space and control characters are written `%XX`. If the name is then longer than `limit`, the key has a
     /// readable prefix of it and the SHA-256 of the whole name. Such a key is longer than every key without a hash, so
     /// the two kinds cannot collide.
     ///
-    /// The name of a [value](Self::value) has the key of its lock, and `:value` behind it.
+    /// The name of a [value](Self::value) has the key of its lock, followed by `:value`.
     #[must_use]
     pub fn key(&self, version: u32, limit: usize) -> String {
         let mut key = format!(
@@ -156,8 +161,8 @@ impl Name {
     }
 }
 
-/// The beginning of the [keys](Name::key) of all names that begin with `prefix`. If `prefix` is longer than the
-/// readable part of a key, the keys of some other names begin like this too.
+/// The beginning of the [keys](Name::key) of all names that begin with `prefix`. If `prefix` is
+/// longer than the readable part of a key, the keys of some other names begin with the same text.
 #[cfg_attr(
     not(any(feature = "redis", feature = "sqlite", feature = "zookeeper")),
     allow(dead_code, reason = "memory keeps no keys")
@@ -181,8 +186,9 @@ pub(crate) fn key_prefix(
     key
 }
 
-/// The name that a [key](Name::key) with this limit was made from, and whether that is all of it: of a long name only the
-/// readable part is known. `None` if it is no such key.
+/// The name from which a [key](Name::key) with this limit was made. The flag tells whether the name
+/// is complete: of a long name the key contains only the readable part. `None` if `key` is no such
+/// key.
 pub(crate) fn of_key(key: &str, limit: usize) -> Option<(String, bool)> {
     let text = key[key.find('{')? + 1..].strip_suffix('}')?;
     let hash = text.len().checked_sub(65).and_then(|at| text.get(at..));
@@ -211,11 +217,11 @@ pub(crate) fn of_key(key: &str, limit: usize) -> Option<(String, bool)> {
                 bytes.push(byte);
                 rest = &rest[2..];
             }
-            // The readable part may end in the middle of an escape.
+            // The readable part of a long name may end in the middle of an escape.
             None => break,
         }
     }
-    // Or in the middle of an escaped character.
+    // It may also end in the middle of a character whose bytes are escaped.
     let whole = readable.len() == text.len();
     let name = match String::from_utf8(bytes) {
         Ok(name) => name,
@@ -331,8 +337,9 @@ mod tests {
         assert!(Name::new(namespace, "x".repeat(MAX_NAME_LEN)).is_ok());
     }
 
-    /// No collision in 1,000,000 pairs. 2,000 names make 1,999,000 pairs. They are built from parts that collide
-    /// easily: escapes, their own escaped forms, hashed forms, common prefixes.
+    /// There is no collision in at least 1,000,000 pairs: 2,000 names make 1,999,000 pairs. The
+    /// names are built from parts that collide easily: escapes, their escaped forms, hashed forms,
+    /// common prefixes.
     #[test]
     fn no_two_names_share_a_key() {
         let mut random = fastrand::Rng::with_seed(7);

@@ -4,23 +4,23 @@ use std::sync::Arc;
 
 use crate::error::Error;
 
-/// Which client asks, and the text that its application has set.
+/// The client that owns a ticket, and the text that its application has set.
 #[derive(Clone, Debug)]
 pub(crate) struct Owner {
     /// The machine, the process, and the client within the process: `host/pid/client`.
     pub(crate) client: String,
-    /// The same, followed by a space and the application's text, if it has one.
+    /// The text of `client`. If the application has set a text, a space and this text follow.
     pub(crate) whole: Arc<str>,
 }
 
-/// In bytes. With this limit a line of ten thousand tickets fits into the megabyte that an answer of ZooKeeper may
-/// have.
+/// The longest text in bytes. With this limit a line of ten thousand tickets fits into one answer
+/// of ZooKeeper, which has at most a megabyte.
 const LONGEST_TEXT: usize = 64;
 
 impl Owner {
     pub(crate) fn of_this_process(text: &OwnerText) -> Self {
         let uname = rustix::system::uname();
-        // A space ends the client's part, so it must contain none.
+        // The client's part ends at the first space, so it must not contain one.
         let odd = |c: char| c.is_whitespace() || c.is_control();
         let host = uname.nodename().to_string_lossy().replace(odd, "-");
         let (process, client) = (std::process::id(), fastrand::u16(..));
@@ -53,7 +53,7 @@ impl OwnerText {
 
 /// Checks a text of one line that people read. `what` names it in the error.
 pub(crate) fn check_line(what: &str, text: &str) -> Result<(), Error> {
-    // These include the characters that some programs show as a line break.
+    // This includes the two Unicode characters that some programs show as a line break.
     let bad = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
     let has = match text.chars().find(|c| bad(*c)) {
         Some(c) => format!("it has {c:?}"),

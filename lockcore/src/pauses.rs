@@ -1,8 +1,10 @@
-//! Random pauses between attempts, so that clients that failed together do not come back together.
+//! Random pauses between attempts. If many clients fail at the same time, they do not try again at
+//! the same time.
 
 use std::time::Duration;
 
-/// Pauses that double from the first to the longest, each with full jitter.
+/// Pauses that double from the first to the longest. Each is drawn with full jitter: see
+/// [`jittered`].
 #[derive(Clone, Debug)]
 pub(crate) struct Pauses {
     next: Duration,
@@ -25,7 +27,7 @@ impl Pauses {
     }
 }
 
-/// The pauses after failures of a store or a body: from 20 ms to 2 s.
+/// The pauses after a failure of a store or of a body: from 20 ms to 2 s.
 impl Default for Pauses {
     fn default() -> Self {
         Self::between(Duration::from_millis(20), Duration::from_secs(2))

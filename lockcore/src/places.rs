@@ -1,39 +1,49 @@
-//! The places of a barrier, and when all parties of a round have come. The public types are in `barrier` and
-//! `double_barrier`.
+//! The places of a barrier, and the rule that tells when all parties of a round have come. The
+//! public types are in `barrier` and `double_barrier`.
 //!
-//! A party's *place* is a ticket of a semaphore on the name: a lease that is renewed, and that ends with the process. The
-//! counter of the name keeps which rounds are over: its value is the number of the youngest ticket that has gone on. So
-//! a party goes on when the counter has reached its own ticket.
+//! A party's *place* is a ticket of a semaphore on the name. The party's client renews the lease of
+//! the ticket, so the place ends if the process dies. The counter of the name tells which rounds
+//! are over: its value is the number of the youngest ticket that has passed the barrier. So a party
+//! passes the barrier when the counter has reached the number of its own ticket.
 //!
-//! **A round is complete** when as many whole places as there are parties are younger than that number. All of them are
-//! granted then, because the semaphore has room for no other. A party that has got its place reads the counter, lists the
-//! tickets, and if the round is complete sets the counter to the youngest ticket, on condition that nobody has changed
-//! it since it was read. The last party to get its place sees the others, so one of them sees all.
+//! **A round is complete** when there are as many whole places as parties, with ticket numbers
+//! above the counter's value. All these tickets are granted, because the semaphore has room for
+//! exactly this many places. When a party has got its place, it reads the counter and lists the
+//! tickets. If the round is complete, the party sets the counter to the number of the youngest
+//! ticket. The condition of this change is that nobody has changed the counter since the read. The
+//! party that gets its place last sees all other places, so at least one party sees the complete
+//! round.
 //!
-//! - *That party dies before it sets the counter*: its place stays until its lease ends, and nobody goes on. That is
-//!   right, because one party is dead. A party that gets the place after it looks again.
-//! - *Two parties see that the round is complete*: the condition lets one of them set the counter. The other gets its
-//!   value with the refusal.
-//! - *The answer is lost*: the same change is sent again, and counts once. The parties learn of it from the counter, and
-//!   not from the answer, and so does the one that has sent it.
-//! - *A party comes back before the others have left*: its ticket is younger than the counter, and counts for the next
-//!   round only. That cannot be complete while an older place is left, because there is not enough room.
-//! - *The store restarts empty*: before a party goes on, the store must say that its place is still there. No ticket that
-//!   is gone comes back, and renewing does not make one.
-//! - *Clocks*: ticket numbers are drawn by the store, and leases end by its clock. No time of a client is compared with
-//!   another.
+//! - *A party sees the complete round, and dies before it sets the counter*: its place stays until
+//!   its lease ends, and no party passes. This is right, because one party is dead. The next party
+//!   that gets this place lists the tickets again.
+//! - *Two parties see that the round is complete*: the condition lets only one of them set the
+//!   counter. The other gets the new value with the refusal.
+//! - *The answer is lost*: the client sends the same change again, and it counts once. All parties,
+//!   and also the sender, learn from the counter that the round is complete, and not from the
+//!   answer.
+//! - *A party comes back before the others have left*: its new ticket has a number above the
+//!   counter, so it counts for the next round only. The next round cannot be complete while an
+//!   older place is left, because there is not enough room.
+//! - *The store restarts empty*: before a party passes, the store must confirm that the party's
+//!   place exists. A lost ticket never comes back, and a renewal does not create one.
+//! - *Clocks*: the store draws the ticket numbers, and leases end by the store's clock. No time of
+//!   one client is compared with a time of another.
 //!
-//! **A party that gives up** must know whether it was counted. It gives back one permit, and keeps the rest of its place.
-//! From then on no list shows a complete round, because the rest leaves too little room. A list that was read before may
-//! still lead to a change of the counter. So the party changes the counter itself, to the value that it has. After that
-//! the condition of every such change fails. If the counter has reached the party's ticket by then, it was counted, and
-//! goes on. Only then does it release the rest.
+//! **A party that gives up** must know whether it was counted. First it releases one permit, and
+//! keeps the rest of its place. After that no list shows a complete round, because the rest of the
+//! place leaves too little room. But a party that has listed the tickets before may be about to
+//! change the counter. So the party that gives up then sets the counter itself, to the value that
+//! the counter has. This is a new version, so the condition of every such change fails. If the
+//! counter has reached the party's own ticket by then, the party was counted, and passes. Only
+//! after that does the party release the rest of its place.
 //!
-//! **A gap that stays open**: a list and the change that follows are two requests. A party that dies between them, or
-//! whose future is dropped, is counted. So is one that gives up in line, before it knows of its place. No party is told
-//! anything wrong by that: at the time of the list all were there, after the last of them had come, and the one that is
-//! gone is not told anything. Tickets and counters do not change together in any store, so no order of requests avoids
-//! it.
+//! **A gap that remains**: the list and the change that follows are two requests. If a party dies
+//! between them, or if its future is dropped, it is counted nevertheless. The same is true of a
+//! party that gives up in line, before it learns that it has a place. No party gets a wrong answer
+//! because of this: when the list was made, all parties were there, and the last of them had come.
+//! The party that is gone gets no answer. No store changes a ticket and a counter in one step, so
+//! no order of requests closes the gap.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -51,13 +61,14 @@ use crate::lock::Lock;
 use crate::options::Wait;
 use crate::request::{FULL, mismatch};
 
-/// The permits of a place.
+/// The permits of a whole place.
 const PLACE: NonZeroU32 = NonZeroU32::new(3).unwrap();
 
-/// The rest of the place of a party that is giving up, or has gone on while it was.
+/// The permits that a party keeps when it gives up. If the party was counted meanwhile, it passes
+/// with these permits.
 const GIVING_UP: u32 = 2;
 
-/// The rest of the place of a party that leaves a double barrier.
+/// The permits that a party keeps when it leaves a double barrier.
 const LEAVING: u32 = 1;
 
 /// The pause after a request that failed.
@@ -79,23 +90,23 @@ pub(crate) struct Places {
 pub(crate) struct Party {
     places: Places,
     guard: Guard,
-    /// The number of its ticket.
+    /// The number of the party's ticket.
     ticket: u64,
     /// The counter, as it was seen last.
     seen: Counted,
-    /// The youngest ticket of its round, once the round is complete.
+    /// The youngest ticket of the party's round, after the round is complete.
     youngest: u64,
-    /// The last request has failed.
+    /// The error of the last request, if it has failed.
     trouble: Option<Error>,
 }
 
 /// The next step of a party that leaves.
 enum Leaving {
-    /// All have left. Whether all that had entered did.
+    /// Every party has left or is gone. True if all parties that had entered have left.
     Done(bool),
-    /// It looks again, because the counter has changed.
+    /// The party must look again, because the counter has changed.
     Again,
-    /// Others are inside. None of their leases ends before this time.
+    /// Other parties are inside. None of their leases ends within this time.
     After(Duration),
 }
 
@@ -126,7 +137,8 @@ impl Places {
         self
     }
 
-    /// Takes a place and waits until all parties of the round have one. Dropping the future gives the place back.
+    /// Takes a place, and waits until all parties of the round have one. If the future is dropped,
+    /// the keeper releases the place.
     pub(crate) async fn gather(&self) -> Result<Party, Error> {
         let outcome = self.gathered().await;
         outcome.map_err(|error| self.counter.named(error))
@@ -137,7 +149,8 @@ impl Places {
         let began = shared.clock.now();
         let give_up = self.give_up(began);
         self.place.check()?;
-        // Before the ticket is drawn: a counter that has reached the ticket already is not of this store's past.
+        // This read comes before the ticket is drawn. So if the counter has reached the ticket's
+        // number already, the store has lost data.
         let seen = self.counter.change(CountOp::Read).await?;
         let wait = match self.counter.wait {
             Wait::For(wait) if !wait.is_zero() => {
@@ -194,20 +207,21 @@ impl Party {
         &self.guard
     }
 
-    /// Whether it is the youngest of its round.
+    /// Whether this party's ticket is the youngest of its round.
     pub(crate) fn is_last(&self) -> bool {
         self.youngest == self.ticket
     }
 
-    /// Whether its round is over.
+    /// Whether the counter has reached this party's ticket: its round is complete, and it passes.
     fn has_gone_on(&self) -> bool {
         self.seen.value.unsigned_abs() >= self.ticket
     }
 
     async fn until_all_have_come(&mut self) -> Result<(), Error> {
         let mut watching = None;
-        // The party that has its place last finds the round complete. So nobody needs to look a second time, except
-        // where the counter has changed between its look and its change, or a request has failed.
+        // The party that gets its place last finds the round complete. So a party lists the tickets
+        // only once, with two exceptions: the counter has changed between the list and the change,
+        // or a request has failed.
         let mut looks = true;
         while !self.has_gone_on() {
             if let Some(error) = self.guard.loss() {
@@ -225,7 +239,8 @@ impl Party {
         Ok(())
     }
 
-    /// Sets the counter if the round is complete. Returns whether it is: then the counter has been seen after that.
+    /// Sets the counter if the round is complete. Returns whether the round is complete. If so,
+    /// `seen` has the counter as it is after the attempt.
     async fn count_the_round(&mut self) -> Result<bool, Error> {
         let places = self.look().await?;
         let Some(last) = last_of_round(&places, self.places.parties, self.seen.value) else {
@@ -235,8 +250,9 @@ impl Party {
         self.set(last).await.map(|_| true)
     }
 
-    /// As [`withdraw`](Self::withdraw), for at most one operation timeout, although its wait is over. If it ends half-way,
-    /// the keeper gives the place back, as that of a party whose future is dropped.
+    /// Calls [`withdraw`](Self::withdraw) after the end of the party's wait, for at most one
+    /// operation timeout. If the time ends before the answer, the keeper releases the place, as for
+    /// a party whose future is dropped.
     async fn withdraws_in_time(&mut self) -> Result<bool, Error> {
         let shared = Arc::clone(&self.places.counter.client().shared);
         let by = shared.clock.now().after(shared.op_timeout);
@@ -249,7 +265,7 @@ impl Party {
         }
     }
 
-    /// The store has not answered in time.
+    /// The error of a party that has got no answer from the store in time.
     fn unknown(&mut self, what: &str) -> Error {
         Error::unknown(match self.trouble.take() {
             Some(error) => format!("{what}: {error}"),
@@ -257,7 +273,8 @@ impl Party {
         })
     }
 
-    /// Gives the place up. Returns whether the party was counted before that, and goes on with the others.
+    /// Gives the place up. Returns whether the party was counted before, so that it passes with the
+    /// others.
     async fn withdraw(&mut self) -> Result<bool, Error> {
         let unknown = |error: Error| match error.kind() {
             ErrorKind::Lost(_) | ErrorKind::Config => error,
@@ -270,11 +287,13 @@ impl Party {
         Ok(self.has_gone_on())
     }
 
-    /// After this, no change of the counter is carried out whose sender has read it before the call. Ends early when
-    /// what the party wants to know is decided.
+    /// Invalidates older reads of the counter: after this call, the store refuses every change by a
+    /// party that has read the counter before the call. Ends early if `is_decided` is true.
     async fn outrun(&mut self, is_decided: impl Fn(&Self) -> bool) -> Result<(), Error> {
-        // If the first attempt is refused, somebody has changed the counter, perhaps before the call. The second one is
-        // on condition of what the first has read, so if it is refused too, somebody has changed the counter since.
+        // If the first attempt is refused, somebody has changed the counter, perhaps before the
+        // call. The condition of the second attempt is the version in the first answer. If the
+        // second attempt is refused too, somebody has changed the counter during the call, and
+        // older reads are invalid.
         for _ in 0..2 {
             if self.set(self.seen.value).await? || is_decided(self) {
                 break;
@@ -283,7 +302,8 @@ impl Party {
         Ok(())
     }
 
-    /// The store must say that the place is there: a store that has lost it may have lost the round too.
+    /// Renews the place, so that the store confirms that the place exists. If the store has lost
+    /// the place, it may have lost the round too.
     async fn see_place(&mut self) -> Result<(), Error> {
         while let Err(error) = self.guard.renew().await {
             self.bear(error).await?;
@@ -291,7 +311,8 @@ impl Party {
         Ok(())
     }
 
-    /// Leaves a double barrier. Returns when all parties of the round have left or are gone, and whether all have left.
+    /// Leaves a double barrier. Returns when every party of the round has left or is gone. True if
+    /// all of them have left.
     pub(crate) async fn leave(&mut self) -> Result<bool, Error> {
         let shared = Arc::clone(&self.places.counter.client().shared);
         let began = shared.clock.now();
@@ -326,10 +347,12 @@ impl Party {
         }
     }
 
-    /// Leaves, and looks whether the others have left too. That all have is for ever true, so each party may see it for
-    /// itself. Whether one is missing is not: those that see that all have left go away. So it is kept in the counter: the
-    /// first to see all of them makes the value negative. A party that sees that one is missing makes sure that nobody
-    /// can do that any more, before it goes.
+    /// Leaves, and looks whether the others have left too. A party that sees that all have left
+    /// frees its place. After that, a party that looks later would count this place as missing. So
+    /// the counter keeps the fact that all have left: the first party that sees it makes the value
+    /// negative. If a party sees that another one is missing, it first invalidates the other
+    /// parties' reads, so that nobody can make the value negative. So all parties get the same
+    /// answer.
     async fn try_to_leave(&mut self) -> Result<Leaving, Error> {
         let youngest = i64::try_from(self.youngest).map_err(|_| lost_data())?;
         if self.seen.value != youngest {
@@ -352,18 +375,20 @@ impl Party {
         }
     }
 
-    /// The counter does not say any more that the parties of this round are inside.
+    /// Handles a counter that has changed since the round was complete. The change says that the
+    /// parties of this round are not inside.
     async fn after_the_end(&mut self, youngest: i64) -> Result<Leaving, Error> {
         if self.seen.value == -youngest {
             return Ok(Leaving::Done(true));
         }
-        // Others have gone on since, and no round is complete while a place of an earlier one is there.
+        // A later round is complete. This cannot be while a place of this round exists. So this
+        // party has lost its place, which `see_place` reports, or the store has lost data.
         self.see_place().await?;
         Err(lost_data())
     }
 
-    /// Resolves when a party of the round is gone that has not left, with the number of those that are gone. The place of
-    /// this party must be whole.
+    /// Resolves when a party of the round is gone and has not left. Returns how many such parties
+    /// there are. The place of this party must be whole.
     pub(crate) async fn missing(&self) -> u32 {
         let shared = &self.places.counter.client().shared;
         loop {
@@ -372,7 +397,9 @@ impl Party {
             }
             let look_again = match self.members().await {
                 Ok(there) => {
-                    // Those that leave stay in place for as long as somebody is inside, and this party is.
+                    // A party that leaves keeps the rest of its place while any party is inside.
+                    // This party is inside, so a place that is not there belongs to a missing
+                    // party.
                     let gone = (self.places.parties as usize).saturating_sub(there.len());
                     if gone > 0 {
                         return u32::try_from(gone).unwrap_or(u32::MAX);
@@ -386,8 +413,9 @@ impl Party {
         }
     }
 
-    /// The places of the party's own round that are left, once it is complete. A list may leave out a ticket that is
-    /// becoming smaller at that moment, and a place does so twice at most. So one that three lists leave out is gone.
+    /// The remaining places of the party's own round, after the round is complete. A list may leave
+    /// out a ticket whose permits are reduced at that moment. The permits of a place are reduced at
+    /// most twice. So if three lists leave out a place, the place is gone.
     async fn members(&self) -> Result<Vec<TicketInfo>, Error> {
         let mut members = BTreeMap::new();
         for _ in 0..3 {
@@ -401,8 +429,8 @@ impl Party {
         Ok(members.into_values().collect())
     }
 
-    /// The tickets of the name. If a capacity was stored for it, there is room for more places than there are parties, and
-    /// no round could be told from another.
+    /// The tickets of the name. An error if a capacity is stored for the name: there might be room
+    /// for more places than parties, and the rounds could not be told apart.
     async fn look(&self) -> Result<Vec<TicketInfo>, Error> {
         let shared = &self.places.counter.client().shared;
         let request = &self.guard.lease().request;
@@ -414,7 +442,8 @@ impl Party {
         }
     }
 
-    /// Sets the counter if it is as it was seen last. Returns whether it was. In both cases it has been seen after that.
+    /// Sets the counter if nobody has changed it since `seen`. Returns whether the counter was set.
+    /// In both cases, `seen` has the counter from the answer.
     async fn set(&mut self, value: i64) -> Result<bool, Error> {
         let only_if = Some(OnlyIf::Version(self.seen.version));
         let counted = self
@@ -427,7 +456,7 @@ impl Party {
         Ok(is_applied)
     }
 
-    /// Waits until the counter has been seen again, or until the time has come.
+    /// Waits until a new look at the counter has updated `seen`, or until the time is over.
     async fn see_news(
         &mut self,
         watching: &mut Option<Watching>,
@@ -461,7 +490,8 @@ impl Party {
         Ok(())
     }
 
-    /// After a request that failed: waits a moment, unless it would fail again.
+    /// Handles a failed request: waits a moment, or returns the error if a repetition would fail
+    /// too.
     async fn bear(&mut self, error: Error) -> Result<(), Error> {
         if !matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown) {
             return Err(error);
@@ -473,7 +503,8 @@ impl Party {
     }
 }
 
-/// The youngest ticket of a round that is complete. `value` is that of the counter: the rounds up to there are over.
+/// The youngest ticket of the first round that is not over, if this round is complete. `value` is
+/// the value of the counter: the rounds up to this ticket are over.
 fn last_of_round(places: &[TicketInfo], parties: u32, value: i64) -> Option<u64> {
     let over = value.unsigned_abs();
     let of_the_round = places

@@ -1,4 +1,5 @@
-//! The process-wide default client, for code that gets no handle from its caller: the macro without `locks = …`.
+//! The process-wide default client. It is for code that gets no client from its caller: annotated
+//! functions without `locks = …`.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,32 +16,37 @@ tokio::task_local! {
     static SCOPED: Locks;
 }
 
-/// The default of the process that asked for one first. That may be a parent of this process.
+/// The default of the process that was the first to ask for one. This may be a parent of the
+/// present process.
 static FIRST: OnceBox<Default> = OnceBox::new();
 
 /// The default of one process.
 ///
-/// A forked child has a default of its own and leaves that of its parent alone. The parent's client does not work there,
-/// and if a thread of the parent has held the mutex at the fork, nobody in the child ever releases it. The same would be
-/// true of a `OnceLock`; a `OnceBox` does not wait for other threads. The child's copy of the parent's default is never
-/// dropped, as no static is.
+/// A forked child has a default of its own, and does not use that of its parent. The parent's
+/// client does not work in the child. Besides, a thread of the parent may have held the mutex at
+/// the fork; in the child nobody ever releases that mutex. A `OnceLock` would have the same
+/// problem; a `OnceBox` does not wait for other threads. The child's copy of the parent's default
+/// is a static, so it is never dropped.
 struct Default {
     process: Process,
-    /// No code of a user runs under it: no client is made or dropped there, because both log.
+    /// No code of a user runs while this mutex is held. So no client is made or dropped under it,
+    /// because both write log lines.
     state: Mutex<State>,
-    /// How many threads make a client now. Changed only under the mutex.
+    /// How many threads are making a client. It changes only under the mutex.
     makers: AtomicUsize,
-    /// That of a forked child of this process.
+    /// The default of a forked child of this process.
     of_child: OnceBox<Default>,
 }
 
 enum State {
     Unset,
-    /// It was shut down while the first client was being made. That client is shut down before anybody gets it.
+    /// The default was shut down while a thread was making the first client. This client is shut
+    /// down before any caller gets it.
     Late,
     Set(Locks),
-    /// The client stays here and refuses. Otherwise a request at the end of the process would make a new client, and
-    /// nobody would wait for its releases.
+    /// The default was shut down. The client stays here and refuses requests. Otherwise a request
+    /// at the end of the process would make a new client, and nobody would wait for the releases of
+    /// that client.
     ShutDown(Locks),
 }
 
@@ -48,9 +54,10 @@ enum State {
 ///
 /// # Errors
 ///
-/// [`Config`](crate::ErrorKind::Config) when there is a default already, set by an earlier call or made at first use:
-/// two defaults would not exclude each other. A default that was shut down may be replaced. A forked child has no default
-/// until it sets or makes one.
+/// [`Config`](crate::ErrorKind::Config) when there is a default already, which an earlier call has
+/// set or the first use has made. Code with two different defaults might use two stores, and would
+/// not exclude each other. A default that was shut down may be replaced. A forked child has no
+/// default until it sets or makes one.
 pub fn set_default(locks: Locks) -> Result<(), Error> {
     let default = Default::of_this_process()?;
     let mut state = default.state();
@@ -65,11 +72,11 @@ pub fn set_default(locks: Locks) -> Result<(), Error> {
     Ok(())
 }
 
-/// Runs a future with `locks` as its default, whatever the process-wide default is. With this, a test of annotated code
-/// has a client of its own.
+/// Runs a future with `locks` as its default, in place of the process-wide default. For example, a
+/// test of annotated code can use a client of its own.
 ///
-/// Calls may be nested; the innermost counts. Tasks that the future *spawns* are outside of it, as with every
-/// task-local.
+/// Calls may be nested; the innermost counts. It does not apply to tasks that the future *spawns*,
+/// as with every task-local value.
 ///
 /// ```
 /// use lockcore::{Error, Locks, distributed_lock};
@@ -97,8 +104,9 @@ pub async fn with_default<F: Future>(locks: Locks, future: F) -> F::Output {
     SCOPED.scope(locks, future).await
 }
 
-/// The default client: the one of the innermost [`with_default`], else the process-wide one. That is the client that
-/// [`set_default`] has set, else one made by [`Locks::from_env`] at first use. If making it fails, the next call tries again.
+/// The default client: that of the innermost [`with_default`], or else the process-wide default.
+/// The process-wide default is the client that [`set_default`] has set. If none is set, the first
+/// use makes one by [`Locks::from_env`]. If this fails, the next call tries again.
 ///
 /// # Errors
 ///
@@ -122,7 +130,8 @@ pub fn default_locks() -> Result<Locks, Error> {
     loop {
         let mut state = default.state();
         match &*state {
-            // Another task was faster. `made` is dropped after the mutex is free, because it was declared before.
+            // Another thread was faster. `made` is declared before the mutex guard, so it is
+            // dropped after the mutex is free.
             State::Set(locks) | State::ShutDown(locks) => return Ok(locks.clone()),
             State::Unset => *state = State::Set(made.clone()),
             State::Late if is_ended => *state = State::ShutDown(made.clone()),
@@ -137,11 +146,13 @@ pub fn default_locks() -> Result<Locks, Error> {
     }
 }
 
-/// [Shuts down](Locks::shutdown) the process-wide default, if there is one. Later requests to it are refused. A default
-/// that another thread is just making is shut down as soon as it is made, and no request gets through.
+/// [Shuts down](Locks::shutdown) the process-wide default, if there is one. It refuses later
+/// requests. If another thread is making the default at this moment, the new client is shut down
+/// before any request can use it.
 ///
-/// A static is not dropped when `main` returns. So without this call, a release that a guard has just given to its
-/// keeper may not leave the process, and then the lock ends only with its lease.
+/// The default is a static, which is not dropped when `main` returns. So without this call, the
+/// process may end before the keeper has sent the release of a guard that was just dropped. That
+/// lock ends only with its lease.
 ///
 /// ```
 /// use std::time::Duration;
@@ -167,7 +178,7 @@ pub fn default_locks() -> Result<Locks, Error> {
 ///
 /// As [`Locks::shutdown`].
 pub async fn shutdown(deadline: Duration) -> Result<(), Error> {
-    // If this process cannot have a default, there is none.
+    // After an error this process cannot have a default, so there is nothing to shut down.
     let Ok(default) = Default::of_this_process() else {
         return Ok(());
     };
@@ -211,7 +222,7 @@ impl Default {
         })
     }
 
-    /// The client, or else the right to make one.
+    /// The right to make a client. If there is a client already, returns it as the error.
     fn make(&self) -> Result<Making<'_>, Locks> {
         let state = self.state();
         if let State::Set(locks) | State::ShutDown(locks) = &*state {
@@ -226,14 +237,14 @@ impl Default {
     }
 }
 
-/// A thread makes a client until this is dropped.
+/// While this exists, a thread is making a client.
 struct Making<'a>(&'a Default);
 
 impl Drop for Making<'_> {
     fn drop(&mut self) {
         let mut state = self.0.state();
         let others = self.0.makers.fetch_sub(1, Ordering::SeqCst) - 1;
-        // None was made: the next request may try again, as after a shutdown without a client.
+        // No client was made. The next request may try again, as after a shutdown without a client.
         if others == 0 && matches!(*state, State::Late) {
             *state = State::Unset;
         }

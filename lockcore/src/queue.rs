@@ -1,6 +1,6 @@
-//! The rule as plain code: the tickets of one name in order, and which of them hold. No clock and no I/O: time is a
-//! number that the caller passes in. The memory store uses it, and the tests compare every other store with it in
-//! random histories.
+//! The rule as plain code: the tickets of one name in order, and which of them hold. There is no
+//! clock and no I/O here: the caller passes the time in as a number. The memory store uses this
+//! code, and the tests compare every other store with it in random histories.
 
 use std::collections::VecDeque;
 
@@ -8,12 +8,14 @@ use crate::hash::Prehashed;
 use crate::request::{FULL, Id};
 use crate::token::MAX_TICKET;
 
-/// A request is refused if it would have to wait behind this many tickets, holders included. A line must not grow
-/// without end if somebody asks without end. A line of this length still fits into the megabyte that an answer of
-/// ZooKeeper may have. A request that can hold at once is always accepted.
+/// The longest line: a request that would wait behind this many tickets, holders included, is
+/// refused. So a line does not grow without limit if some code sends requests without end. A line
+/// of this length fits into one answer of ZooKeeper, which has at most a megabyte. A request that
+/// can hold at once is always accepted.
 pub const MOST_TICKETS: usize = 10_000;
 
-/// With more tickets than this, a map finds a ticket faster than a scan. Most lines have one ticket, and need no map.
+/// In a line with more tickets than this, a map finds a ticket faster than a scan. Most lines have
+/// one ticket, and need no map.
 const SHORT: usize = 32;
 
 /// The tickets of one name. `T` is data that the caller keeps with a ticket.
@@ -21,30 +23,31 @@ const SHORT: usize = 32;
 pub struct Queue<T> {
     /// Ascending ticket numbers. The first `granted` of them hold, the others wait.
     tickets: VecDeque<Ticket<T>>,
-    /// The number of each ticket. There is one from the time that the line was longer than [`SHORT`] until it is empty.
+    /// The number of each ticket. The map is made when the line gets longer than [`SHORT`], and is
+    /// kept until the line is empty.
     numbers: Option<Prehashed<Id, u64>>,
     granted: usize,
     /// The permits of the tickets that hold.
     permits_out: u64,
-    /// The capacity that was set for the name, in place of those of its tickets.
+    /// The stored capacity of the name, which overrides the capacities of its tickets.
     stored: Option<u32>,
-    /// The last number that was given. It survives an empty queue, so that numbers only rise.
+    /// The last ticket number. It is kept when the queue becomes empty, so that numbers only rise.
     last: u64,
 }
 
-/// A ticket in line, or one that holds.
+/// A ticket that waits or holds.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Ticket<T> {
-    /// Its number.
+    /// The number of the ticket.
     pub number: u64,
-    /// Its identity.
+    /// The identity of the request.
     pub id: Id,
     /// How many permits it takes.
     pub permits: u32,
     /// The capacity of its request.
     pub capacity: u32,
-    /// When it ends without a renewal.
+    /// When the ticket ends if it is not renewed.
     pub expires_at: u64,
     /// The caller's data.
     pub payload: T,
@@ -54,10 +57,12 @@ pub struct Ticket<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NoTicket {
-    /// The permits are not free, and the request does not wait, or would wait behind [`MOST_TICKETS`].
+    /// The permits are not free. The request does not wait, or it would wait behind
+    /// [`MOST_TICKETS`] tickets.
     Busy,
-    /// The request has another capacity than the line. The line has this one: that of the oldest ticket, or the stored
-    /// one if the request is for a whole lock and not for a semaphore.
+    /// The request has another capacity than the line. The value is the capacity of the line: that
+    /// of the oldest ticket. If a capacity is stored and the request is for a mutex or a read/write
+    /// lock, it is the stored capacity.
     CapacityMismatch(u32),
     /// Ticket numbers have run out. They are never wrapped.
     Exhausted,
@@ -72,9 +77,9 @@ pub fn granted(line: impl IntoIterator<Item = (u32, u32)>) -> usize {
     granted_of(line, None, 0)
 }
 
-/// The rule for a line whose capacity may be [stored](crate::backend::Resize): then that one counts, and those of the
-/// tickets do not. `held` is how many of the oldest tickets hold already, whatever the capacity is now: a grant is never
-/// taken back.
+/// The rule for a line whose capacity may be [stored](crate::backend::Resize). A stored capacity
+/// counts in place of the capacities of the tickets. `held` is how many of the oldest tickets hold
+/// already. They hold under any capacity, because a grant is never taken back.
 #[must_use]
 pub fn granted_of(
     line: impl IntoIterator<Item = (u32, u32)>,
@@ -114,8 +119,7 @@ impl<T> Queue<T> {
     /// once. Call [`expire`](Self::expire) first.
     ///
     /// # Errors
-    ///
-    /// [`NoTicket`]. The queue has not changed then.
+    /// [`NoTicket`], after which the queue is unchanged.
     #[allow(clippy::too_many_arguments)] // a ticket's fields; a struct would only rename them
     pub fn enqueue(
         &mut self,
@@ -179,8 +183,8 @@ impl<T> Queue<T> {
         Some((&mut self.tickets[at], at < self.granted))
     }
 
-    /// Gives a ticket another id, which no other ticket has. Returns whether the ticket was there. Nothing else about it
-    /// changes.
+    /// Gives a ticket another id, which no other ticket has. Returns whether the ticket was there.
+    /// Only the id of the ticket changes.
     pub fn rename(&mut self, id: Id, to: Id) -> bool {
         let Some(at) = self.position(id) else {
             return false;
@@ -204,8 +208,8 @@ impl<T> Queue<T> {
         self.first_in_line().is_some_and(|first| first.id == id)
     }
 
-    /// Removes a ticket. Returns whether it was there, and how many tickets now hold because of that. These are the
-    /// last ones of [`holders`](Self::holders).
+    /// Removes a ticket. Returns whether it was there, and how many tickets are granted because of
+    /// the removal. These are the last of the [`holders`](Self::holders).
     pub fn remove(&mut self, id: Id) -> (bool, usize) {
         match self.position(id) {
             Some(at) => {
@@ -216,8 +220,8 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Reduces a ticket to this number of permits; it never gets more. Returns how many tickets now hold because of
-    /// that. The ticket itself may be one of them.
+    /// Reduces a ticket to this number of permits; a greater number changes nothing. Returns how
+    /// many tickets are granted because of the reduction. The ticket itself may be one of them.
     pub fn shrink(&mut self, id: Id, permits: u32) -> usize {
         let Some(at) = self.position(id) else {
             return 0;
@@ -231,11 +235,12 @@ impl<T> Queue<T> {
         self.grant()
     }
 
-    /// Stores a capacity, in place of those of the tickets. `None` lets the tickets decide again. Tickets that hold go on
-    /// holding. Returns how many tickets now hold because of that.
+    /// Stores a capacity, which counts in place of the capacities of the tickets. With `None` the
+    /// capacities of the tickets count again. A ticket that holds keeps its permits. Returns how
+    /// many tickets are granted because of the change.
     ///
-    /// Without a stored capacity, all tickets of a line have the same one. So there must be no ticket with another one
-    /// when the stored capacity goes.
+    /// Without a stored capacity, all tickets of a line have the same capacity. So before the
+    /// caller removes the stored capacity, it must check that all tickets agree.
     pub fn resize(&mut self, stored: Option<u32>) -> usize {
         self.stored = stored;
         self.grant()
@@ -246,7 +251,8 @@ impl<T> Queue<T> {
         self.stored
     }
 
-    /// Removes every ticket that ended before or at `now`. Returns how many tickets now hold because of that.
+    /// Removes every ticket whose end is at or before `now`. Returns how many tickets are granted
+    /// because of the removal.
     pub fn expire(&mut self, now: u64) -> usize {
         let ended = |ticket: &Ticket<T>| ticket.expires_at <= now;
         let (mut holders, mut permits) = (0, 0);
@@ -257,7 +263,7 @@ impl<T> Queue<T> {
         self.granted -= holders;
         self.permits_out -= permits;
         let numbers = &mut self.numbers;
-        // In one pass: to take out one ticket after the other would move the rest of the line each time.
+        // All are removed in one pass. Single removals would each move the rest of the line.
         self.tickets.retain(|ticket| {
             let ended = ended(ticket);
             if ended && let Some(numbers) = numbers {
@@ -288,7 +294,7 @@ impl<T> Queue<T> {
         self.tickets.is_empty()
     }
 
-    /// The last number that was given.
+    /// The last ticket number.
     pub fn last(&self) -> u64 {
         self.last
     }
@@ -454,9 +460,10 @@ mod tests {
         for seed in 0..50 {
             let mut random = fastrand::Rng::with_seed(seed);
             let mut queue = Queue::default();
-            // All that were ever there, with their ends; `None` once they are gone.
+            // All tickets that were ever there, with their ends. The end is `None` after the ticket
+            // is gone.
             let mut all: Vec<(Id, Option<u64>)> = Vec::new();
-            // It grows to some hundred tickets, shrinks to none and grows again.
+            // The queue grows to some hundred tickets, shrinks to none and grows again.
             for now in 0..2_000_u64 {
                 let grows = now % 1_000 < 500;
                 if random.u8(0..10) < if grows { 8 } else { 1 } {
@@ -499,7 +506,7 @@ mod tests {
         assert_eq!(granted(&queue), [true; 3]);
         assert_eq!(queue.resize(Some(3)), 0);
         assert_eq!(granted(&queue), [true; 3]);
-        // Another capacity is not refused any more, but a mutex is.
+        // A request with another capacity is accepted now, but a request for a mutex is refused.
         let (number, holds) = queue.enqueue(ids[3], 2, 7, 10, 0, true, ()).unwrap();
         assert!(number > 0 && !holds);
         let mutex = queue.enqueue(id(), 1, FULL.get(), 10, 0, true, ());
@@ -508,14 +515,15 @@ mod tests {
         assert_eq!(queue.remove(ids[0]), (true, 0));
         assert_eq!(queue.remove(ids[1]), (true, 0));
         assert_eq!(queue.remove(ids[2]), (true, 1));
-        // It survives an empty line, until it is taken back.
+        // The stored capacity stays when the line is empty, until it is removed.
         queue.remove(ids[3]);
         assert!(!queue.enqueue(ids[0], 4, 10, 10, 0, true, ()).unwrap().1);
         assert_eq!(queue.resize(None), 1);
     }
 
-    /// A store that keeps no grants knows who holds from the order, and from the number of the youngest ticket that held
-    /// when the capacity was changed: all older ones hold too.
+    /// A store that keeps no grants derives the holders from the order of the tickets and from one
+    /// number. It is the number of the youngest ticket that held when the capacity was changed. All
+    /// tickets up to this number hold.
     #[test]
     fn random_resizes_agree_with_one_number_for_all_that_held() {
         for seed in 0..2_000 {

@@ -12,14 +12,16 @@ use crate::name::Name;
 
 /// The capacity of a mutex and of a read/write lock: a writer takes all of it, a reader one permit.
 ///
-/// It is a part of the wire format: versions with different values would not exclude each other.
+/// It is a part of the wire format: versions of this crate with different values would not exclude
+/// each other.
 pub const FULL: NonZeroU32 = NonZeroU32::new(1 << 30).expect("not zero");
 
-/// The permits that a reader takes to become a writer, beside the one that it has.
+/// The permits that a reader takes to become a writer, in addition to the one that it has.
 pub(crate) const ALL_BUT_ONE: NonZeroU32 = NonZeroU32::new(FULL.get() - 1).expect("not zero");
 
-/// Names one ticket and proves its ownership. It has 128 bits from the operating system's random generator, drawn
-/// before the first byte of the request is sent. At a store that only this process sees, it is a counter.
+/// The identity of one ticket, which also proves who owns the ticket. It has 128 bits from the
+/// operating system's random generator, drawn before the first byte of the request is sent. At a
+/// store that only this process can reach, ids are counted instead.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Id(u128);
 
@@ -32,10 +34,11 @@ impl Hash for Id {
 impl Id {
     /// Draws an id for a request that is about to be sent.
     ///
-    /// Each id costs one system call, and none are drawn in advance: a value in memory is in every copy of that memory.
-    /// Two clones of a virtual machine's image, or of a checkpointed process, would ask with the same id, and a store
-    /// would give both the same ticket. With this, that can only happen to a copy made between this call and the answer
-    /// to the request.
+    /// Each id costs one system call. No id is drawn in advance, because a copy of the process's
+    /// memory would contain the same id. Two clones of a virtual machine, or of a checkpointed
+    /// process, would send requests with this id. The store would give both the same ticket.
+    /// Without ids in advance, this can only happen to a copy that is made between this call and
+    /// the answer to the request.
     pub(crate) fn draw() -> Result<Self, Error> {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes).map_err(|error| {
@@ -46,13 +49,14 @@ impl Id {
         Ok(Self(u128::from_ne_bytes(bytes)))
     }
 
-    /// Counts an id, for a store that only this process sees. A copy of the process's memory also has a copy of that
-    /// store, so there the same id belongs to another ticket.
+    /// Counts an id, for a store that only this process can reach. A copy of the process's memory
+    /// also contains a copy of this store, so the same id in the copy names another ticket.
     pub(crate) fn count() -> Self {
         static LAST: AtomicU64 = AtomicU64::new(0);
         let count = LAST.fetch_add(1, Ordering::Relaxed);
-        // Maps hash by the low half, so the count is spread over it: multiplied by 2⁶⁴ divided by the golden ratio,
-        // which is odd, so that no two counts collide (Knuth, The Art of Computer Programming, vol. 3, 6.4).
+        // Maps use the low half as the hash, so the count is spread over this half. It is
+        // multiplied by 2⁶⁴ divided by the golden ratio, rounded to an odd number, so that two
+        // counts never collide (Knuth, The Art of Computer Programming, vol. 3, 6.4).
         let spread = count.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         Self(u128::from(count) << 64 | u128::from(spread))
     }
@@ -71,7 +75,8 @@ impl fmt::Display for Id {
     }
 }
 
-/// Shows only a part, because everybody who knows the whole id can release the ticket, and many people read logs.
+/// Shows only a part of the id. Everybody who knows the whole id can release the ticket, and many
+/// people read logs.
 impl fmt::Debug for Id {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:08x}…", self.0 >> 96)
@@ -84,7 +89,8 @@ impl fmt::Debug for Id {
 pub struct Request {
     /// The name of the lock.
     pub name: Name,
-    /// The identity of the ticket. The same request may be sent again with it, and has the same meaning.
+    /// The identity of the ticket. If the same request is sent again with this id, it finds the
+    /// ticket of the first one.
     pub id: Id,
     /// How many permits, at most `capacity`.
     pub permits: NonZeroU32,
@@ -92,18 +98,21 @@ pub struct Request {
     pub capacity: NonZeroU32,
     /// How long the ticket lives without a renewal, as holder and as waiter.
     pub ttl: Duration,
-    /// Whether to queue when the permits are not free. If not, nothing is left behind.
+    /// Whether to queue when the permits are not free. If false, a refused request leaves no ticket
+    /// at the store.
     pub wait: bool,
-    /// The highest ticket number that this client has seen on any name. A store that lost its data continues above it,
-    /// unless it is more than a day ahead of the store's clock.
+    /// The highest ticket number that this client has seen on any name. A store that has lost its
+    /// data continues above this number, unless the number is more than a day ahead of the store's
+    /// clock.
     pub highest_seen: u64,
-    /// The owner of the ticket, for people: `host/pid/client`, followed by a space and the application's text, if it
-    /// has set one. Without control characters and line breaks. [`TicketInfo::new`](crate::TicketInfo::new) splits it again.
+    /// The owner of the ticket, for people: `host/pid/client`, followed by a space and the
+    /// application's text, if the application has set one. It has no control characters and no line
+    /// breaks. [`TicketInfo::new`](crate::TicketInfo::new) splits it again.
     pub owner: Arc<str>,
 }
 
 impl Request {
-    /// A request that does not wait, by an owner without a name. The other fields can be set.
+    /// A request that does not wait, with an empty owner. All fields can be changed afterwards.
     #[must_use]
     pub fn new(
         name: Name,

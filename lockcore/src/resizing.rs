@@ -1,4 +1,5 @@
-//! Requests about the stored capacity of a semaphore, and their answers. Its effect on the tickets is in `queue`.
+//! Requests about the stored capacity of a semaphore, and their answers. The effect of a stored
+//! capacity on tickets is in `queue`.
 
 use std::num::NonZeroU32;
 
@@ -7,14 +8,16 @@ use crate::request::Id;
 
 /// A request about the capacity that is stored for a name.
 ///
-/// While one is stored, the capacities of the tickets of that name do not count. A request for permits is not refused
-/// because of its capacity then, unless it is [`FULL`](crate::backend::FULL): a mutex is no semaphore.
+/// While a capacity is stored, the capacities of the tickets of this name do not count. So a
+/// request for permits is not refused because of its capacity. The exception is a request with the
+/// capacity [`FULL`](crate::backend::FULL), because a mutex or a read/write lock is no semaphore.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Resize {
     /// The name.
     pub name: Name,
-    /// The identity of the request. A store keeps it with the capacity, and answers a repetition as carried out.
+    /// The identity of the request. A store keeps the id with the capacity. If the same request is
+    /// sent again, the store does not change the capacity again, and answers `Applied`.
     pub id: Id,
     /// The operation.
     pub op: ResizeOp,
@@ -34,28 +37,32 @@ impl Resize {
 pub enum ResizeOp {
     /// Only answer.
     Read,
-    /// Store another capacity, if nobody else has changed it since it was read.
+    /// Store another capacity, if nobody has changed the stored capacity since the caller read it.
     Set {
-        /// The capacity from then on. With `None` there is none any more, and the tickets decide again.
+        /// The new stored capacity. With `None` the stored capacity is removed, and the capacities
+        /// of the tickets count again.
         capacity: Option<u32>,
-        /// The [last change](Resized::change) that was read.
+        /// The id of the [last change](Resized::change) that the caller has read.
         after: Option<Id>,
-        /// The capacity that the caller has in mind for a name without a stored one. If live tickets have another, nothing
-        /// is changed: the oldest, if none is stored yet, and any of them, if none is to be stored any more. So tickets
-        /// without a stored capacity all have the same one.
+        /// The capacity that the caller states for this name. It guards two changes. When a first
+        /// capacity is stored, nothing is changed if the oldest live ticket has another capacity
+        /// than `stated`. When the stored capacity is removed, nothing is changed if any live
+        /// ticket has another one. So without a stored capacity, all tickets of a name have the
+        /// same capacity.
         stated: NonZeroU32,
     },
 }
 
-/// The answer to a [`Resize`]: what is stored after it.
+/// The answer to a [`Resize`]: what is stored after the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 #[non_exhaustive]
 pub struct Resized {
-    /// The capacity.
+    /// The stored capacity, if there is one.
     pub capacity: Option<u32>,
-    /// The [identity](Resize::id) of the last change. A store may know it although no capacity is stored any more, and
-    /// should for a minute, so that a change that comes late does nothing.
+    /// The [identity](Resize::id) of the last change. A store may keep this id after the stored
+    /// capacity was removed. It should keep it for at least a minute, so that a change that arrives
+    /// late does nothing.
     pub change: Option<Id>,
     /// The effect of the request.
     pub outcome: ResizeOutcome,
@@ -76,11 +83,12 @@ impl Resized {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ResizeOutcome {
-    /// It was carried out.
+    /// The request was carried out.
     Applied,
-    /// Somebody else has changed the capacity since. Nothing was changed.
+    /// Nothing was changed, because somebody else has changed the capacity since the caller read
+    /// it.
     Kept,
-    /// The name is in use with another capacity. Nothing was changed.
+    /// Nothing was changed, because the name is in use with another capacity.
     Mismatch {
         /// The capacity of a live ticket.
         in_use: u32,

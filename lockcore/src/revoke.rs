@@ -1,5 +1,5 @@
-//! Ending the grant of somebody else: by asking for it, or at once. `Locks::inspect` in `locks` shows
-//! the holder of a lock. The side of the holder is in `hold`.
+//! Ending the grant of another caller: by a request to the holder, or at once. `Locks::inspect` in
+//! `locks` shows the holder of a lock. What the holder does is in `hold`.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -16,8 +16,9 @@ use crate::owner;
 use crate::pauses::Pauses;
 use crate::request::{Id, Request};
 
-/// The pauses between two looks at a ticket that was asked back. A holder that gives up at once is noticed at once, and
-/// a long grace costs two requests per second, as the mean of the longest pauses is half a second.
+/// The pauses between two looks at a ticket that was asked back. They begin short, so this caller
+/// soon sees that a holder has given up at once. They grow, so a long grace costs about two
+/// requests per second: the mean of the longest pauses is half a second.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -25,42 +26,51 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_GRACE: Duration = Duration::from_secs(86_400);
 
 impl Locks {
-    /// Asks the holder of a lock to give it up, and takes it away if the holder does not. `ticket` names the grant:
-    /// [`TicketInfo::ticket`](crate::TicketInfo::ticket), or [`GrantId::ticket`](crate::GrantId::ticket). `why` is one
-    /// line for people, up to 64 bytes. `grace` is up to a day.
+    /// Asks the holder of a lock to give it up. If the holder does not, takes the lock away.
+    /// `ticket` names the grant: [`TicketInfo::ticket`](crate::TicketInfo::ticket), or
+    /// [`GrantId::ticket`](crate::GrantId::ticket). `why` is one line for people, up to 64 bytes.
+    /// `grace` is up to a day.
     ///
-    /// 1. The request is stored beside the ticket. The holder's [`revoked`](crate::Held::revoked) resolves, with this
-    ///    client and `why`. From then on no other task of its process gets the ticket.
-    /// 2. The holder has `grace` from the moment when its client learns of the request. It may finish, and release. At
-    ///    the end the lock is lost for it with [`Revoked`](crate::LostReason::Revoked): work under the lock is dropped,
-    ///    the ticket is released, and the store grants the lock to the next in line.
-    /// 3. This call returns when the ticket is gone. A holder that does not know about such requests, because its version
-    ///    of the library is older, loses the ticket to [`force_release`](Self::force_release) after `grace` and a whole
-    ///    ttl.
+    /// 1. The store keeps the request beside the ticket. When the holder's client learns of it,
+    ///    [`revoked`](crate::Held::revoked) resolves there, with this client and `why`. From then
+    ///    on no other task of the holder's process gets the ticket.
+    /// 2. The holder has `grace` from the moment when its client learns of the request. It may
+    ///    finish and release in this time. At the end of `grace` it loses the lock with
+    ///    [`Revoked`](crate::LostReason::Revoked). Its client drops the work under the lock and
+    ///    releases the ticket. Then the store grants the lock to the next waiter.
+    /// 3. This call returns when the ticket is gone. If the holder's version of the library does
+    ///    not know such requests, the holder does not release. In this case this call removes the
+    ///    ticket after `grace` and a whole ttl, as [`force_release`](Self::force_release) does.
     ///
-    /// Until step 3 nobody else can get the lock while this holder believes in it. The holder's client, and no clock of
-    /// the store or of this caller, ends the lease. If the holder cannot be reached, it does not renew its lease, and the
-    /// store ends it.
+    /// If the holder's client knows such requests, nobody else gets the lock while the holder
+    /// believes in it. The reason is that the holder's own client ends the lease, and no clock of
+    /// the store or of this caller does. If the request cannot reach the holder, the holder cannot
+    /// renew its lease either, so the lease ends at the store.
     ///
-    /// How fast the holder learns of the request: on Redis, and in the same process, within about 100 ms, by a message.
-    /// Between processes on SQLite, on ZooKeeper, and when the message is lost: at its next renewal, after about a third
-    /// of its ttl. A lock without [renewal](crate::Lock::renew) is not asked; it ends by itself.
+    /// On Redis, and in the same process, the holder learns of the request by a message, within
+    /// about 100 ms. In other cases it learns of the request at its next renewal, after about a
+    /// third of its ttl: between processes on SQLite, on ZooKeeper, and when the message is lost.
+    /// The holder of a lock without [renewal](crate::Lock::renew) is not asked, because its lease
+    /// ends by itself.
     ///
-    /// A second request replaces the first. A holder that has learnt of both gives up at the earlier end.
+    /// A second request replaces the first. If the holder has learned of both, it gives up at the
+    /// earlier of the two ends.
     ///
-    /// Returns [`Released`](Release::Released) when this grant is over, and [`AlreadyLost`](Release::AlreadyLost) when
-    /// it was over before.
+    /// Returns [`Released`](Release::Released) when this call has seen the end of the grant, and
+    /// [`AlreadyLost`](Release::AlreadyLost) when the grant was over before.
     ///
     /// # Errors
     ///
-    /// [`Config`](crate::ErrorKind::Config) when `why` or `grace` is not usable, when the ticket waits and holds nothing,
-    /// when the store denies it, or when the store has no such operation.
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) when the store does not answer for one operation timeout.
+    /// [`Config`](crate::ErrorKind::Config) when `why` or `grace` is not usable, the ticket is a
+    /// waiter, the store denies the request, or the store has no such operation.
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) when the store does not answer for one
+    /// operation timeout.
     ///
     /// # Cancel safety
     ///
-    /// A request that was stored stays, and the holder still follows it. Dropping the future only leaves out the last
-    /// step, which takes the lock from a holder that does not.
+    /// If the store has the request when the future is dropped, the request stays, and the holder
+    /// obeys it. Only the last step is left out: nobody removes the ticket of a holder that does
+    /// not obey.
     ///
     /// # Examples
     ///
@@ -117,8 +127,9 @@ impl Locks {
         if !self.ask(name, id, &ask).await? {
             return Ok(Release::AlreadyLost);
         }
-        // The request that was seen at the ticket with this id, and when its time is over. A ticket that is adopted gets
-        // another id, and a lease from then on: its new holder has as much time to learn of the request.
+        // What the last look has found: the request at the ticket, the id of the ticket, and the
+        // time until which the holder may hold. An adoption gives the ticket another id and a new
+        // lease. Then the new holder gets as much time to learn of the request.
         let mut seen: Option<(AskedBack, Id, Instant)> = None;
         let mut pauses = Pauses::between(SHORTEST_PAUSE, LONGEST_PAUSE);
         loop {
@@ -127,7 +138,8 @@ impl Locks {
                 return Ok(Release::Released);
             };
             match (&place.asked_back, &seen) {
-                // A server that was promoted may not have it, and a ticket that was made smaller may have lost it.
+                // The request is not there. A server was promoted that has not seen it, or a
+                // reduction of the ticket's permits has removed it.
                 (None, _) => {
                     self.ask(name, id, &ask).await?;
                     seen = None;
@@ -138,10 +150,13 @@ impl Locks {
                     {
                         return Ok(Release::Released);
                     }
-                    // It has gone by itself, or somebody has adopted it: then it has another id.
+                    // The ticket is not there with this id: it has ended, or somebody has adopted
+                    // it, which gives it another id.
                 }
-                // Somebody else may have asked since, with another grace. It is stored by now, so by `give_up` a holder that
-                // renews has learnt of it and used its grace, and one that does not renew has expired.
+                // This is a first look at this request, or somebody else has asked since, with
+                // another grace. The request is at the store now. If the holder renews, it learns
+                // of the request before the end of the present lease, and its grace is over by
+                // `give_up`. If it does not renew, its lease has ended by then.
                 (Some(stands), _) => {
                     let give_up = clock.now().after(place.remaining).after(stands.grace);
                     let give_up = give_up.after(self.0.shared.op_timeout);
@@ -151,21 +166,25 @@ impl Locks {
         }
     }
 
-    /// Ends the grant of somebody else at once. `ticket` names the grant: see [`revoke`](Self::revoke). If the ticket is
-    /// gone, or somebody else holds the lock by now, nothing happens and this returns
-    /// [`AlreadyLost`](Release::AlreadyLost). The store removes exactly this ticket, and wakes the next in line in the
-    /// same step.
+    /// Ends the grant of another caller at once. `ticket` names the grant: see
+    /// [`revoke`](Self::revoke). If the ticket is gone, or if somebody else holds the lock by now,
+    /// nothing happens, and this returns [`AlreadyLost`](Release::AlreadyLost). The store removes
+    /// exactly this ticket, and wakes the next waiter in the same step.
     ///
-    /// **The holder may go on for a while.** It learns of the loss at its next renewal, after up to a third of its ttl,
-    /// and until then it believes in its lease. Meanwhile the next holder works too. A resource that checks [fencing
-    /// tokens](crate::fencing) refuses the late writes. Use [`revoke`](Self::revoke) if there is time; it never lets two
-    /// in. This is for a holder that hangs, and for one whose process is gone and whose lease is long.
+    /// **The holder may continue for a while.** It learns of the loss at its next renewal, after up
+    /// to a third of its ttl, and believes in its lease until then. Meanwhile the next holder works
+    /// too. A resource that checks [fencing tokens](crate::fencing) refuses the late writes. If
+    /// there is time, use [`revoke`](Self::revoke), which lets nobody else in before a live holder
+    /// has given up. `force_release` is for a holder that hangs, and for a long lease of a process
+    /// that is gone.
     ///
-    /// A ticket that is handed over inside a process stays the same ticket: this ends the grant of whichever task has it.
+    /// A hand-over inside a process keeps the ticket. So this ends the grant of the task that has
+    /// the ticket at that time.
     ///
     /// # Errors
     ///
-    /// As [`revoke`](Self::revoke). [`Unknown`](crate::ErrorKind::Unknown) when the store did not acknowledge it.
+    /// As [`revoke`](Self::revoke). [`Unknown`](crate::ErrorKind::Unknown) when the store did not
+    /// acknowledge the removal.
     ///
     /// # Cancel safety
     ///
@@ -196,8 +215,8 @@ impl Locks {
     ) -> Result<Release, Error> {
         let name = self.name(name)?;
         let outcome = async {
-            // Two requests: one reads the id of the ticket, one releases that id. If the ticket is adopted in between,
-            // it has a new id, and both are sent again.
+            // There are two requests: one reads the id of the ticket, and one releases that id. If
+            // the ticket is adopted in between, it has a new id, and both requests are sent again.
             for _ in 0..3 {
                 let Some((place, id)) = self.holder(&name, ticket).await? else {
                     break;
@@ -213,7 +232,7 @@ impl Locks {
             .map_err(|error: Error| error.of_name(name.as_str()))
     }
 
-    /// The holder with this ticket, if it is still there.
+    /// The holder with this ticket, or `None` if the ticket is gone.
     async fn holder(&self, name: &Name, ticket: u64) -> Result<Option<(TicketInfo, Id)>, Error> {
         let places = self.0.shared.inspect(name).await?;
         let Some(place) = places.into_iter().find(|place| place.ticket == ticket) else {
@@ -245,8 +264,8 @@ impl Locks {
         Ok(found)
     }
 
-    /// Removes a ticket by its id, which no other ticket ever has. So only this grant can end, although another one may
-    /// hold the lock when this arrives.
+    /// Removes a ticket by its id, which no other ticket ever has. If another grant holds the lock
+    /// when the request arrives, nothing happens to it.
     async fn release_of(&self, name: &Name, place: &TicketInfo, id: Id) -> Result<Release, Error> {
         let shared = &self.0.shared;
         let request = Request {

@@ -1,8 +1,8 @@
-//! Work bound to a lease: a body that is polled only while the lock is held.
+//! Work under a lock: a body, which is polled only while the lock is held.
 //!
-//! The futures are written by hand, because each layer of `async fn` would store the body twice: as its argument, and
-//! as the future that it awaits. If functions under locks call each other, the size would double at each step. Here a
-//! body costs only its own size.
+//! The futures here are written by hand. An `async fn` would store the body twice: as its argument,
+//! and as the future that it awaits. If functions under locks call each other, the size would
+//! double at each call. A future that is written by hand stores the body once.
 
 use std::future::Future;
 use std::ops::Deref;
@@ -66,14 +66,15 @@ impl MultiLock {
 impl Guard {
     /// Runs `body` while the lock is held, then releases the lock and waits for the answer.
     ///
-    /// Before each poll of the body the deadline is checked. When the lock is lost, the body is dropped where it
-    /// stands, and the caller gets [`Lost`](crate::ErrorKind::Lost), unless the lock was taken with
-    /// [`OnLost::Signal`](crate::OnLost::Signal). With [`OnRevoke::Cancel`](crate::OnRevoke::Cancel) the same happens as
-    /// soon as somebody asks for the lock.
-    /// A body that has returned keeps its result, even if the lock is found lost afterwards: an error would make
-    /// callers do the work twice.
+    /// The deadline is checked before each poll of the body. When the lock is lost, the body is
+    /// dropped at its current `.await`, and the caller gets [`Lost`](crate::ErrorKind::Lost). If
+    /// the lock was taken with [`OnLost::Signal`](crate::OnLost::Signal), the body continues. With
+    /// [`OnRevoke::Cancel`](crate::OnRevoke::Cancel) the same happens as soon as somebody asks for
+    /// the lock. If the body has returned, the caller gets its result, even if the lock is found
+    /// lost afterwards. An error would make callers do the work twice.
     ///
-    /// Inside, asking for the same lock again re-enters it: see [`Lock::reentrant`](crate::Lock::reentrant).
+    /// If the body asks for the same lock again, it re-enters the lock: see
+    /// [`Lock::reentrant`](crate::Lock::reentrant).
     ///
     /// Tasks that the body has *spawned*, and code that blocks without awaiting, are not stopped. For spawned tasks see
     /// [`Held::scope`].
@@ -84,7 +85,7 @@ impl Guard {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future drops the body, then hands the release to the keeper.
+    /// Dropping the future drops the body first. After that the keeper releases the lock.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -107,13 +108,14 @@ impl Guard {
 }
 
 impl Held {
-    /// Runs `body` while the lock is held, and does not release the lock. This is [`Guard::run`] for work that is one
-    /// of several parts under the same guard.
+    /// Runs `body` while the lock is held, and does not release the lock. Use it in place of
+    /// [`Guard::run`] for one of several parts of work under the same guard.
     ///
     /// # Errors
     ///
-    /// [`Lost`](crate::ErrorKind::Lost) when the lock is lost: the body is dropped where it stands. With
-    /// [`OnLost::Signal`](crate::OnLost::Signal) there is no error.
+    /// [`Lost`](crate::ErrorKind::Lost) when the lock is lost: the body is dropped at its current
+    /// `.await`. With [`OnLost::Signal`](crate::OnLost::Signal) there is no error, and the body
+    /// continues.
     ///
     /// # Cancel safety
     ///
@@ -135,7 +137,7 @@ impl MultiGuard {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future drops the body, then hands the releases to the keepers.
+    /// Dropping the future drops the body first. After that the keepers release the locks.
     pub fn run<T, E>(
         self,
         body: impl Future<Output = Result<T, E>>,
@@ -152,8 +154,9 @@ impl MultiHeld {
     ///
     /// # Errors
     ///
-    /// [`Lost`](crate::ErrorKind::Lost) with the name of the lock that was lost: the body is dropped where it stands.
-    /// Locks with [`OnLost::Signal`](crate::OnLost::Signal) are not checked.
+    /// [`Lost`](crate::ErrorKind::Lost) with the name of the lock that was lost: the body is
+    /// dropped at its current `.await`. Locks with [`OnLost::Signal`](crate::OnLost::Signal) are
+    /// not checked.
     ///
     /// # Cancel safety
     ///
@@ -166,9 +169,10 @@ impl MultiHeld {
     }
 }
 
-/// The body has been dropped by now; the release must not come before that. After a loss the release is not awaited,
-/// because the store may be the cause. `release` is then dropped before its first poll, which hands the guard to the
-/// keeper.
+/// Releases the lock after the body. The body has been dropped before this call, because the
+/// release must come after it. After a loss, this does not wait for the release, because the store
+/// may be out of reach. It drops `release` before its first poll. This drops the guard, and the
+/// keeper releases.
 async fn then_release<T, E: From<Error>>(
     result: Result<Result<T, E>, Error>,
     release: impl Future<Output = Result<Release, Error>>,
@@ -216,11 +220,11 @@ impl Deref for One {
 pin_project! {
     /// Polls its body as long as all locks are held.
     struct WhileHeld<H, N, C, F> {
-        // The first field, so that it is dropped first.
+        // This is the first field, so that the body is dropped before the locks.
         #[pin]
         body: Body<F>,
-        // Resolves after a change of any lock that comes after its own first poll. It is made when the body has waited,
-        // if the loss of any lock ends the body.
+        // Resolves after a change of any lock that comes after the first poll of this future. It is
+        // made when the body waits, if the loss of a lock ends the body.
         #[pin]
         changed: Option<C>,
         next_change: N,
@@ -231,7 +235,7 @@ pin_project! {
 pin_project! {
     #[project = BodyProj]
     enum Body<F> {
-        // `None` when the body is over, or when its first step has panicked.
+        // `None` after the end of the body, or after a panic in its first step.
         Ahead { body: Option<F> },
         Begun { #[pin] body: Inside<F> },
     }
@@ -266,7 +270,7 @@ where
         if let BodyProj::Ahead { body } = this.body.as_mut().project()
             && let Some(body) = body.take()
         {
-            // Made at the first poll, because the body is inside of the locks that are held around that poll.
+            // The scope is made at the first poll, because it contains the locks around that poll.
             let body = scope::inside(this.held, body);
             this.body.set(Body::Begun { body });
         }
@@ -279,9 +283,9 @@ where
             Poll::Ready(result) => result,
             Poll::Pending if !this.held.iter().any(Held::stops_work) => return Poll::Pending,
             Poll::Pending => {
-                // A task that waits must be woken by a loss. This registers for a change and then checks again, so that
-                // a change in between is not missed. It also resolves for other changes, but there are none once the
-                // lock is held.
+                // A loss must wake a task that waits. This registers for a change and then checks
+                // the locks again, so a change in between is not missed. `changed` would also
+                // resolve for changes other than a loss. There are none while the lock is held.
                 while this
                     .changed
                     .as_mut()
@@ -296,7 +300,8 @@ where
                 }
             }
         };
-        // The body is dropped before the caller sees the result, even if the caller keeps this future.
+        // The body is dropped here, before the caller sees the result. The caller may keep this
+        // future for longer.
         this.body.set(Body::Ahead { body: None });
         Poll::Ready(result)
     }
@@ -323,7 +328,7 @@ mod tests {
 
     const LOST: ErrorKind = ErrorKind::Lost(LostReason::Expired);
 
-    /// A client whose lease clock is moved by hand, and whose store has a clock of its own.
+    /// A client whose lease clock the test moves, and whose store has a clock of its own.
     fn locks(clock: &Clock) -> Locks {
         let store = Arc::new(Memory::new(Clock::BOOT));
         Locks::builder()
@@ -352,7 +357,8 @@ mod tests {
         assert!(!resumed, "the body went on after its lease had ended");
     }
 
-    /// Nobody reads the clock, so the keeper has to notice by itself that it has jumped.
+    /// No code of the test reads the clock, so the keeper has to notice by itself that the clock
+    /// has jumped.
     #[tokio::test]
     async fn a_loss_during_the_machines_sleep_is_told_soon_after_it() {
         let clock = Clock::by_hand();
@@ -373,7 +379,7 @@ mod tests {
         let ttl = Duration::from_millis(50);
         let lock = locks(&Clock::BOOT).mutex("a").ttl(ttl).renew(false);
 
-        // In another task, so that the end of the timeout does not wake it.
+        // The work runs in another task, so that the end of the timeout does not wake it.
         let waits = tokio::spawn(async move {
             lock.run(async |_| std::future::pending::<Result<(), Error>>().await)
                 .await
@@ -417,7 +423,8 @@ mod tests {
         assert_eq!(outcome.expect("the result"), LostReason::Expired);
     }
 
-    /// Leases are judged by the clock of the operating system, whatever a test does to tokio's clock.
+    /// Leases use the clock of the operating system. A test that pauses or advances tokio's clock
+    /// does not change it.
     #[tokio::test(start_paused = true)]
     async fn a_paused_and_advanced_tokio_clock_ends_no_lease() {
         let locks = Locks::connect("memory:").expect("a client");
@@ -428,7 +435,8 @@ mod tests {
         assert!(guard.is_valid());
     }
 
-    /// The wait is measured in real time too: a paused clock that jumps to the next timer must not end it.
+    /// The wait is measured in real time too. A paused tokio clock that jumps to the next timer
+    /// must not end the wait.
     #[tokio::test(start_paused = true)]
     async fn a_paused_tokio_clock_does_not_shorten_a_wait() {
         let locks = Locks::connect("memory:").expect("a client");
@@ -443,7 +451,8 @@ mod tests {
         drop(held);
     }
 
-    /// The lock was handed over, and the machine slept before the waiter was polled.
+    /// The lock was handed over to the waiter. Then the machine was suspended, before the waiter
+    /// was polled.
     #[tokio::test]
     async fn a_lock_that_is_lost_on_its_way_to_a_waiter_is_asked_for_again() {
         let clock = Clock::by_hand();
@@ -480,7 +489,8 @@ mod tests {
         assert_eq!(error.kind(), LOST);
     }
 
-    /// If each layer doubled the size, locked functions that call locked functions would become huge.
+    /// If each lock doubled the size of the future, locked functions that call locked functions
+    /// would become huge.
     #[tokio::test]
     async fn work_under_a_lock_is_not_much_larger_than_the_work() {
         const LARGE: usize = 100_000;
@@ -505,7 +515,7 @@ mod tests {
         let outer = locks.mutex("outer").acquire().await.expect("the lock");
         let inner = locks.mutex("inner").acquire().await.expect("the lock");
 
-        // Made before the body of the outer lock has begun.
+        // This future is made before the body of the outer lock begins.
         let work = inner.run(async { locks.mutex("outer").try_acquire().await.map(drop) });
 
         outer.run(work).await.expect("taken again");

@@ -9,10 +9,12 @@ use crate::request::FULL;
 
 /// A read/write lock on a name. Its write side *is* the mutex on that name.
 ///
-/// Fair: a reader does not pass a writer that waits.
+/// It is fair: a reader does not overtake a writer that waits.
 ///
-/// A writer that has finished writing and wants to go on reading lets other readers in with [`Guard::downgrade`]. There
-/// is no way in the other direction: two readers that want to become writers would wait for each other.
+/// A writer that has finished writing and only reads from then on can let other readers in with
+/// [`Guard::downgrade`]. In the other direction, [`Guard::try_upgrade`](crate::Guard::try_upgrade)
+/// makes a reader a writer if there is no other reader. It never waits, because two readers that
+/// wait to become writers would wait for each other.
 ///
 /// [`Guard::downgrade`]: crate::Guard::downgrade
 ///
@@ -42,7 +44,7 @@ impl RwLock {
         }
     }
 
-    /// The shared side. Its token is an identity and does not fence.
+    /// The shared side. Several callers hold it at once, so its grants have no fencing token.
     pub fn read(&self) -> Lock {
         Lock::new(&self.client, self.name.clone(), Ok((NonZeroU32::MIN, FULL)))
     }

@@ -1,7 +1,7 @@
-//! Re-entry: which locks the running code holds already, and taking such a lock again.
+//! Re-entry: which locks the running code holds already, and how it takes such a lock again.
 //!
-//! `run`, the macro and the layer poll their work in a task-local scope. Its keys are client and name, because a lock
-//! of the same name on another store is another lock.
+//! `run`, the macro and the layer poll their work in a task-local scope. A lock in the scope is
+//! found by client and name, because a lock with the same name in another store is another lock.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -21,8 +21,8 @@ tokio::task_local! {
     static SCOPE: Option<Scope>;
 }
 
-/// A held lock, and the locks that were held around it. Only the outer ones are on the heap, so most work under a lock
-/// allocates nothing for this.
+/// A held lock, and the locks that were held around it. Only the outer locks are on the heap, so
+/// most work under a lock needs no allocation for its scope.
 #[derive(Clone)]
 pub(crate) struct Scope {
     held: Held,
@@ -48,12 +48,12 @@ impl Runner {
     }
 }
 
-/// The scope that the running code is inside of.
+/// The scope of the running code.
 pub(crate) fn around() -> Option<Scope> {
     SCOPE.try_with(Option::clone).ok().flatten()
 }
 
-/// A scope of these locks, inside of the one that is [`around`].
+/// A scope of these locks, inside of the scope that is [`around`].
 fn of(held: &[Held]) -> Option<Scope> {
     held.iter().cloned().fold(around(), |outer, held| {
         let outer = outer.map(Arc::new);
@@ -74,7 +74,7 @@ pub(crate) fn inside<F: Future>(held: &[Held], body: F) -> Inside<F> {
     SCOPE.scope(of(held), body)
 }
 
-/// Runs `body` in a scope that was [`around`] other code.
+/// Runs `body` in a scope that [`around`] has returned to other code.
 pub(crate) fn within<F: Future>(around: Option<Scope>, body: F) -> Inside<F> {
     SCOPE.scope(around, body)
 }
@@ -84,8 +84,8 @@ pub(crate) fn enter<T>(held: &[Held], code: impl FnOnce() -> T) -> T {
     SCOPE.sync_scope(of(held), code)
 }
 
-/// The innermost hold of a name that the running code is inside of and that is not over. The new guard of it is to
-/// `write` or to read.
+/// Finds the innermost hold of a name around the running code that is not over. Returns a new guard
+/// of this hold, to write if `write` is true, or else to read.
 pub(crate) fn find(client: &Arc<Client>, name: &Name, write: bool) -> Option<Guard> {
     SCOPE
         .try_with(|innermost| {
@@ -96,18 +96,19 @@ pub(crate) fn find(client: &Arc<Client>, name: &Name, write: bool) -> Option<Gua
         .ok()?
 }
 
-/// The lock of a name that the running code is inside of, or the innermost if there are several. Use it for assertions
-/// in code that relies on a lock which its callers take.
+/// The held lock with this name, if the running code is inside of it. If there are several, the
+/// innermost. Use it for assertions in code that relies on a lock of its callers.
 ///
-/// "Inside" means inside of [`Lock::run`](crate::Lock::run) and the other `run` methods, a function with
-/// `#[distributed_lock]`, the layer, [`Held::while_held`] and [`Held::scope`]. The lock may be a
-/// mutex, a side of a read/write lock, or permits of a semaphore. The name is the one that was given, without the
-/// namespace. The lock may be of any client; [`Locks::held`](crate::Locks::held) looks only for locks of one client.
+/// "Inside" means inside of [`Lock::run`](crate::Lock::run) and the other `run` methods, a function
+/// with `#[distributed_lock]`, the layer, [`Held::while_held`] and [`Held::scope`]. The lock may be
+/// a mutex, a side of a read/write lock, or permits of a semaphore. The name is that of the lock
+/// without the namespace. The lock may be of any client; [`Locks::held`](crate::Locks::held) looks
+/// only for locks of one client.
 ///
-/// `None` if there is no such lock, or if it is lost or released by now. A spawned task is not inside of the code that
-/// spawned it: there this is `None`, unless the lock was [carried](Held::scope) into the task. A bare
-/// [`Guard`](crate::Guard) does not count either, because it belongs to no code. The store is not asked, and this works
-/// outside of a runtime too.
+/// `None` if there is no such lock, or if it is lost or released by now. A spawned task is not
+/// inside of the code that has spawned it. There this is `None`, unless the task runs in
+/// [`Held::scope`]. A bare [`Guard`](crate::Guard) does not count, because it belongs to no code.
+/// This sends no request to the store, and also works outside of a runtime.
 ///
 /// # Examples
 ///
@@ -141,7 +142,7 @@ pub fn held(name: &str) -> Option<Held> {
     held_that(|held| held.name() == name)
 }
 
-/// The innermost lock that matches and is held at this moment.
+/// The innermost lock around the running code that matches and is held at this moment.
 pub(crate) fn held_that(wanted: impl Fn(&Held) -> bool) -> Option<Held> {
     SCOPE
         .try_with(|innermost| {
@@ -153,12 +154,13 @@ pub(crate) fn held_that(wanted: impl Fn(&Held) -> bool) -> Option<Held> {
         .ok()?
 }
 
-/// Notes that the running code waits for a lock. Warns if these locks were asked for in another order before.
+/// Records that the running code waits for a lock. Warns if code has asked for these locks in
+/// another order before.
 #[cfg(debug_assertions)]
 pub(crate) fn note_wait(spec: &Spec<'_>) {
     let holds = holds();
     let around = holds.iter().map(|(held, keeps)| {
-        // If a write hold was downgraded, this has the permits of the read hold.
+        // If a write hold was downgraded, this request has the permits of the read hold.
         let (lease, request) = (held.lease(), &held.lease().request);
         Around {
             called: Called {
@@ -182,9 +184,9 @@ pub(crate) fn note_wait(spec: &Spec<'_>) {
     spec.client.inversions.asked_for(wanted, &around);
 }
 
-/// The locks that the running code is inside of and that are held at this moment, the innermost first. The flag tells
-/// whether the running code itself keeps the lock held: a task that a scope was [carried](Held::scope) into does not
-/// keep the locks around that scope.
+/// The locks around the running code that are held at this moment, the innermost first. The flag
+/// tells whether the running code itself keeps the lock held. A task in a [`Held::scope`] keeps the
+/// lock of that scope, but not the locks around it.
 #[cfg(debug_assertions)]
 fn holds() -> Vec<(Held, bool)> {
     let Some(innermost) = around() else {
@@ -197,11 +199,12 @@ fn holds() -> Vec<(Held, bool)> {
         .collect()
 }
 
-/// Takes a lock again that the caller holds already, as `outer`: same ticket, same token, and no request to the store.
+/// Takes a lock again that the caller holds already as `outer`. The new guard has the same ticket
+/// and the same token, and no request is sent to the store.
 ///
 /// # Cancel safety
 ///
-/// Dropping the future gives up its position in tokio's queue of the semaphore.
+/// If the future is dropped, it leaves the queue of the tokio semaphore. Nothing else has changed.
 pub(crate) async fn reenter(
     spec: &Spec<'_>,
     outer: Guard,
@@ -222,15 +225,15 @@ pub(crate) async fn reenter(
         // Readers do not exclude each other.
         false => None,
     };
-    // The lock may have been lost while this waited for its turn.
+    // The lock may have been lost while this waited for the permits.
     if let Some(error) = outer.loss() {
         return Err(error);
     }
     Ok(Guard::inside(outer, permits, spec))
 }
 
-/// The turn of an inner hold. Two branches of a `join!` that both take the lock again exclude each other, as two tasks
-/// would.
+/// The permits of an inner hold, from a semaphore inside the process. With them, two branches of a
+/// `join!` that both take the lock again exclude each other, like two tasks.
 async fn permits(spec: &Spec<'_>, outer: &Guard, budget: &Budget) -> Result<InnerPermits, Error> {
     let permits = if spec.is_exclusive() {
         INNER_PERMITS

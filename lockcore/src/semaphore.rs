@@ -1,4 +1,4 @@
-//! The semaphore: k permits of n.
+//! The semaphore: a lock of which each caller takes `k` of `n` permits.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -13,7 +13,8 @@ use crate::lock::Lock;
 use crate::name::Name;
 use crate::request::{FULL, mismatch};
 
-/// How often [`Semaphore::drain`] looks. Each further look means that others have taken permits since the last one.
+/// How often [`Semaphore::drain`] looks at the free permits. It looks again only if others have
+/// taken permits since its last look.
 const LOOKS: u32 = 8;
 
 /// A semaphore on a name: at most `capacity` permits are taken at any time.
@@ -21,13 +22,16 @@ const LOOKS: u32 = 8;
 /// All users of the name must state the same capacity. While the semaphore is in use, another capacity is refused with
 /// [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch).
 ///
-/// Or an operator [resizes](Self::resize) it: then the store keeps the capacity, and what callers state counts no more.
+/// An operator can [resize](Self::resize) it. Then the store keeps the capacity, and ignores the
+/// capacity that callers state.
 ///
-/// Fair: a small request does not pass a large one that waits. The permits of a request are taken all at once.
+/// A semaphore is fair: a small request does not overtake a large request that waits. A request
+/// takes all its permits at once.
 ///
-/// Permits have a lease, like every lock here: they come back when their holder dies. With
-/// [`permits(k)`](Self::permits)`.`[`ttl(…)`](Lock::ttl)`.`[`renew(false)`](Lock::renew) they also come back from a holder
-/// that lives, after that time. This is what the `PermitExpirableSemaphore` of Redisson is for.
+/// Permits have a lease, like every lock here: they are free again when the lease of a dead holder
+/// ends. With [`permits(k)`](Self::permits)`.`[`ttl(…)`](Lock::ttl)`.`[`renew(false)`](Lock::renew)
+/// they are also free again after that time if their holder lives. This is what the
+/// `PermitExpirableSemaphore` of Redisson is for.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -59,8 +63,8 @@ impl Semaphore {
         }
     }
 
-    /// This number of permits at once: 1 to the capacity that this value states. Anything else is reported as
-    /// [`Config`](crate::ErrorKind::Config) when the permits are asked for.
+    /// This number of permits at once: from 1 to the capacity that this semaphore states. With
+    /// another number, a request for the permits fails with [`Config`](crate::ErrorKind::Config).
     pub fn permits(&self, permits: u32) -> Lock {
         Lock::new(&self.client, self.name.clone(), self.share(permits))
     }
@@ -91,17 +95,19 @@ impl Semaphore {
         self.permits(1).acquire().await
     }
 
-    /// How many permits could be taken now: what is not held, and 0 if somebody waits. Nobody passes a waiter, so permits
-    /// that are free but too few for the first in line are of no use to others.
+    /// How many permits could be taken now: the permits that nobody holds, or 0 if somebody waits.
+    /// Nobody may overtake a waiter. So if the free permits are too few for the first waiter,
+    /// nobody else can take them.
     ///
-    /// This is a snapshot, which may be out of date when it arrives. To take permits only if they are free, ask for them
-    /// ([`try_acquire`](Lock::try_acquire)). One request, or two if the name is not in use, or has
-    /// [another capacity](Self::resize).
+    /// This is a snapshot, which may be out of date when it arrives. To take permits only if they
+    /// are free, ask for them ([`try_acquire`](Lock::try_acquire)). This costs one request, or two
+    /// if the name is not in use or has [another capacity](Self::resize).
     ///
     /// # Errors
     ///
-    /// [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch) when the name is in use with another capacity that is not
-    /// stored; [`Unavailable`](crate::ErrorKind::Unavailable) and [`Config`](crate::ErrorKind::Config).
+    /// [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch) when callers use the name with
+    /// another capacity, and no capacity is stored; [`Unavailable`](crate::ErrorKind::Unavailable)
+    /// and [`Config`](crate::ErrorKind::Config).
     ///
     /// # Cancel safety
     ///
@@ -125,18 +131,22 @@ impl Semaphore {
 
     /// Takes all permits that are free, and returns how many these are. Never waits.
     ///
-    /// It looks how many permits are [available](Self::available), and asks for exactly so many. So it never takes more
-    /// than were free when it looked. If others take some of them between the look and the request, the request takes
-    /// none, and it looks again. After eight looks it gives up. If others give permits back in between, these stay free.
-    /// A look and one more request, if nobody is in the way.
+    /// It looks how many permits are [available](Self::available), and asks for exactly this
+    /// number. So it never takes more permits than were free when it looked. If others take some of
+    /// them between the look and the request, the request takes none, and `drain` looks again.
+    /// After eight looks it gives up. If others release permits between the look and the request,
+    /// these permits stay free. It costs the look and one more request, if no other caller
+    /// interferes.
     ///
-    /// If somebody [forgets](Self::forget_capacity) a larger stored capacity between the look and the request, it may take
-    /// more permits than callers state. Others are refused then until it gives them back.
+    /// If somebody [forgets](Self::forget_capacity) a larger stored capacity between the look and
+    /// the request, `drain` may take more permits than callers state as the capacity. Other callers
+    /// are then refused until these permits are released.
     ///
     /// # Errors
     ///
-    /// [`Busy`](crate::ErrorKind::Busy) when no permit is free, when somebody waits, and when others were faster each
-    /// time. The other errors of [`available`](Self::available), and of [`Lock::try_acquire`].
+    /// [`Busy`](crate::ErrorKind::Busy) when no permit is free, when somebody waits, and when
+    /// others have taken permits after each of the eight looks. The other errors of
+    /// [`available`](Self::available), and of [`Lock::try_acquire`].
     ///
     /// # Cancel safety
     ///
@@ -172,7 +182,8 @@ impl Semaphore {
         Err(busy.unwrap_or_else(|| Error::busy(None).of_name(&self.name)))
     }
 
-    /// The capacity that counts: the stored one, or else the one that this value states. One request.
+    /// The capacity that counts: the stored capacity, or else the capacity that this semaphore
+    /// states. This costs one request.
     ///
     /// # Errors
     ///
@@ -201,29 +212,32 @@ impl Semaphore {
         Ok(stored.unwrap_or(stated.get()))
     }
 
-    /// Stores another capacity of this name, for all callers: 0 to [`MAX_PERMITS`](Self::MAX_PERMITS). From then on it
-    /// counts, and what callers state does not. A request for more permits than there are waits until there are enough.
+    /// Stores another capacity of this name, for all callers: 0 to
+    /// [`MAX_PERMITS`](Self::MAX_PERMITS). From then on the stored capacity counts, and the
+    /// capacity that callers state does not. A request for more permits than the stored capacity
+    /// waits until there are enough.
     ///
-    /// - **More permits** let the first waiters in at once.
-    /// - **Fewer permits** take nothing from holders. Later grants wait until the permits that are out fit under the new
-    ///   capacity. With 0 nobody gets permits until it grows again.
+    /// - **More permits** are granted to the first waiters at once.
+    /// - **Fewer permits** take nothing from holders. Later grants wait until the held permits fit
+    ///   under the new capacity. With 0 nobody gets permits until the capacity grows again.
     ///
-    /// The store keeps it until [`forget_capacity`](Self::forget_capacity), however long the name is not used. So all
-    /// programs go on with it, also those that start later and state another capacity. A mutex, a read/write lock, or a
-    /// barrier on the same name cannot be used meanwhile: they are refused with
-    /// [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch).
+    /// The store keeps the capacity until [`forget_capacity`](Self::forget_capacity), even if
+    /// nobody uses the name for a long time. So it also counts for programs that start later and
+    /// state another capacity. Meanwhile a mutex, a read/write lock, or a barrier on the same name
+    /// is refused with [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch).
     ///
-    /// Two requests, if nobody else changes the capacity at the same moment.
+    /// This costs two requests, if nobody else changes the capacity at the same moment.
     ///
     /// # Errors
     ///
-    /// - [`Config`](crate::ErrorKind::Config) for a capacity that is not possible, and at a store that cannot keep one:
-    ///   ZooKeeper, and a quorum of Redis servers. Nothing is changed then.
-    /// - [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch) when no capacity is stored yet, and the name is in use
-    ///   with another one than this value states.
+    /// - [`Config`](crate::ErrorKind::Config) for a capacity that is not possible, and at a store
+    ///   that cannot keep a capacity: ZooKeeper, and a quorum of Redis servers. Nothing is changed
+    ///   in this case.
+    /// - [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch) when no capacity is stored yet,
+    ///   and the name is in use with another capacity than this semaphore states.
     /// - [`Unavailable`](crate::ErrorKind::Unavailable) when nothing was changed because the store is down or refuses.
-    /// - [`Unknown`](crate::ErrorKind::Unknown) when the change was sent and its answer never came: it was made once, or
-    ///   not at all.
+    /// - [`Unknown`](crate::ErrorKind::Unknown) when the change was sent and its answer never came:
+    ///   the change was made once, or not at all.
     ///
     /// # Cancel safety
     ///
@@ -253,13 +267,15 @@ impl Semaphore {
         set.await.map(drop)
     }
 
-    /// [Stores](Self::resize) a capacity that is larger by this number than the one that counts now. Returns it. A change
-    /// counts once, even if its answer is lost and it is sent again.
+    /// [Stores](Self::resize) a capacity that is larger by this number than the capacity that
+    /// counts now. Returns the new capacity. A change counts once, even if its answer is lost and
+    /// the client sends it again.
     ///
     /// # Errors
     ///
-    /// As [`resize`](Self::resize). [`Unknown`](crate::ErrorKind::Unknown) also when the answer was lost and somebody
-    /// else has changed the capacity since: look at [`capacity`](Self::capacity) then.
+    /// As [`resize`](Self::resize). The error is also [`Unknown`](crate::ErrorKind::Unknown) when
+    /// the answer was lost and somebody else has changed the capacity since. In this case look at
+    /// [`capacity`](Self::capacity).
     ///
     /// # Cancel safety
     ///
@@ -283,13 +299,13 @@ impl Semaphore {
         self.step(more).await
     }
 
-    /// [Stores](Self::resize) a capacity that is smaller by this number than the one that counts now. Returns it. Holders
-    /// keep their permits.
+    /// [Stores](Self::resize) a capacity that is smaller by this number than the capacity that
+    /// counts now. Returns the new capacity. Holders keep their permits.
     ///
     /// # Errors
     ///
-    /// As [`add_permits`](Self::add_permits). [`Config`](crate::ErrorKind::Config) when there are not so many permits;
-    /// nothing is changed then.
+    /// As [`add_permits`](Self::add_permits). [`Config`](crate::ErrorKind::Config) when there are
+    /// not so many permits; nothing is changed in this case.
     ///
     /// # Cancel safety
     ///
@@ -316,13 +332,15 @@ impl Semaphore {
         self.step(fewer).await
     }
 
-    /// Forgets the [stored](Self::resize) capacity: from then on what callers state counts again. Takes nothing from
-    /// holders. If none is stored, nothing happens. Two requests.
+    /// Forgets the [stored](Self::resize) capacity. From then on the capacity that callers state
+    /// counts again. Holders keep their permits. If no capacity is stored, nothing happens. This
+    /// costs two requests.
     ///
     /// # Errors
     ///
-    /// As [`resize`](Self::resize). [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch) when a holder or a waiter
-    /// states another capacity than this value does: without a stored capacity all must agree.
+    /// As [`resize`](Self::resize). [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch) when a
+    /// holder or a waiter states another capacity than this semaphore: without a stored capacity,
+    /// all must state the same one.
     ///
     /// # Cancel safety
     ///
@@ -345,7 +363,7 @@ impl Semaphore {
         forget.await.map(drop)
     }
 
-    /// Stores what `next` makes of the capacity that counts now.
+    /// Stores the capacity that `next` computes from the capacity that counts now.
     async fn step(&self, next: impl Fn(u32) -> Result<u32, Error>) -> Result<u32, Error> {
         let stated = self.capacity;
         let change = |stored: Option<u32>| next(stored.unwrap_or(stated)).map(Some);
@@ -381,7 +399,7 @@ impl Semaphore {
         let name = self.name()?;
         let places = shared.inspect(&name).await?;
         let capacity = match places.first() {
-            // Stored or not, it is the same.
+            // If a capacity is stored, it is equal to the stated one.
             Some(oldest) if oldest.capacity == stated.get() => stated.get(),
             Some(oldest) => match shared.stored_capacity(&name).await? {
                 Some(_) => oldest.capacity,
@@ -397,8 +415,9 @@ impl Semaphore {
         Name::new(namespace, self.name.as_str())
     }
 
-    /// Permits that were seen to be free, at least 1. There may be more of them than this value states, because the stored
-    /// capacity is larger. As long as it is stored, the capacity of the request does not count.
+    /// A lock of the permits that a look has found free, at least 1. There may be more of them than
+    /// this semaphore states as its capacity, because the stored capacity is larger. While a
+    /// capacity is stored, the capacity in the request does not count.
     fn of_free(&self, permits: u32) -> Lock {
         let most = permits.max(self.capacity);
         let of_most = Self::new(&self.client, self.name.clone(), most);
@@ -434,7 +453,7 @@ struct Free {
 }
 
 impl Free {
-    /// By the tickets of a name.
+    /// Computes the free permits from the tickets of a name.
     fn in_line(places: &[TicketInfo], capacity: u32) -> Self {
         let (holders, waiters): (Vec<_>, Vec<_>) = places.iter().partition(|place| place.granted);
         let out = holders.iter().map(|holder| holder.permits);

@@ -1,4 +1,5 @@
-//! Waits until the process is asked to end. The end of its locks is in `locks`, at `shutdown`.
+//! A future that waits for a signal to stop the process. The release of the locks is in `locks`, at
+//! `shutdown`.
 
 use std::future::Future;
 use std::io;
@@ -9,15 +10,16 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 #[cfg(windows)]
 use tokio::signal::windows::{CtrlC as Signal, ctrl_c};
 
-/// Resolves when the process is asked to end: by Ctrl-C, or by SIGTERM, which service managers and container runtimes
-/// send before they kill. On Windows only by Ctrl-C.
+/// Resolves when the process gets a signal to stop: Ctrl-C or SIGTERM. Service managers and
+/// container runtimes send SIGTERM before they kill a process. On Windows there is only Ctrl-C.
 ///
-/// From this call on, these signals do not end the process by themselves any more, until it exits. So stop the work,
-/// call [`shutdown`](crate::shutdown) or [`Locks::shutdown`](crate::Locks::shutdown), and return from `main`. A process
-/// that is killed by a signal leaves its locks taken until their leases are over.
+/// From this call until the exit of the process, these signals do not end the process by
+/// themselves. So stop the work, call [`shutdown`](crate::shutdown) or
+/// [`Locks::shutdown`](crate::Locks::shutdown), and return from `main`. If a signal kills the
+/// process, its locks stay taken until their leases end.
 ///
-/// A signal that comes after the call and before the first poll is not missed. Each future is resolved by the first
-/// signal after its call.
+/// A signal that comes after the call and before the first poll is not missed. Each future resolves
+/// at the first signal after the call that has made it.
 ///
 /// # Panics
 ///
@@ -25,12 +27,12 @@ use tokio::signal::windows::{CtrlC as Signal, ctrl_c};
 ///
 /// # Cancel safety
 ///
-/// Safe: it only waits. The signals stay caught.
+/// Safe: it only waits. Even after the drop of the future, these signals do not end the process.
 ///
 /// # Examples
 ///
-/// A loop that works under a lock. The servers of axum and tonic take this future directly, in `with_graceful_shutdown`
-/// and `serve_with_shutdown`.
+/// This loop works under a lock. The servers of axum and tonic take the future directly, in
+/// `with_graceful_shutdown` and `serve_with_shutdown`.
 ///
 /// ```no_run
 /// use std::time::Duration;

@@ -1,8 +1,9 @@
-//! The synchronization types of the core: its mutexes, atomics, notifications and channels. They come from std and
-//! tokio. In the models of `loom` they are replaced by types that loom can stop before every step.
+//! The synchronization types of the core: its mutexes, atomics, notifications and channels. They
+//! come from std and tokio. In the tests with `loom`, other types replace them, which loom can stop
+//! before every step.
 //!
-//! A mutex of std must not be held while one of these is used: all threads of a model share one system thread, which
-//! would wait for itself.
+//! Code must not hold a mutex of std while it uses one of these types. All threads of a loom model
+//! share one system thread, which would wait for itself.
 
 #[cfg(all(test, lockcore_loom))]
 pub(crate) use modelled::{Mutex, MutexGuard, Notify, atomic, oneshot};
@@ -12,9 +13,10 @@ pub(crate) use {
     tokio::sync::{Notify, oneshot},
 };
 
-/// Loom has mutexes and atomics. The notifications and channels are tokio's, which loom does not know. So in front of
-/// every use there is a step that loom can order. Each use is one indivisible step, as tokio promises; the inside of
-/// tokio is not modelled.
+/// The types for loom. Loom has mutexes and atomics. The notifications and channels are those of
+/// tokio, which loom does not know. So before every use of them there is a step that loom can
+/// order. A use counts as one indivisible step, as tokio promises; the code inside tokio is not
+/// modelled.
 #[cfg(all(test, lockcore_loom))]
 mod modelled {
     use std::pin::Pin;
@@ -23,8 +25,8 @@ mod modelled {
     pub(crate) use loom::sync::{Mutex, MutexGuard};
     use tokio::sync::futures;
 
-    /// The step. Steps of one object happen one after the other, and a later step sees everything that came before an
-    /// earlier one.
+    /// A step that loom can order. The steps of one object happen one after the other, and a later
+    /// step sees everything that came before an earlier step.
     #[derive(Debug, Default)]
     struct Step(loom::sync::atomic::AtomicUsize);
 
@@ -34,9 +36,10 @@ mod modelled {
         }
     }
 
-    /// The atomics of loom, with a step in front of every use. When a second thread reads a value, loom forgets that
-    /// the first one has read it, and then does not try a change between the two reads. The step makes it try. It
-    /// orders nothing, so a read may still return an outdated value where the real atomic may.
+    /// The atomics of loom, with a step before every use. When a second thread reads a value, loom
+    /// forgets that the first thread has read it. So loom does not try a change between the two
+    /// reads. With the step, loom tries it. The step gives no memory ordering, so a read can return
+    /// an outdated value wherever the real atomic can.
     pub(crate) mod atomic {
         pub(crate) use loom::sync::atomic::Ordering;
         use loom::sync::atomic::{self, AtomicUsize};
@@ -174,7 +177,7 @@ mod modelled {
 
         pub(crate) struct Sender<T> {
             step: Arc<Step>,
-            /// `None` once it has sent.
+            /// `None` after it has sent.
             sender: Option<oneshot::Sender<T>>,
         }
 

@@ -1,14 +1,15 @@
-//! The number of a grant, in two types: [`GrantId`] names any grant, [`FencingToken`] is the one of an exclusive grant and
-//! can be compared. Each store's guide (`lockcore::guide`) describes how ticket numbers are drawn. How a resource checks
-//! a token is in `fencing`.
+//! The number of a grant, in two types. A [`GrantId`] names any grant. A [`FencingToken`] is the
+//! number of an exclusive grant, and tokens can be compared. Each store's guide (`lockcore::guide`)
+//! describes how ticket numbers are drawn. How a resource checks a token is in `fencing`.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Names one grant of one lock, in logs and events.
+/// The identity of one grant of one lock, for logs and events.
 ///
-/// It has no order, because grants of shared locks and of semaphores have none, and because grants of *different* names
-/// must not be compared. A resource compares the [`FencingToken`] of an exclusive lock, which is the same number.
+/// This type has no order. One reason is that grants of shared locks and of semaphores have no
+/// order. The other is that grants of *different* names must not be compared. A resource compares
+/// [`FencingToken`]s. The token of an exclusive grant is the same number as its grant id.
 ///
 /// It fits into an `i64`. The upper 53 bits are the number of the ticket at the store, the lower 10 bits count
 /// hand-overs inside one process.
@@ -18,7 +19,8 @@ pub struct GrantId(u64);
 /// Bits below the ticket's number: hand-overs inside one process.
 const HAND_OVER_BITS: u32 = 10;
 
-/// The largest number of a ticket: 53 bits, which are exact in a double (Lua, sorted sets, JSON).
+/// The largest number of a ticket: 53 bits, which a double represents exactly (Lua, sorted sets,
+/// JSON).
 pub const MAX_TICKET: u64 = (1 << 53) - 1;
 
 impl GrantId {
@@ -28,8 +30,9 @@ impl GrantId {
         Self((ticket << HAND_OVER_BITS) | hand_overs as u64)
     }
 
-    /// The number of the ticket at the store, which [`Locks::inspect`](crate::Locks::inspect) shows. Holders inside one
-    /// process that hand a ticket over to each other have the same.
+    /// The number of the ticket at the store, which [`Locks::inspect`](crate::Locks::inspect)
+    /// shows. When holders inside one process hand a ticket over to each other, this number stays
+    /// the same.
     #[must_use]
     pub const fn ticket(self) -> u64 {
         self.0 >> HAND_OVER_BITS
@@ -40,7 +43,7 @@ impl GrantId {
         (self.0 & ((1 << HAND_OVER_BITS) - 1)) as u16
     }
 
-    /// The grant with this number. `None` if no grant has it.
+    /// The grant with this number. `None` if no grant can have this number.
     pub(crate) fn of_number(number: u64) -> Option<Self> {
         let is_one = number >> HAND_OVER_BITS > 0 && i64::try_from(number).is_ok();
         is_one.then_some(Self(number))
@@ -59,15 +62,18 @@ impl fmt::Display for GrantId {
     }
 }
 
-/// A number that tells a protected resource which of two exclusive holders is the later one. It comes from
-/// [`Held::fencing_token`](crate::Held::fencing_token), or from another service as text, by [`str::parse`].
+/// A number by which a protected resource knows which of two exclusive holders is the later holder.
+/// It comes from [`Held::fencing_token`](crate::Held::fencing_token), or from another service as
+/// text, by [`str::parse`].
 ///
-/// Every exclusive grant of a name has a greater token than every earlier exclusive grant of that name. A resource that
-/// remembers the highest token it has seen, and refuses lower ones, is safe even from a holder that was frozen and
-/// continues after its lease went to somebody else. [`fencing`](crate::fencing) has such checks for SQL and Redis.
+/// Every exclusive grant of a name has a greater token than every earlier exclusive grant of that
+/// name. A resource should remember the highest token that it has seen, and refuse lower ones. Then
+/// it refuses a late write of a holder that was frozen while the lock went to somebody else.
+/// [`fencing`](crate::fencing) has such checks for SQL and Redis.
 ///
-/// Compare only tokens of the same name at the same store. A token from outside does not prove who sent it: it is a
-/// number, not a credential. If the store loses its data, tokens can go back by as much as the store's clock did.
+/// Compare only tokens of the same name at the same store. A token from outside does not prove
+/// which process has sent it: it is a number, not a credential. If the store loses its data, tokens
+/// can go back by as much as the store's clock did.
 ///
 /// As text it is a decimal number without sign or leading zeros, from 1 to 2⁶³ − 1.
 ///
@@ -118,7 +124,8 @@ impl FromStr for FencingToken {
     type Err = ParseTokenError;
 
     fn from_str(text: &str) -> Result<Self, ParseTokenError> {
-        // Only digits, and only one way to write a number, because resources may compare the text.
+        // The text has only digits, and each number has only one form, because a resource may
+        // compare the texts.
         let digits = text.bytes().all(|byte| byte.is_ascii_digit());
         let number = text.parse::<i64>().map_err(|_| ParseTokenError)?;
         if !digits || text.starts_with('0') {
@@ -128,7 +135,7 @@ impl FromStr for FencingToken {
     }
 }
 
-/// The text is not the token of an exclusive lock: see [`FencingToken`].
+/// The error for a text that is no fencing token: see [`FencingToken`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a fencing token: it is a decimal number from 1 to 9223372036854775807")]
 #[non_exhaustive]

@@ -1,4 +1,4 @@
-//! Upgrades: a reader that is alone writes for a while. Downgrades are in `hold`.
+//! Upgrades: the only reader of a lock becomes its writer for a while. Downgrades are in `hold`.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -12,33 +12,38 @@ use crate::request::{ALL_BUT_ONE, FULL};
 use crate::token::FencingToken;
 
 impl Guard {
-    /// Makes a reader a writer for a while, if it is alone: nobody else reads, and nobody waits. Nobody can come in
-    /// between. When the [`Upgraded`] that this returns is released or dropped, this guard reads on.
+    /// Makes a reader a writer for a while, if it is alone: nobody else holds the lock, and nobody
+    /// waits. Nobody else gets the lock in between. When the returned [`Upgraded`] is released or
+    /// dropped, this guard is a reader again.
     ///
-    /// It never waits. Two readers that both wait to become writers would wait for each other for ever, each for the end
-    /// of the other's read hold. A reader that is not alone, or behind which a writer waits, gets
-    /// [`Busy`](crate::ErrorKind::Busy) at once. It can release this guard and take the write side, and then must read
-    /// again what it has read: others may have written in between. If a reader often writes in the end, take the write
-    /// side from the beginning and [downgrade](Self::downgrade).
+    /// It never waits. If two readers could wait to become writers, each would wait for ever for
+    /// the end of the other's read hold. If the reader is not alone, or if somebody waits, it gets
+    /// [`Busy`](crate::ErrorKind::Busy) at once. It can then release this guard and take the write
+    /// side. After that it must read its data again, because others may have written in between. If
+    /// a reader often becomes a writer, take the write side from the beginning and
+    /// [downgrade](Self::downgrade).
     ///
-    /// For the store this is a second ticket, with all permits but the one that the reader has. So it costs one request,
-    /// [`inspect`](crate::Locks::inspect) shows two tickets, and the writer is lost when either is. After this call no
-    /// other task of this process shares this reader's ticket.
+    /// At the store this is a second ticket, with all permits except the reader's permit. So it
+    /// costs one request, and [`inspect`](crate::Locks::inspect) shows two tickets. If one of the
+    /// two tickets is lost, the writer is lost. After this call no other task of this process
+    /// shares this reader's ticket.
     ///
-    /// Code under the guard that asks for the lock again still re-enters the read side, and a request for the write side
-    /// is [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock). Views of this guard ([`Held::scope`](crate::Held::scope))
-    /// can carry the read side into tasks, which then read while this writes.
+    /// Code under the guard that asks for the read side again re-enters it. If it asks for the
+    /// write side, it gets [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock). A view of this guard
+    /// can run tasks under the read side ([`Held::scope`](crate::Held::scope)). These tasks read
+    /// while this writes.
     ///
     /// # Errors
     ///
-    /// In these cases nothing has changed: [`Busy`](crate::ErrorKind::Busy), see above, and while this hold has another
-    /// guard; [`Config`](crate::ErrorKind::Config) for a guard that is not a reader's;
-    /// [`Lost`](crate::ErrorKind::Lost) when the read lock was lost. The other errors of
+    /// [`Busy`](crate::ErrorKind::Busy) when the reader is not alone, when somebody waits, and when
+    /// this hold has another guard; [`Config`](crate::ErrorKind::Config) for a guard that is not a
+    /// reader's; [`Lost`](crate::ErrorKind::Lost) when the read lock was lost. In these cases
+    /// nothing was changed. The other errors are those of
     /// [`Lock::try_acquire`](crate::Lock::try_acquire).
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves the read hold as it was.
+    /// Dropping the future does not change the read hold.
     ///
     /// # Examples
     ///
@@ -84,7 +89,8 @@ impl Guard {
         if let Some(error) = self.loss() {
             return Err(error);
         }
-        // From here on no other task of this process gets the reader's ticket, even if the upgrade fails.
+        // After this call no other task of this process gets the reader's ticket, even if the
+        // upgrade fails.
         if !self.is_only_use() {
             return Err(Error::still_read());
         }
@@ -97,7 +103,7 @@ impl Guard {
             ttl: self.lease().ttl(),
             renew: self.lease().renew,
             owner: &request.owner,
-            // A ticket of its own: it is no reader that others could join.
+            // The ticket is not shared: other tasks must not join it as readers.
             limited: true,
             reentrant: false,
             on_lost: self.on_lost(),
@@ -108,7 +114,8 @@ impl Guard {
         let budget = Budget::new(&spec, None);
         let grant = acquire(&spec, &budget).await?;
         let rest = Guard::of(grant, &spec);
-        // The read lock may have been lost while the store was asked. Then this guard is dropped, and given back.
+        // The read lock may have been lost during the request. In that case the drop of `rest`
+        // releases its ticket.
         match self.loss() {
             Some(error) => Err(error),
             None => Ok(rest),
@@ -118,12 +125,12 @@ impl Guard {
 
 /// A reader that writes for a while: see [`Guard::try_upgrade`].
 ///
-/// It dereferences to a view of its two tickets, the reader's and the one with the rest of the permits. The view tells of
-/// both together: it is lost when either is.
+/// It dereferences to a view of its two tickets: the reader's ticket, and the ticket with the rest
+/// of the permits. The view counts as lost when one of the two is lost.
 #[derive(Debug)]
 #[must_use = "the lock is only read again as soon as this is dropped; bind it to a variable"]
 pub struct Upgraded<'a> {
-    /// The read hold cannot end, and no second guard of it can be made, as long as this exists.
+    /// This borrow prevents the end of the read hold, and a second guard of it.
     _reader: &'a mut Guard,
     held: MultiHeld,
     rest: Guard,
@@ -131,27 +138,28 @@ pub struct Upgraded<'a> {
 }
 
 impl Upgraded<'_> {
-    /// The fencing token of the writer: greater than that of every earlier writer, and less than that of every later one.
+    /// The fencing token of the writer. It is greater than the token of every earlier writer, and
+    /// less than the token of every later writer.
     #[must_use]
     pub fn fencing_token(&self) -> FencingToken {
         self.token
     }
 
-    /// A view of both tickets, which can be cloned and passed on.
+    /// A view of both tickets, which can be cloned and given to other code.
     #[must_use]
     pub fn held(&self) -> MultiHeld {
         self.held.clone()
     }
 
-    /// Ends the writing, and waits for the store's answer: see [`Guard::release`]. Other readers come in.
+    /// Ends the write hold, and waits for the store's answer: see [`Guard::release`]. After that
+    /// other readers can get the lock.
     ///
     /// # Errors
-    ///
-    /// Those of [`Guard::release`].
+    /// The errors of [`Guard::release`].
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future hands the release to the keeper, as dropping this does.
+    /// If the future is dropped, the keeper releases, as after the drop of this value.
     pub async fn release(self) -> Result<Release, Error> {
         let was_lost = !self.held.is_valid();
         let released = self.rest.release().await?;

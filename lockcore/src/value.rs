@@ -1,4 +1,5 @@
-//! The value beside a lock, for everybody who does not hold it. How the holder writes it is in `hold/value`.
+//! The value beside a lock, for callers that do not hold the lock. The holder's side is in
+//! `hold/value`.
 
 use std::sync::Arc;
 
@@ -11,11 +12,12 @@ use crate::name::Name;
 /// The value of a lock: a text that its holder has [written](crate::Held::set_value), with the fencing token of that
 /// holder. Anybody can read it and follow its changes, whether or not the lock is held.
 ///
-/// It stays when the lock is released. [`Locks::inspect`](crate::Locks::inspect) tells who holds the lock now: the value
-/// is of that holder if [`TicketInfo::ticket`](crate::TicketInfo::ticket) is the [ticket](crate::FencingToken::ticket) of
-/// its token.
+/// The value stays when the lock is released. [`Locks::inspect`](crate::Locks::inspect) tells who
+/// holds the lock now. If the [`TicketInfo::ticket`](crate::TicketInfo::ticket) of this holder is
+/// the [ticket](crate::FencingToken::ticket) of the value's token, this holder has written the
+/// value.
 ///
-/// The [`Counter`](crate::Counter) of the same name is something else.
+/// The value has nothing to do with the [`Counter`](crate::Counter) of the same name.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -58,15 +60,17 @@ impl LockValue {
         self.0.change(CountOp::Read).await
     }
 
-    /// Makes a new version of the value without another text, if it has this version: those who follow it look again.
+    /// Makes a new version of the value, with the same text, if the value has this version. So
+    /// everybody who follows the value reads it again.
     pub(crate) async fn touch(&self, version: u64) -> Result<Counted, Error> {
         let only_if = Some(OnlyIf::Version(version));
         let value = 0; // the number of this record, which nobody uses
         self.0.change(CountOp::Set { value, only_if }).await
     }
 
-    /// The value, now and after each change. Nothing happens at the store before the first call of
-    /// [`next`](ValueChanges::next). It costs as much as [`Counter::changes`](crate::Counter::changes).
+    /// Follows the value: the present value, and later ones when it changes. Nothing happens at the
+    /// store before the first call of [`next`](ValueChanges::next). It costs as much as
+    /// [`Counter::changes`](crate::Counter::changes).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -98,7 +102,8 @@ impl ValueChanges {
     /// The value if it has been written since the last call, or else as soon as it is written. The first call returns the
     /// present value, or `None`.
     ///
-    /// Of several values in a row only the last may be seen. If the store is down, this waits until it is back.
+    /// If several values follow each other fast, this may return only the last of them. If the
+    /// store is down, this waits until the store is back.
     ///
     /// # Errors
     ///
@@ -106,7 +111,7 @@ impl ValueChanges {
     ///
     /// # Cancel safety
     ///
-    /// Safe: a value that was not returned is returned by the next call.
+    /// Safe: if the future is dropped, the next call returns what this call would have returned.
     pub async fn next(&mut self) -> Result<Option<Written>, Error> {
         let counted = self.0.next().await?;
         Ok(counted.written)

@@ -1,5 +1,5 @@
-//! A service alone, and the same under a lock per request: what the layer costs when nobody else wants
-//! the key.
+//! Measures a service alone, and the same service under a lock per request. The difference is the
+//! cost of the layer when no other request needs the key.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 

@@ -21,14 +21,16 @@ use crate::guard::AnyGuard;
 pin_project! {
     /// A response body that keeps the lock until it ends.
     ///
-    /// The lock is released, and the release is awaited, *before* the client can see the end, so that the client's next
-    /// request does not find the key taken by its last one. So this body holds back whatever the client would take for
-    /// the end, until the lock is released: the last frame, if the inner body knows that it is the last
-    /// ([`is_end_stream`](Body::is_end_stream)); the frame that completes the `Content-Length`; trailers; the end
-    /// itself; an error. The inner body is dropped before the lock is released.
+    /// The lock is released *before* the client can see the end of the body. Otherwise the client's
+    /// next request could find the key taken by this one. So until the store has answered the
+    /// release, this body holds back everything that a client takes for the end. These are the
+    /// frame that completes the `Content-Length`, trailers, the end itself, and an error. It also
+    /// holds back the last frame, if the inner body says that it is the last
+    /// ([`is_end_stream`](Body::is_end_stream)). The inner body is dropped before the lock is
+    /// released.
     ///
-    /// When the lock is lost, the inner body is dropped, and this body ends in the [`lockcore::Error`]; in gRPC, in
-    /// trailers that say so.
+    /// When the lock is lost, the inner body is dropped, and this body ends with the
+    /// [`lockcore::Error`]. In gRPC it ends with trailers that contain the error's status.
     ///
     /// # Cancel safety
     ///
@@ -36,7 +38,8 @@ pin_project! {
     pub struct LockBody<B> {
         #[pin]
         state: State<B>,
-        // How many bytes the client still expects, if it was told a length. At zero, the client has seen the end.
+        // How many more bytes the client expects, if the response declares a length. At zero, the
+        // client has seen the end.
         owed: Option<u64>,
         next: Option<Part>,
         then: Option<Part>,
@@ -49,14 +52,14 @@ pin_project! {
         Holding { #[pin] holding: Holding<B> },
         Watched { watched: Watched<B> },
         Releasing { release: Pin<Box<dyn Future<Output = ()> + Send>> },
-        // `size` is the size that the server asks for, although it sends nothing: for the answer to a HEAD request.
+        // The server asks for `size` even if it sends no body, as in the answer to a HEAD request.
         Ended { size: SizeHint },
         PassThrough { #[pin] inner: B },
     }
 }
 
 impl<B> LockBody<B> {
-    /// `owed` is the number of bytes that the client is told to expect. It is not zero.
+    /// `owed` is the declared length of the body in bytes, if there is one. It is not zero.
     ///
     /// Dropping the future drops the inner body before the lock.
     pub(crate) async fn holding(
@@ -85,8 +88,8 @@ impl<B> LockBody<B> {
         }
     }
 
-    /// Polls the body before the server does. Most bodies end within two parts, the data and perhaps trailers, and need
-    /// no task that waits for the end of the lock.
+    /// Polls the body before the server polls it. Most bodies end within two parts: the data, and
+    /// perhaps trailers. Such a body needs no task that waits for the loss of the lock.
     async fn watched(mut holding: Pin<Box<Holding<B>>>, owed: Option<u64>, limits: Limits) -> Self
     where
         B: Body + Send + 'static,
@@ -96,7 +99,7 @@ impl<B> LockBody<B> {
             owed,
             ..Self::new(State::ended(), None)
         };
-        // Until the declared length is complete, nothing may be held back behind a part: see `keep`.
+        // Until the declared length is complete, no second part may be held back: see `keep`.
         while this.then.is_none() && (this.next.is_none() || !matches!(this.owed, Some(1..))) {
             let polled = poll_fn(|cx| Poll::Ready(holding.as_mut().poll_part(cx))).await;
             let to_release = match polled {
@@ -125,7 +128,7 @@ impl<B> LockBody<B> {
         this
     }
 
-    /// A body whose lock has been released, with the parts that are still to be sent.
+    /// A body whose lock has been released, with the part that is left to send.
     pub(crate) fn ended(size: SizeHint, rest: Option<Part>) -> Self {
         Self::new(State::Ended { size }, rest)
     }
@@ -203,7 +206,8 @@ where
                     (to_release, false)
                 }
                 Err(Stopped { part, to_release }) => {
-                    // Discard the held-back parts. With them, the response would look complete.
+                    // This discards the parts that were held back. With them, an incomplete
+                    // response would look complete.
                     (*this.next, *this.then) = (Some(part), None);
                     (to_release, true)
                 }
@@ -225,7 +229,7 @@ where
                 size.exact() == Some(0) && self.next.is_none() && self.then.is_none()
             }
             State::PassThrough { inner } => inner.is_end_stream(),
-            // Not before the lock is released.
+            // The body does not end before the lock is released.
             State::Holding { .. } | State::Watched { .. } | State::Releasing { .. } => false,
         }
     }
@@ -252,7 +256,7 @@ where
     }
 }
 
-/// Holds a part back until it may be sent.
+/// Stores a part until it may be sent.
 fn keep(
     part: Option<Part>,
     owed: &mut Option<u64>,
@@ -261,13 +265,14 @@ fn keep(
 ) {
     if let Some(Ok(frame)) = &part {
         let length = frame.data_ref().map_or(0, |data| data.len() as u64);
-        // If there are more bytes than declared, ignore the declaration: nothing more is held back because of it. This
-        // also bounds the memory for held-back parts.
+        // If there are more bytes than declared, the declared length is ignored, and no further
+        // part is held back because of it. This also bounds the memory for such parts.
         *owed = owed.and_then(|owed| owed.checked_sub(length));
     }
     match next {
         None => *next = part,
-        // This can only overwrite an empty frame, because nothing is held back after the data.
+        // This can only overwrite an empty frame, because after the data no second part is held
+        // back.
         Some(_) => *then = part,
     }
 }

@@ -1,4 +1,4 @@
-//! The deadline of the client: how long it waits for the answer, if it says so.
+//! The deadline of the client: how long the client waits for the answer, if the request says so.
 
 use std::future::Future;
 use std::time::Duration;
@@ -10,11 +10,12 @@ use tokio::time::{Instant, timeout_at};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
     at: Instant,
-    /// The deadline applies to the whole response, as in gRPC, and not only to its beginning.
+    /// Whether the deadline applies to the whole response, as in gRPC, and not only to its
+    /// beginning.
     pub(crate) ends_the_hold: bool,
 }
 
-/// The deadline has passed.
+/// The error that the deadline has passed.
 #[derive(Debug)]
 pub(crate) struct Overdue;
 
@@ -25,9 +26,9 @@ impl Deadline {
         Some(Self { at, ends_the_hold })
     }
 
-    /// How long the request may wait for the lock, so that the answer reaches the client before its deadline. A lock
-    /// that is granted at the last moment would not help the client, and the server's own timer would answer instead of
-    /// us.
+    /// How long the request may wait for the lock, so that the answer reaches the client before its
+    /// deadline. A lock that is granted at the last moment does not help the client. Besides, the
+    /// server's own timer would answer before the layer does.
     pub(crate) fn wait(self) -> Duration {
         // About the time of a round trip around the world.
         const MOST: Duration = Duration::from_millis(50);

@@ -1,4 +1,5 @@
-//! The reasons why a request or its response ends early, and the answer that its client gets then.
+//! The reasons why a request or its response ends early, and the answer that the client gets in
+//! each case.
 
 use std::fmt;
 
@@ -8,14 +9,14 @@ use crate::deadline::Deadline;
 use crate::frame::Part;
 use crate::refusal::Problem;
 
-/// The end of a body whose lock is lost.
+/// What happens to a body whose lock is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AtLoss {
-    /// It ends in an error, which closes the connection or resets the stream.
+    /// The body ends with an error, which closes the connection or resets the stream.
     Break,
-    /// It ends in trailers with a gRPC status.
+    /// The body ends with trailers that have a gRPC status.
     Trailers { names_key: bool },
-    /// It continues.
+    /// The body continues.
     GoOn,
 }
 
@@ -23,11 +24,11 @@ pub(crate) enum AtLoss {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) at_loss: AtLoss,
-    /// The body also ends when somebody asks for the lock.
+    /// Whether the body also ends when somebody asks for the lock.
     pub(crate) when_asked: bool,
-    /// The body also ends at this time.
+    /// The time at which the body must end, if there is one.
     pub(crate) deadline: Option<Deadline>,
-    /// The body ends on time even if nobody polls it.
+    /// Whether a task ends the body on time even if the server does not poll it.
     pub(crate) watched: bool,
 }
 

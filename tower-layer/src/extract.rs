@@ -1,4 +1,4 @@
-//! The axum extractors of the lock that a handler runs under, or of several.
+//! The axum extractors for the lock, or the locks, that a handler runs under.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -9,11 +9,11 @@ use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use http::request::Parts;
 
-/// Extracts the lock that the request holds: its fencing token, how long it is still held.
+/// Extracts the lock that the request holds, with its fencing token and its remaining time.
 ///
-/// With several lock layers it is the innermost one's. Under a key that lets requests pass without
-/// a lock, extract `Option<Held>`. Under a layer that takes [several locks](crate::LockLayer::all), extract
-/// [`MultiHeld`].
+/// With several lock layers, this is the lock of the innermost layer. If the key lets requests pass
+/// without a lock, extract `Option<Held>`. Under a layer that takes [several
+/// locks](crate::LockLayer::all), extract [`MultiHeld`].
 ///
 /// ```
 /// use lockcore_tower::Held;
@@ -26,11 +26,11 @@ use http::request::Parts;
 #[derive(Clone, Debug)]
 pub struct Held(pub lockcore::Held);
 
-/// Extracts the locks that the request holds under a layer that takes [several](crate::LockLayer::all): the fencing
-/// token of each, and how long all are still held.
+/// Extracts the locks that the request holds under a layer that takes
+/// [several](crate::LockLayer::all): the fencing token of each, and their remaining time.
 ///
-/// With several such layers they are the innermost one's. Under keys that let requests pass without a lock, extract
-/// `Option<MultiHeld>`.
+/// With several such layers, these are the locks of the innermost layer. If the keys let requests
+/// pass without a lock, extract `Option<MultiHeld>`.
 ///
 /// ```
 /// use lockcore_tower::MultiHeld;
@@ -78,7 +78,7 @@ macro_rules! extracts {
 extracts!(Held);
 extracts!(MultiHeld);
 
-/// A handler asked for [`Held`] or [`MultiHeld`] in a request that has none. Answered with 500.
+/// The rejection of [`Held`] and [`MultiHeld`] for a request without a lock. The answer is 500.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NotLocked;

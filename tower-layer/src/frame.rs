@@ -14,7 +14,8 @@ pub(crate) fn of_ours<D: Buf, E: Into<BoxError>>(
     part.map(|part| part.map(in_bytes).map_err(Into::into))
 }
 
-/// Converts the data of a frame to [`Bytes`], the one kind of buffer that all servers take. [`Bytes`] are not copied.
+/// Converts the data of a frame to [`Bytes`], the kind of buffer that all servers accept. [`Bytes`]
+/// are not copied.
 pub(crate) fn in_bytes<D: Buf>(frame: Frame<D>) -> Frame<Bytes> {
     frame.map_data(|mut data| data.copy_to_bytes(data.remaining()))
 }

@@ -1,5 +1,5 @@
-//! The way of a request under its lock: waits for the lock, runs the handler while the lock is held, and keeps the lock
-//! until the body ends. `body` keeps the lock of a body that is sent later.
+//! A request under its lock: this waits for the lock, runs the handler while the lock is held, and
+//! keeps the lock until the body ends. If the body is sent later, `body` keeps the lock.
 
 use std::fmt;
 use std::future::{Future, Ready, poll_fn, ready};
@@ -35,8 +35,8 @@ pin_project! {
     ///
     /// # Cancel safety
     ///
-    /// Dropping it drops the inner service's future first and leaves nothing behind: a request that
-    /// waits leaves the line, one that holds the lock releases it.
+    /// Dropping this future drops the inner service's future first, and leaves nothing behind. A
+    /// request that waits leaves the line. A request that holds the lock releases it.
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<F, B, E> {
         #[pin]
@@ -53,8 +53,8 @@ pin_project! {
     }
 }
 
-/// Boxed, because the futures of lockcore have no name. This is one allocation for each locked request; tests/cost.rs
-/// counts the others.
+/// The future is boxed, because the types of lockcore's futures have no name. This is one
+/// allocation for each locked request; `tests/cost.rs` counts the others.
 type Work<B, E> = Pin<Box<dyn Future<Output = Result<Response<LockBody<B>>, E>> + Send>>;
 
 impl<F, B, E> ResponseFuture<F, B, E> {
@@ -74,7 +74,7 @@ impl<F, B, E> ResponseFuture<F, B, E> {
         }
     }
 
-    /// Answers a request that is not handled.
+    /// Answers a request without a call of the handler.
     pub(crate) fn refused(problem: Problem, answers: &Answers, request: &RequestParts) -> Self {
         tracing::debug!(?problem, "request refused");
         Self::answered(problem.into_response(answers, Protocol::of(request)))
@@ -121,9 +121,10 @@ pub(crate) struct Want {
     pub(crate) settings: Arc<Settings>,
 }
 
-/// Reads the body, if it is to be read first, takes the lock and calls the service.
+/// Reads the body if the option says to read it first, takes the lock, and calls the service.
 ///
-/// Dropping the future at any point drops the inner future before the guard: the inner future lives inside of
+/// If this future is dropped at any point, the inner future is dropped before the guard, so the
+/// handler never runs without the lock. The reason is that the inner future lives inside of
 /// [`while_held`](lockcore::Held::while_held), and the guard was created before it.
 pub(crate) async fn under_lock<S, R, B, RB>(
     want: Want,
@@ -261,8 +262,8 @@ where
     Ok(Response::from_parts(parts, body))
 }
 
-/// Lets the body keep the lock. If the client will see the end of the response without a poll of the body, or before
-/// one, the lock is released here.
+/// Gives the lock to the body. If the client can see the end of the response before any poll of the
+/// body, the lock is released here instead.
 async fn hold_until_end<B>(
     guard: AnyGuard,
     method: &Method,
@@ -276,7 +277,7 @@ where
 {
     let size = body.size_hint();
     if body.is_end_stream() || is_never_sent(method, parts.status) {
-        // A server only asks such a body for its size.
+        // A server does not send this body, and only asks for its size.
         drop(body);
         guard.release().await;
         return LockBody::ended(size, None);
@@ -287,8 +288,8 @@ where
         .and_then(|length| length.to_str().ok()?.parse().ok());
     let owed = declared.or(size.exact());
     if owed == Some(0) {
-        // Over HTTP/1 the headers are the whole response, and the server drops the body without polling it. Over HTTP/2
-        // trailers may follow. So the end of the body is awaited here.
+        // Over HTTP/1 the headers are the whole response, and the server drops the body without
+        // polling it. Over HTTP/2 trailers may follow. So this waits here for the end of the body.
         let held = guard.held();
         let rest = held.while_held(after_the_data(body));
         let end = match Deadline::end(limits.deadline, rest).await {
@@ -307,7 +308,8 @@ where
     LockBody::holding(body, guard, owed, limits).await
 }
 
-/// Whether such a response consists only of its head (RFC 9110, section 6.4.1), even if it has a body.
+/// Whether a response with this method and this status is only a head (RFC 9110, section 6.4.1),
+/// even if its value has a body.
 fn is_never_sent(method: &Method, status: StatusCode) -> bool {
     method == Method::HEAD
         || method == Method::CONNECT && status.is_success()

@@ -1,12 +1,13 @@
-//! For handlers of tonic that take locks themselves.
+//! The gRPC status of a lock error, for handlers of tonic that take locks themselves.
 
 use lockcore::Error;
 use tonic::{Code, Status};
 
 use crate::refusal::Problem;
 
-/// The gRPC status that the [layer](crate::LockLayer) answers with for this error: for handlers that
-/// take a lock themselves. The message **names the lock**; that of [`status_without_key`] does not.
+/// The gRPC status with which the [layer](crate::LockLayer) answers this error. It is for handlers
+/// that take a lock themselves. The message **names the lock**; the message of
+/// [`status_without_key`] does not.
 ///
 /// ```
 /// use lockcore::Locks;
@@ -26,8 +27,8 @@ pub fn status(error: &Error) -> Status {
     status_of(Problem::met_by_a_handler(error))
 }
 
-/// As [`status`], without the name of the lock: for names that clients should not learn, beside a layer that
-/// [hides](crate::LockLayer::hide_key) them.
+/// As [`status`], without the name of the lock. Use it for names that clients should not learn,
+/// together with a layer that [hides](crate::LockLayer::hide_key) them.
 ///
 /// ```
 /// use lockcore::Locks;

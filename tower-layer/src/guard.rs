@@ -1,5 +1,5 @@
-//! One lock or several, behind the same types. Only this file distinguishes the two: the names of a request, the lock
-//! that it asks for, the guard that it gets, and the view of the held lock.
+//! Types for one lock or several: the names of a request, the lock that it asks for, the guard that
+//! it gets, and the view of the held lock. Only this file distinguishes one lock from several.
 
 use std::future::Future;
 use std::slice;
@@ -21,7 +21,7 @@ pub(crate) enum AnyLock {
     All(MultiLock),
 }
 
-/// Dropping it releases in the background, for one lock and for several.
+/// The guard of one lock or of several. The drop of a guard releases in the background.
 #[must_use = "the locks are released as soon as the guard is dropped"]
 pub(crate) enum AnyGuard {
     One(Guard),
@@ -70,7 +70,7 @@ impl AnyGuard {
         }
     }
 
-    /// Gives back a lock whose work was stopped by this loss. The work has been dropped by now.
+    /// Releases a lock whose loss has stopped the work. The work has been dropped before this call.
     ///
     /// # Cancel safety
     ///
@@ -81,12 +81,13 @@ impl AnyGuard {
         }
     }
 
-    /// Releases, and waits for the release, so that the client's next request finds the key free. If the store does not
-    /// answer, the response is sent all the same, and the keeper continues to try.
+    /// Releases, and waits for the release, so that the client's next request finds the key free.
+    /// If the store does not answer, the layer sends the response, and the keeper repeats the
+    /// release.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves the release to the keeper.
+    /// If the future is dropped, the keeper releases.
     pub(crate) async fn release(self) {
         let released = match self {
             Self::One(guard) => guard.release().await,
@@ -98,8 +99,9 @@ impl AnyGuard {
     }
 }
 
-/// Whether somebody has asked for the lock. Then the client that is told of the loss is to find the lock free, so the
-/// release is awaited. Any other loss may be the fault of the store, and then nothing waits for it, as in `Guard::run`.
+/// Whether the lock was lost because somebody has asked for it. In this case the layer waits for
+/// the release before it answers, so that the HTTP client finds the lock free. After any other loss
+/// the store may be out of reach, so the layer does not wait, as in `Guard::run`.
 pub(crate) fn is_asked_back(lost: &Error) -> bool {
     lost.kind() == ErrorKind::Lost(LostReason::Revoked)
 }
@@ -122,7 +124,8 @@ impl AnyHeld {
         }
     }
 
-    /// The grant of the only lock, as a number. Several locks have no common one.
+    /// The grant of the only lock, as a number. `None` for several locks, because they have no
+    /// common grant.
     pub(crate) fn grant_id(&self) -> Option<u64> {
         match self {
             Self::One(held) => Some(held.grant_id().as_u64()),
@@ -147,7 +150,7 @@ impl AnyHeld {
         }
     }
 
-    /// This is not an `async fn`, because the future would then contain the body twice.
+    /// This is not an `async fn`, because the future of an `async fn` would contain the body twice.
     pub(crate) fn while_held<T>(
         &self,
         body: impl Future<Output = T>,

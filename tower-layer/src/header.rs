@@ -4,8 +4,9 @@ use std::fmt;
 
 use http::HeaderName;
 
-/// The header, and in gRPC the metadata, that carries a [`FencingToken`](lockcore::FencingToken) to the
-/// service that is written to: `lock-fencing-token`.
+/// The header, and in gRPC the metadata, in which a request sends a
+/// [`FencingToken`](lockcore::FencingToken) to the service that receives the write:
+/// `lock-fencing-token`.
 pub const TOKEN_HEADER: HeaderName = HeaderName::from_static("lock-fencing-token");
 
 /// # Errors
@@ -21,8 +22,8 @@ where
 
 /// # Errors
 ///
-/// As [`named`], and also if the key is the key of binary metadata: one value has several texts in base64, which would
-/// be several locks.
+/// As [`named`], and also if the key is that of binary metadata. A binary value has several texts
+/// in base64, and each text would be another lock.
 pub(crate) fn metadata<N>(key: N) -> Result<HeaderName, String>
 where
     N: TryInto<HeaderName, Error: fmt::Display>,

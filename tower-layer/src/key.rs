@@ -1,5 +1,5 @@
-//! The key: how the name of the lock is built from a request, and what happens if the request lacks a part of it.
-//! `source` finds each part.
+//! The key: how the name of the lock is built from a request, and what happens if the request lacks
+//! a part of the name. `source` finds each part.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -18,34 +18,37 @@ use crate::template::{Piece, Template};
 ///
 /// A request in which the key finds no name is **refused**, unless the key lets it pass:
 ///
-/// | key | the piece is missing | it is empty, not of its type, not UTF-8, longer than a name can be, or there more than once |
+/// | key | the piece is missing | the piece is empty, not of its type, not UTF-8, longer than a name can be, or there more than once |
 /// |---|---|---|
 /// | [`header_as`](Self::header_as), [`metadata_as`](Self::metadata_as), [`query_as`](Self::query_as), the same without `_as` | 400 | 400 |
 /// | [`grpc_method`](Self::grpc_method) | 400 | 400 |
 /// | `path_as`, `path`, `matched_path` (feature `axum`) | 500: the route has no such parameter | 400 |
-/// | [`extension`](Self::extension) | 500: no outer layer has put it in | |
-/// | [`template`](Self::template) | as its placeholders | as its placeholders |
+/// | [`extension`](Self::extension) | 500: no outer layer has added it | |
+/// | [`template`](Self::template) | as for its placeholders | as for its placeholders |
 /// | [`from_fn`](Self::from_fn) | `Ok(None)`: no lock; `Err`: 400 | |
 ///
 /// With [`optional`](Self::optional), a request that lacks a piece passes **without a lock**. With
-/// [`when`](Self::when), so does every request that a condition of yours does not select.
+/// [`when`](Self::when), every request that a condition does not select also passes without a lock.
 ///
 /// # One thing, one name
 ///
-/// A lock has a text as its name, but a handler acts on the value that it parses from the text. For a handler that
-/// takes a `u64`, the paths `/orders/12`, `/orders/012`, `/orders/+12` and `/orders/%31%32` are one order. So give the
-/// key the type that the handler reads: `Key::path_as::<u64>("id")` parses the value as the handler does, and locks
-/// `12` in all four cases. A value that is not of the type is answered with 400. For a type of your own, [`FromStr`]
-/// must return equal values for texts that mean the same to the handler, and [`Display`](fmt::Display) must write equal
-/// values in the same way.
+/// A lock has a text as its name, but a handler acts on the value that it parses from the text. For
+/// a handler that takes a `u64`, the paths `/orders/12`, `/orders/012`, `/orders/+12` and
+/// `/orders/%31%32` are one order. So give the key the type that the handler reads.
+/// `Key::path_as::<u64>("id")` parses the value like the handler, and locks `12` in all four cases.
+/// If the value is not of the type, the answer is 400. A type of your own must do two things.
+/// [`FromStr`] must return equal values for texts that mean the same to the handler.
+/// [`Display`](fmt::Display) must write equal values in the same way.
 ///
-/// **The sources without `_as` take the value as it is**, after percent-decoding in paths and queries. They are for
-/// handlers that compare texts byte by byte, such as an `Idempotency-Key`. With any other handler, two spellings are
-/// two locks, and two requests for one thing are handled at once. In a [`FenceLayer`](crate::FenceLayer) they are two
-/// fences, and a late write passes.
+/// **The sources without `_as` take the value as it is**, after percent-decoding in paths and
+/// queries. They are for handlers that compare texts byte by byte, for example those of an
+/// `Idempotency-Key`. With any other handler, two spellings are two locks, so two requests for one
+/// thing are handled at the same time. In a [`FenceLayer`](crate::FenceLayer) two spellings are two
+/// fences, so a late write passes.
 ///
-/// Different things need different names: `Key::path_as::<u64>("id")` on `/orders/{id}` and on
-/// `/users/{id}` is one lock for order 7 and user 7. A [`prefix`](Self::prefix) keeps them apart.
+/// Different things need different names. With `Key::path_as::<u64>("id")` on `/orders/{id}` and on
+/// `/users/{id}`, order 7 and user 7 have one lock. A [`prefix`](Self::prefix) makes two locks of
+/// them.
 #[derive(Clone)]
 #[must_use = "a key does nothing until it is given to a layer"]
 pub struct Key {
@@ -57,28 +60,32 @@ pub struct Key {
 type When = dyn Fn(&Parts) -> bool + Send + Sync;
 
 impl Key {
-    /// The name with values from the request in it, as `"order:{path.id:u64}:{header.x-tenant}"`.
+    /// A name that contains values from the request, such as
+    /// `"order:{path.id:u64}:{header.x-tenant}"`.
     ///
-    /// | placeholder | as |
+    /// | placeholder | reads the same as |
     /// |---|---|
     /// | `{path.NAME}`, `{matched_path}` (feature `axum`) | `Key::path`, `Key::matched_path` |
     /// | `{header.NAME}`, `{metadata.NAME}` | [`header`](Self::header), [`metadata`](Self::metadata) |
     /// | `{query.NAME}` | [`query`](Self::query) |
     /// | `{grpc_method}` | [`grpc_method`](Self::grpc_method) |
     ///
-    /// The name of a value may be followed by an integer type, as in `{path.id:u64}`: the value is parsed, and all its
-    /// [spellings](#one-thing-one-name) make one name. [`read_as`](Self::read_as) does this for other types. A value
-    /// without a type is taken as it is.
+    /// An integer type may follow the name of a value, as in `{path.id:u64}`. Then the value is
+    /// parsed, and all its [spellings](#one-thing-one-name) make one name.
+    /// [`read_as`](Self::read_as) does this for other types. A value without a type is used as it
+    /// is.
     ///
     /// A brace in the name is written `{{` or `}}`.
     ///
-    /// **Two requests have the same name only if all their values agree.** The text between two values must contain
-    /// ASCII punctuation other than `%`. That punctuation, and `%`, is percent-encoded in the values: with
-    /// `"{query.a}:{query.b}"`, the values `x:y` and `z` make `x%3Ay:z`. A single value stands in the name as it is, so
-    /// `"order:{path.id:u64}"` is the lock that `#[distributed_lock(key = "order:{id}")]` takes. **With several
-    /// values, the two can differ**: the macro does not encode values. They differ as soon as a value contains the
-    /// punctuation, as a UUID contains `-`. If both must take the same lock, join the values with punctuation that they
-    /// do not contain, or build the name in one function that both call ([`from_fn`](Self::from_fn)).
+    /// **Two requests have the same name only if all their values agree.** The text between two
+    /// values must contain ASCII punctuation other than `%`. In the values, this punctuation and
+    /// `%` are percent-encoded. For example, with `"{query.a}:{query.b}"` the values `x:y` and `z`
+    /// make `x%3Ay:z`. A single value is not encoded, so `"order:{path.id:u64}"` is the lock that
+    /// `#[distributed_lock(key = "order:{id}")]` takes. **With several values, the names of the
+    /// layer and of the macro can differ**, because the macro does not encode values. They differ
+    /// if a value contains the punctuation between the values, as a UUID contains `-`. If layer and
+    /// macro must take the same lock, join the values with punctuation that they do not contain. Or
+    /// build the name in a function that both call ([`from_fn`](Self::from_fn)).
     ///
     /// # Panics
     ///
@@ -94,14 +101,14 @@ impl Key {
     pub fn template(template: &str) -> Self {
         match Template::parse(template) {
             Ok(template) => Self::new(template),
-            // Panics as axum does for a bad route: the mistake is in the source code, and shows when the service
-            // starts.
+            // This panics, as axum does for a bad route: the mistake is in the source code, and the
+            // panic comes when the service starts.
             Err(mistake) => panic!("the key template \"{template}\": {mistake}"),
         }
     }
 
-    /// Reads the values of a placeholder as `T`, so that all [spellings](#one-thing-one-name) of one `T` are one
-    /// name: for types that a [template](Self::template) has no name for.
+    /// Reads the values of a placeholder as `T`, so that all [spellings](#one-thing-one-name) of
+    /// one `T` are one name. Use it for types that have no name in a [template](Self::template).
     ///
     /// # Panics
     ///
@@ -127,13 +134,15 @@ impl Key {
         }
     }
 
-    /// The name is made by `find` from the head of the request. `Ok(None)` lets the request pass without a lock. An
-    /// error is answered with 400, and **the client sees its text**, up to 1,000 bytes of it. It is a text and not an
-    /// error type, so that `?` cannot show clients what was not meant for them.
+    /// `find` makes the name from the head of the request. With `Ok(None)` the request passes
+    /// without a lock. After an error the answer is 400, and **the client sees the text of the
+    /// error**, up to 1,000 bytes. The error is a text and not an error type, so that `?` cannot
+    /// show internal errors to clients.
     ///
-    /// Different things need different names: `format!("{a}:{b}")` makes one name of
-    /// `("x:y", "z")` and `("x", "y:z")`; a [`template`](Self::template) makes two. And each thing needs
-    /// one name: the URI is as the client wrote it, with `%34` for `4`. Parse what the handler parses.
+    /// Different things need different names. `format!("{a}:{b}")` makes the same name of `("x:y",
+    /// "z")` and of `("x", "y:z")`; a [`template`](Self::template) makes two names. And each thing
+    /// needs one name: `find` sees the URI as the client wrote it, perhaps with `%34` for `4`. So
+    /// parse what the handler parses.
     ///
     /// ```
     /// use lockcore_tower::Key;
@@ -174,8 +183,8 @@ impl Key {
         Self::header(name).all_as(Type::of::<T>())
     }
 
-    /// The value of a header, which must be there exactly once, **as it is**: two spellings of one thing are two
-    /// locks, see [one thing, one name](#one-thing-one-name).
+    /// The value of a header, **as it is**: two spellings of one thing are two locks. See [one
+    /// thing, one name](#one-thing-one-name). The header must be there exactly once.
     ///
     /// # Panics
     ///
@@ -219,13 +228,13 @@ impl Key {
         Self::metadata(key).all_as(Type::of::<T>())
     }
 
-    /// The value of a piece of gRPC metadata, which must be there exactly once, **as it is**: two spellings of
-    /// one thing are two locks, see [one thing, one name](#one-thing-one-name).
+    /// The value of a piece of gRPC metadata, **as it is**: two spellings of one thing are two
+    /// locks. See [one thing, one name](#one-thing-one-name). The piece must be there exactly once.
     ///
     /// # Panics
     ///
-    /// If `key` cannot be the key of metadata, or is that of binary metadata (`…-bin`): one value
-    /// has several texts in base64, so decode it in [`from_fn`](Self::from_fn).
+    /// If `key` cannot be the key of metadata, or is that of binary metadata (`…-bin`). A binary
+    /// value has several texts in base64, so decode it in [`from_fn`](Self::from_fn).
     ///
     /// ```
     /// use lockcore_tower::Key;
@@ -244,8 +253,8 @@ impl Key {
         }
     }
 
-    /// The name of the gRPC method that is called, as `shop.Orders/Settle`: one call at a time of
-    /// each method, over all servers.
+    /// The name of the gRPC method that is called, such as `shop.Orders/Settle`. So each method
+    /// handles one call at a time, over all servers.
     ///
     /// ```
     /// use lockcore_tower::Key;
@@ -273,8 +282,9 @@ impl Key {
         Self::query(parameter).all_as(Type::of::<T>())
     }
 
-    /// The value of a parameter of the query, decoded, and otherwise **as it is**: two spellings of one thing
-    /// are two locks, see [one thing, one name](#one-thing-one-name). It must be there exactly once.
+    /// The value of a query parameter, decoded, and otherwise **as it is**: two spellings of one
+    /// thing are two locks. See [one thing, one name](#one-thing-one-name). The parameter must be
+    /// there exactly once.
     ///
     /// ```
     /// use lockcore_tower::Key;
@@ -286,8 +296,9 @@ impl Key {
         Self::of(Source::Query(parameter.into().into()))
     }
 
-    /// The text that `show` makes of an extension of the request. An outer layer must have put it there, such as the
-    /// user who has logged in. The closure's argument has the type of the extension.
+    /// The text that `show` makes of an extension of the request, for example of the user that is
+    /// logged in. An outer layer must have added the extension. The closure's argument has the type
+    /// of the extension.
     ///
     /// ```
     /// use lockcore_tower::Key;
@@ -339,9 +350,9 @@ impl Key {
         Self::path(parameter).all_as(Type::of::<T>())
     }
 
-    /// The value of a path parameter, decoded, and otherwise **as it is**: for a handler that takes a number,
-    /// `/orders/12` and `/orders/012` are one order and two locks, see
-    /// [one thing, one name](#one-thing-one-name).
+    /// The value of a path parameter, decoded, and otherwise **as it is**. For a handler that takes
+    /// a number, `/orders/12` and `/orders/012` are one order, but two locks: see [one thing, one
+    /// name](#one-thing-one-name).
     ///
     /// The layer must be where the route is known: see [where it may stand](crate#where-it-may-stand).
     ///
@@ -357,8 +368,9 @@ impl Key {
         Self::of(Source::Path(parameter.into().into()))
     }
 
-    /// The route that matched, as `/orders/{id}`, whatever its parameters are: one request at a time
-    /// per route. The layer must be where the route is known, as for [`path`](Self::path).
+    /// The route that matched, such as `/orders/{id}`, without the values of its parameters. So
+    /// each route handles one request at a time. The layer must be where the route is known, as for
+    /// [`path`](Self::path).
     ///
     /// ```
     /// use lockcore_tower::Key;

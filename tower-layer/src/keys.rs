@@ -12,8 +12,8 @@ use crate::refusal::Problem;
 
 /// Finds the names of the locks that a request takes together: see [`LockLayer::all`](crate::LockLayer::all).
 ///
-/// A list of [`Key`]s where the number of names is known, and [`from_fn`](Self::from_fn) where the request says how
-/// many there are.
+/// Use a list of [`Key`]s if the number of names is fixed, and [`from_fn`](Self::from_fn) if it
+/// depends on the request.
 ///
 /// ```
 /// use lockcore_tower::{Key, Keys};
@@ -22,8 +22,9 @@ use crate::refusal::Problem;
 /// # drop(keys);
 /// ```
 ///
-/// A key that lets a request pass ([`Key::optional`], [`Key::when`]) adds no name. A request without any name passes
-/// **without a lock**. A name that several keys find is locked once.
+/// If a key lets a request pass ([`Key::optional`], [`Key::when`]), it adds no name. If no key adds
+/// a name, the request passes **without a lock**. If several keys find the same name, it is locked
+/// once.
 #[derive(Clone)]
 #[must_use = "keys do nothing until they are given to a layer"]
 pub struct Keys(Which);
@@ -39,12 +40,13 @@ enum Which {
 type Find = dyn Fn(&Parts) -> Result<Vec<String>, Cow<'static, str>> + Send + Sync;
 
 impl Keys {
-    /// `find` makes the names from the head of the request. An empty list lets the request pass without a lock. A
-    /// name that is there several times is locked once. An error is answered with 400, and **the client sees its
-    /// text**, up to 1,000 bytes of it.
+    /// `find` makes the names from the head of the request. With an empty list the request passes
+    /// without a lock. If a name is in the list several times, it is locked once. After an error
+    /// the answer is 400, and **the client sees the text of the error**, up to 1,000 bytes.
     ///
-    /// A request that names more than `most` different locks is answered with 400. Each lock costs the request a round
-    /// trip, one after the other, and other requests for any of them wait meanwhile.
+    /// If a request names more than `most` different locks, the answer is 400. The request takes
+    /// its locks one after the other, and each costs a round trip. Meanwhile other requests for the
+    /// locks that it has wait.
     ///
     /// As with [`Key::from_fn`], each thing should have one name: parse what the handler parses.
     ///

@@ -39,28 +39,33 @@ use crate::waiters::Waiters;
 pub struct LockLayer<R = AsItComes>(Settings, R);
 
 impl LockLayer {
-    /// Locks, for each request, the name that `key` finds in it.
+    /// A layer that locks, for each request, the name that `key` finds in the request.
     pub fn new(locks: Locks, key: Key) -> Self {
         Self::by(locks, Keys::one(key))
     }
 
-    /// Locks, for each request, all names that `keys` find in it, or none of them. For requests that work on several
-    /// things, such as the two accounts of a transfer.
+    /// A layer that locks, for each request, all names that `keys` find in the request. A request
+    /// gets all its locks, or none. Use it for requests that work on several things, such as the
+    /// two accounts of a transfer.
     ///
-    /// The locks are taken one after the other, in the order of their names, in all processes: two requests that want
-    /// some of the same names in different orders do not wait for each other in a circle. A request that waits for one
-    /// of its locks keeps those that it already has. A name that is found twice is locked once. A request with no name
-    /// passes **without a lock**.
+    /// The locks are taken one after the other, in the order of their names, and this order is the
+    /// same in all processes. So two requests never wait for each other in a circle, even if they
+    /// name the same things in different orders. While a request waits for one of its locks, it
+    /// holds the locks that it already has. If a name is found twice, it is locked once. If a
+    /// request has no name, it passes **without a lock**.
     ///
-    /// The handler finds a [`lockcore::MultiHeld`] in the extensions of its request (in axum: the extractor
-    /// `MultiHeld`), which has the fencing token of each name; there is no [`lockcore::Held`].
+    /// The handler finds a [`lockcore::MultiHeld`] in the extensions of its request (in axum: the
+    /// extractor `MultiHeld`). It has the fencing token of each name. There is no
+    /// [`lockcore::Held`].
     ///
-    /// The options apply to all locks together. The [wait](Self::wait) is one for all. The [longest](Self::max_hold)
-    /// and the [shortest](Self::min_hold) hold count from when the last was granted. When one lock is lost, the request
-    /// is stopped, and the others are given back in the background. [`permits`](Self::permits) are taken of each. A
-    /// request counts as [waiting](Self::max_waiting) for each of its names, and each counts among the
-    /// [names](Self::max_names). If there is no room for one of the names, the names before it stay counted. The
-    /// answers of the layer have all names as `keys`, and as `key` the one that was not free, or was lost.
+    /// The options apply to all locks together. There is one [wait](Self::wait) for all of them.
+    /// The [longest](Self::max_hold) and the [shortest](Self::min_hold) hold count from the grant
+    /// of the last lock. When one lock is lost, the request is stopped, and the others are released
+    /// in the background. The request takes its [`permits`](Self::permits) of each name. It counts
+    /// as [waiting](Self::max_waiting) for each name, and each name counts among the
+    /// [names](Self::max_names). If one name is beyond the limit, the names before it stay counted.
+    /// The answers of the layer have all names as `keys`. Their `key` is the name of the lock that
+    /// was not free, or was lost.
     ///
     /// See [`Locks::all`].
     ///
@@ -93,22 +98,26 @@ impl LockLayer {
         Self(Settings::new(locks, keys), AsItComes)
     }
 
-    /// Reads the body of a request before the layer asks for its lock. It reads at most `limit` bytes, for at most
-    /// `within`, and keeps them in memory until the handler reads them. A larger body is answered with 413, a slower
-    /// one with 408, and one that breaks off with 400. The handler is not called then.
+    /// Reads the body of a request before the layer asks for its lock. It reads at most `limit`
+    /// bytes, for at most `within`, and keeps them in memory until the handler reads them. The
+    /// answer to a larger body is 413, to a slower body 408, and to a body that breaks off 400. In
+    /// these cases the handler is not called.
     ///
-    /// The bodies take at most `limit` bytes of memory for each request that is being read, waits, or is being handled.
-    /// A layer further out should limit the number of requests. A request is refused before its body is read if
-    /// [`max_waiting`](Self::max_waiting) or [`max_names`](Self::max_names) will refuse it.
+    /// The bodies take at most `limit` bytes of memory for each request that is being read, waits,
+    /// or is being handled. So an outer layer should limit the number of requests. If
+    /// [`max_waiting`](Self::max_waiting) or [`max_names`](Self::max_names) will refuse a request,
+    /// it is refused before its body is read.
     ///
-    /// Without this option, the lock is held while the handler reads the body, and a slow client makes that long.
-    /// And over HTTP/1 a client that goes away stays in line, or keeps the lock: hyper's server reads some
-    /// of the body ahead, and does not look at the connection while the rest is not read. This ends when the
-    /// [wait](Self::wait) is over, when the handler reads on, or with the [longest hold](Self::max_hold).
+    /// Without this option, the lock is held while the handler reads the body, which takes long if
+    /// the client is slow. There is another problem over HTTP/1. Hyper's server reads a part of the
+    /// body ahead. After that it does not notice that the client has gone until the handler reads
+    /// the rest. Until then the request stays in line, or keeps the lock. This ends when the
+    /// [wait](Self::wait) is over, when the handler continues to read, or with the [longest
+    /// hold](Self::max_hold).
     ///
-    /// The inner service gets requests with a [`RequestBody`](crate::RequestBody); services of axum and tonic take any
-    /// body. Do not use this for calls whose client waits for a part of the response before it sends the rest of its
-    /// body: layer and client would wait for each other.
+    /// The inner service gets requests with a [`RequestBody`](crate::RequestBody); services of axum
+    /// and tonic take any body. Do not use this if a client waits for a part of the response before
+    /// it sends the rest of its body. Layer and client would wait for each other.
     ///
     /// ```
     /// use std::time::Duration;
@@ -128,24 +137,26 @@ impl LockLayer {
 }
 
 impl<R> LockLayer<R> {
-    /// Requests with the same key take the read side of its lock. They do not exclude each other; they do exclude
-    /// whatever takes the lock exclusively, here or elsewhere. Default: exclusive.
+    /// Requests with the same key take the read side of its lock. They do not exclude each other.
+    /// They exclude every exclusive holder of the lock, in this service or elsewhere. Default:
+    /// exclusive.
     pub fn shared(mut self) -> Self {
         self.0.side = Side::Shared;
         self
     }
 
-    /// Requests with a safe method (GET, HEAD, TRACE) take the read side of the lock, all others the
-    /// write side. OPTIONS takes no lock, as always. Default: all are exclusive.
+    /// Requests with a safe method (GET, HEAD, TRACE) take the read side of the lock, and all
+    /// others take the write side. An OPTIONS request without content takes no lock, with or
+    /// without this option. Default: all requests are exclusive.
     pub fn read_on_get(mut self) -> Self {
         self.0.side = Side::SharedIfSafe;
         self
     }
 
-    /// Each request takes `permits` of the `of` permits that its key has, so that at most
-    /// `of / permits` of them are handled at once, over all processes. All users of a name must
-    /// give the same `of`. A semaphore is not the mutex of the same name: while one of the two is in
-    /// use, requests for the other are answered with 500.
+    /// Each request takes `permits` of the `of` permits that its key has. So at most `of / permits`
+    /// requests for a key are handled at once, over all processes. All users of a name must state
+    /// the same `of`. A semaphore is not the mutex of the same name: while one of the two is in
+    /// use, the answer to requests for the other is 500.
     ///
     /// # Panics
     ///
@@ -161,14 +172,15 @@ impl<R> LockLayer<R> {
         self
     }
 
-    /// How long a request waits in line before it is answered with 409. Default: the client's
-    /// (`LOCK_WAIT`, 15 s). A client that goes away leaves the line as soon as the
-    /// [server notices](crate#clients-that-go-away).
+    /// How long a request waits for its lock before the layer answers with 409. Default: that of
+    /// the lock client (`LOCK_WAIT`, 15 s). If the HTTP client goes away, its request leaves the
+    /// line as soon as the [server notices](crate#clients-that-go-away).
     ///
-    /// A gRPC request with a deadline (`grpc-timeout`) waits no longer than that, less the time in which the answer can
-    /// still reach the client: a tenth of the deadline, at most 50 ms. The deadline is for the whole call. Once it has
-    /// passed, the handler or the stream is stopped, the lock is released, and the call ends with DEADLINE_EXCEEDED.
-    /// With [`OnLost::Signal`](Self::on_lost) the call goes on, and keeps its lock.
+    /// A gRPC request may have a deadline (`grpc-timeout`). Then its wait ends earlier than the
+    /// deadline, by a tenth of the remaining time, but at most by 50 ms. So the answer can reach
+    /// the client in time. The deadline applies to the whole call. When it has passed, the handler
+    /// or the stream is stopped, the lock is released, and the call ends with DEADLINE_EXCEEDED.
+    /// With [`OnLost::Signal`](Self::on_lost) the call continues, and keeps its lock.
     pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
         self.0.wait = Some(wait.into());
         self
@@ -179,10 +191,10 @@ impl<R> LockLayer<R> {
         self.wait(Duration::ZERO)
     }
 
-    /// A header in which HTTP clients say how many milliseconds they will wait for the answer, such as
-    /// `x-envoy-expected-rq-timeout-ms`. It bounds the wait for the lock, as `grpc-timeout` does, but it does not end
-    /// the hold. A value that is not a number is ignored. Default: none, because the service must know that its
-    /// clients, or its own proxy, set the header.
+    /// A header in which HTTP clients say how many milliseconds they will wait for the answer, such
+    /// as `x-envoy-expected-rq-timeout-ms`. Like `grpc-timeout`, it bounds the wait for the lock,
+    /// but it does not end the hold. A value that is not a number is ignored. Default: none,
+    /// because the service must know that its clients, or its own proxy, set the header.
     ///
     /// # Panics
     ///
@@ -199,40 +211,43 @@ impl<R> LockLayer<R> {
         self
     }
 
-    /// How many requests may wait for the same key in this process. Further requests do not wait: they
-    /// get the lock at once, or 409. A request counts from when it asks until it has the lock. Where bodies are
-    /// [read first](Self::read_body_first), a further request that wants the lock exclusively always gets 409, and its
-    /// body is not read; with a `most` of 0 it is read. Default: any number.
+    /// How many requests may wait for the same key in this process. Further requests do not wait:
+    /// they get the lock at once, or 409. A request counts as waiting from the time at which it
+    /// asks for the lock until it has the lock. With [`read_body_first`](Self::read_body_first), a
+    /// further request for an exclusive lock always gets 409, and its body is not read. The
+    /// exception is a `most` of 0: then the body is read. Default: any number.
     pub fn max_waiting(mut self, most: usize) -> Self {
         self.0.waiters = Some(Arc::new(Waiters::at_most(most)));
         self
     }
 
-    /// How many different names requests may lock in each period of `per`, in this process. A request that names a
-    /// further one is answered with [503](crate#lock-names); requests for names that were locked before in this period
-    /// are not affected. Each period begins with no names. Set this where clients choose the names, as in an
-    /// `Idempotency-Key`. A client that makes up names can use up the whole number, and so keep out new names of others
-    /// until the period ends: put the layer behind authentication, or behind a limit for each client. Default: any
-    /// number, because how many are usual depends on the service, and too low a number refuses clients at the busiest
-    /// time.
+    /// How many different names requests may lock in each period of `per`, in this process. A
+    /// request with a further name gets a [503](crate#lock-names). Requests for names that were
+    /// counted in this period before are not affected. Each period begins with no names. Set this
+    /// where clients choose the names, as in an `Idempotency-Key`. A client that makes up names can
+    /// use up the whole number. Then requests of other clients with new names are refused until the
+    /// period ends. So put the layer behind authentication, or behind a limit for each client.
+    /// Default: any number. The usual number depends on the service, and a number that is too low
+    /// refuses clients at the busiest time.
     ///
-    /// **Each name costs the store something after its lock is released**, so that a later holder gets a greater
-    /// token:
+    /// **The store remembers each name after its lock is released**, because a later holder must
+    /// get a greater token. The cost depends on the store:
     ///
-    /// | store | a name that nobody uses any more |
+    /// | store | cost of a name after its last use |
     /// |---|---|
     /// | memory | nothing |
     /// | Redis | 130 to 200 bytes of memory for names of 16 to 80 bytes, for a day |
-    /// | SQLite | a row: about 50 bytes and twice the name, for a day at least; its space in the file is used again |
+    /// | SQLite | a row: about 50 bytes and twice the name, for at least a day; after that its space in the file is used again |
     /// | ZooKeeper | an empty node, until the server removes it: once a minute, at most 10,000 |
     ///
-    /// So a store keeps the names of a day, and a client that makes up names can fill it. With `max_names(10_000,
-    /// hour)` in each of 4 processes there are a million names at most, because a day touches 25 such hours: 200 MB of
-    /// a Redis.
+    /// So a store keeps the names of a day, and a client that makes up names can fill it. With
+    /// `max_names(10_000, hour)` in each of 4 processes there are at most a million names, because
+    /// a day touches 25 such hours. A million names take 200 MB in Redis.
     ///
-    /// Clones of the layer, and all services that are made by them, count together. The count takes 4 bytes of memory
-    /// for each of the `most` names, from the beginning on. About one new name of a million is taken for a known one,
-    /// and is not counted. The first refusal of each period is logged as a warning.
+    /// Clones of the layer, and all services that they make, share one count. The count takes 4
+    /// bytes of memory for each of the `most` names, from the beginning. About one new name in a
+    /// million is mistaken for a known name, and is not counted. The first refusal of each period
+    /// is logged as a warning.
     ///
     /// # Panics
     ///
@@ -255,63 +270,68 @@ impl<R> LockLayer<R> {
         self
     }
 
-    /// The length of the lease: how long the key stays locked if this process dies. Default: the
-    /// client's (`LOCK_TTL`, 10 s). It does not limit the request: the lease is renewed as long as
-    /// the response lasts.
+    /// The length of the lease: how long the key stays locked if this process dies. Default: that
+    /// of the lock client (`LOCK_TTL`, 10 s). The ttl does not limit the request, because the lease
+    /// is renewed until the response has ended.
     ///
-    /// With a ttl that the store does not take, requests are answered with 500.
+    /// If the store does not accept the ttl, the answer to each request is 500.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.0.ttl = Some(ttl);
         self
     }
 
-    /// The shortest time that the lock stays taken after it was granted, even if the response ends before: no request
-    /// that it excludes is handled in this time, in any process. A read side or permits stay taken as such. The
-    /// response does not wait for this time, and the client's deadline does not end it. If it is longer than
-    /// [`max_hold`](Self::max_hold), requests are answered with 500. See [`Lock::min_hold`](lockcore::Lock::min_hold).
-    /// Default: zero.
+    /// The shortest time that the lock stays taken after its grant, even if the response ends
+    /// before. No request that the lock excludes is handled in this time, in any process. A read
+    /// lock stays a read lock, and permits stay permits. The response does not wait for the end of
+    /// this time, and the client's deadline does not shorten it. If it is longer than
+    /// [`max_hold`](Self::max_hold), the answer to each request is 500. See
+    /// [`Lock::min_hold`](lockcore::Lock::min_hold). Default: zero.
     pub fn min_hold(mut self, least: Duration) -> Self {
         self.0.min_hold = least;
         self
     }
 
-    /// The longest time that a request keeps the lock after it was granted. Then the lock is lost, and the
-    /// request is stopped as by any loss. This is for clients that read a response for ever, and for those that
-    /// stop reading: a body that the server does not poll any more is dropped by a task of its own. With
-    /// [`OnLost::Signal`] the response goes on, and the key is free when the rest of the lease has run
-    /// out. Default: no limit.
+    /// The longest time that a request keeps the lock after its grant. After this time the lock is
+    /// lost, and the request is stopped as after any loss. This is for clients that read a response
+    /// for ever, and for clients that stop reading. If the server has stopped polling the body, a
+    /// separate task drops the body. With [`OnLost::Signal`] the response continues, and the key is
+    /// free when the rest of the lease has run out. Default: no limit.
     pub fn max_hold(mut self, limit: Duration) -> Self {
         self.0.max_hold = Some(limit);
         self
     }
 
-    /// Sets what happens to a request whose lock is lost. With [`OnLost::Signal`], handler and body go on,
-    /// and learn of the loss by [`Held::lost`](lockcore::Held::lost). Default: [`OnLost::Cancel`], they are stopped.
+    /// Sets what happens to a request whose lock is lost. With [`OnLost::Signal`], handler and body
+    /// continue, and can learn of the loss by [`Held::lost`](lockcore::Held::lost). Default:
+    /// [`OnLost::Cancel`], which stops handler and body.
     pub fn on_lost(mut self, policy: OnLost) -> Self {
         self.0.on_lost = policy;
         self
     }
 
-    /// Sets what happens to a request when somebody asks for its lock ([`Locks::revoke`](lockcore::Locks::revoke)).
-    /// With [`OnRevoke::Finish`], handler and body go on for the time that they are given, and learn of it by
-    /// [`Held::revoked`](lockcore::Held::revoked). Then the lock is lost, and [`on_lost`](Self::on_lost) decides. With
-    /// [`OnRevoke::Cancel`] they are stopped as soon as this process learns of it, as by a loss. The client gets the
-    /// answer when the lock is released, or when the store has not answered for one operation timeout. This also drops
-    /// a body that the server does not poll: if it has not ended within its first two parts, a task of its own waits
-    /// for the request. Default: [`OnRevoke::Finish`].
+    /// Sets what happens to a request when somebody asks for its lock
+    /// ([`Locks::revoke`](lockcore::Locks::revoke)). With [`OnRevoke::Finish`], handler and body
+    /// may continue for the time that the caller of `revoke` gives. They learn of the request by
+    /// [`Held::revoked`](lockcore::Held::revoked). After this time the lock is lost, and
+    /// [`on_lost`](Self::on_lost) says what happens. With [`OnRevoke::Cancel`], handler and body
+    /// are stopped as soon as this process learns of the request, as after a loss. The HTTP client
+    /// gets the answer when the lock is released, or when the store has not answered for one
+    /// operation timeout. `Cancel` also drops a body that the server does not poll. For this, a
+    /// body with more than two parts has a separate task, which waits for the request to give up
+    /// the lock. Default: [`OnRevoke::Finish`].
     pub fn on_revoke(mut self, policy: OnRevoke) -> Self {
         self.0.on_revoke = policy;
         self
     }
 
-    /// Whether a request may re-enter a lock that is already held around it, by an outer layer for example. If not,
-    /// such a request is answered with 500. Default: true.
+    /// Whether a request may re-enter a lock that is already held around it, for example by an
+    /// outer layer. If not, the answer to such a request is 500. Default: true.
     pub fn reentrant(mut self, yes: bool) -> Self {
         self.0.reentrant = yes;
         self
     }
 
-    /// A name for traces that is the same for all keys, such as `order:{id}`. Default: none.
+    /// A text for traces that is the same for all keys, such as `order:{id}`. Default: none.
     pub fn label(mut self, label: &'static str) -> Self {
         self.0.label = Some(label);
         self
@@ -333,27 +353,28 @@ impl<R> LockLayer<R> {
         self
     }
 
-    /// When a client that did not get the lock should try again: the header `Retry-After`, in
-    /// seconds, rounded up. It is less if the lock is known to be free sooner. Default: 1 s, because most locks
-    /// are held for less.
+    /// When a client that did not get the lock should try again. The answer has this time in the
+    /// header `Retry-After`, in seconds, rounded up. The time in the answer is shorter if the layer
+    /// knows that the lock will be free sooner. Default: 1 s, because most locks are held for less.
     pub fn retry_after(mut self, after: Duration) -> Self {
         self.0.answers.retry_after = after;
         self
     }
 
-    /// Keeps the names of locks out of the answers: there is no member `key` or `keys`, and the message of gRPC does
-    /// not name the lock. For names that clients should not learn. This does not change the answers of handlers that
-    /// take locks themselves: `Problem` and `status` name the lock, `ProblemWithoutKey` and `status_without_key` do
-    /// not. Default: answers have the names, so that clients know which of their requests excluded each other.
+    /// Removes the names of locks from the answers: there is no member `key` or `keys`, and the
+    /// gRPC message does not name the lock. Use this for names that clients should not learn. It
+    /// does not change the answers of handlers that take locks themselves. There, `Problem` and
+    /// `status` name the lock; `ProblemWithoutKey` and `status_without_key` do not. Default: the
+    /// answers have the names, so that clients know which of their requests excluded each other.
     pub fn hide_key(mut self) -> Self {
         self.0.answers.name_key = false;
         self
     }
 
-    /// Makes the responses to HTTP requests that the layer [refuses or stops](crate#answers), with a body, headers and
-    /// a status of your choice. The layer adds `Retry-After` unless `make` sets it. Do not choose a status of success:
-    /// the client would believe that its request was handled. gRPC clients always get the status of gRPC. Default: an
-    /// `application/problem+json`.
+    /// Makes the responses to HTTP requests that the layer [refuses or stops](crate#answers), with
+    /// a body, headers and a status of your choice. The layer adds `Retry-After` unless `make` sets
+    /// it. Do not choose a status of success: the client would believe that its request was
+    /// handled. gRPC clients always get a gRPC status. Default: an `application/problem+json`.
     ///
     /// ```
     /// use http::Response;
@@ -376,25 +397,28 @@ impl<R> LockLayer<R> {
         self
     }
 
-    /// Adds the fencing token to the response, as `lock-fencing-token`, where the lock is exclusive
-    /// (tokens of shared locks and permits cannot fence), unless the handler or an inner layer has set that header. A
-    /// layer that takes [several locks](Self::all) adds none, because the header would not say which lock it is of.
+    /// Adds the fencing token of an exclusive lock to the response, in the header
+    /// `lock-fencing-token`. If the handler or an inner layer has set this header, it stays as it
+    /// is. Read locks and permits have no fencing token, so their responses get no header. A layer
+    /// that takes [several locks](Self::all) adds no header either, because the header does not say
+    /// to which lock a token belongs.
     pub fn token_header(mut self) -> Self {
         self.0.token_header = true;
         self
     }
 
-    /// Until when the lock is kept. Default: [`HoldUntil::BodyEnd`], because a body may still read data that
-    /// the lock protects while it is sent.
+    /// Until when the lock is kept. Default: [`HoldUntil::BodyEnd`], because a body may read data
+    /// that the lock protects while the server sends it.
     pub fn hold_until(mut self, end: HoldUntil) -> Self {
         self.0.hold_until = end;
         self
     }
 
-    /// Sets what happens to a request that would be locked and may become an upgraded connection: one that
-    /// offers a web socket in the header `Upgrade`, or a CONNECT. Other values of the header are
-    /// ignored, as HTTP demands; if a handler answers such a request with 101, the layer replaces the answer.
-    /// Default: [`Upgrades::Refuse`], because the lock ends with the 101, and what follows would run without it.
+    /// Sets what happens to a request that takes a lock and may become an upgraded connection. This
+    /// is a request that offers a web socket in the header `Upgrade`, or a CONNECT. The layer
+    /// ignores other values of the header, as HTTP demands. If a handler answers a request with
+    /// such a value with 101, the layer replaces the answer. Default: [`Upgrades::Refuse`], because
+    /// the lock ends with the 101, and the upgraded connection would run without the lock.
     pub fn upgrades(mut self, policy: Upgrades) -> Self {
         self.0.upgrades = policy;
         self

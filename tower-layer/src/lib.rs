@@ -137,51 +137,54 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Where the request says how many things it is about, [`Keys::from_fn`] finds the names, and bounds their number.
+//! If the number of names depends on the request, use [`Keys::from_fn`], which finds the names and
+//! limits their number.
 //!
 //! # Options
 //!
-//! | option | default | why that |
+//! | option | default | why |
 //! |---|---|---|
-//! | [`shared`](LockLayer::shared), [`read_on_get`](LockLayer::read_on_get), [`permits`](LockLayer::permits) | exclusive | it is safe for every handler |
-//! | [`wait`](LockLayer::wait), [`try_only`](LockLayer::try_only) | the client's, 15 s | less than the 30 s or 60 s after which proxies give up |
+//! | [`shared`](LockLayer::shared), [`read_on_get`](LockLayer::read_on_get), [`permits`](LockLayer::permits) | exclusive | an exclusive lock is safe for every handler |
+//! | [`wait`](LockLayer::wait), [`try_only`](LockLayer::try_only) | the client's, 15 s | this is less than the 30 s or 60 s after which proxies give up |
 //! | [`deadline_header`](LockLayer::deadline_header) | none; `grpc-timeout` for gRPC | gRPC has a standard header for it, HTTP has none |
-//! | [`max_waiting`](LockLayer::max_waiting) | any number | how many are too many depends on the handler; set it where clients can send many |
-//! | [`max_names`](LockLayer::max_names) | any number | how many are usual depends on the service; set it where clients choose the names |
-//! | [`ttl`](LockLayer::ttl) | the client's, 10 s | it has room for three renewals; a dead process blocks a key for no longer |
+//! | [`max_waiting`](LockLayer::max_waiting) | any number | the right number depends on the handler; set it where clients can send many requests |
+//! | [`max_names`](LockLayer::max_names) | any number | the right number depends on the service; set it where clients choose the names |
+//! | [`ttl`](LockLayer::ttl) | the client's, 10 s | the lease is renewed after a third of the ttl, so two renewals may fail; a dead process blocks a key for at most this time |
 //! | [`min_hold`](LockLayer::min_hold) | zero | the next request should get the lock as soon as it is free |
 //! | [`max_hold`](LockLayer::max_hold) | no limit | a response may take long |
-//! | [`read_body_first`](LockLayer::read_body_first) | no | only the service knows how much memory a body is worth |
-//! | [`on_lost`](LockLayer::on_lost) | the request is stopped | somebody else may hold the lock |
-//! | [`on_revoke`](LockLayer::on_revoke) | it has the time that it is given | most requests are done before that time is over |
-//! | [`reentrant`](LockLayer::reentrant) | yes | two layers on the same key are the same lock |
-//! | [`hold_until`](LockLayer::hold_until) | the end of the body | bodies may still read what the lock protects |
+//! | [`read_body_first`](LockLayer::read_body_first) | no | only the service knows how much memory it can spend on bodies |
+//! | [`on_lost`](LockLayer::on_lost) | the request is stopped | another request may hold the lock |
+//! | [`on_revoke`](LockLayer::on_revoke) | the request may use the time that the caller of `revoke` gives | most requests are done before this time is over |
+//! | [`reentrant`](LockLayer::reentrant) | yes | two layers with the same key take the same lock |
+//! | [`hold_until`](LockLayer::hold_until) | the end of the body | a body may read data that the lock protects |
 //! | [`upgrades`](LockLayer::upgrades) | refused | the lock would end with the `101`, and protect nothing |
-//! | [`busy_status`](LockLayer::busy_status) | 409 | the request is in conflict with another; 423 is WebDAV's, 429 blames the client |
+//! | [`busy_status`](LockLayer::busy_status) | 409 | the request is in conflict with another; 423 belongs to WebDAV, 429 blames the client |
 //! | [`retry_after`](LockLayer::retry_after) | 1 s | most locks are held for less |
-//! | [`hide_key`](LockLayer::hide_key) | the key is in the answer | clients see which of their requests excluded each other |
-//! | [`refuse_with`](LockLayer::refuse_with) | problem details | a standard that clients have libraries for |
-//! | [`token_header`](LockLayer::token_header) | no | most clients do not pass it on |
+//! | [`hide_key`](LockLayer::hide_key) | the key is in the answer | clients can see which of their requests excluded each other |
+//! | [`refuse_with`](LockLayer::refuse_with) | problem details | it is a standard, and clients have libraries for it |
+//! | [`token_header`](LockLayer::token_header) | no | most clients do not send the token on |
 //! | [`label`](LockLayer::label) | none | |
 //!
 //! # Answers
 //!
-//! When the layer answers a request itself, the body is an `application/problem+json` (RFC 9457) with `type`,
-//! `title`, `status` and `detail`, and with `key`, the name of the lock, if it is known. A layer that takes
-//! [several locks](#several-locks) adds `keys`, the names of all of them; `key` is the one that was not free, or was
-//! lost. `type` is a link to one of the following sections. The error of the store is in the traces, at debug level.
+//! When the layer itself answers a request, the body is an `application/problem+json` (RFC 9457)
+//! with `type`, `title`, `status` and `detail`. If the name of the lock is known, it is in `key`. A
+//! layer that takes [several locks](#several-locks) adds `keys`, the names of all of them. In this
+//! case `key` is the name of the lock that was not free, or was lost. `type` is a link to one of
+//! the following sections. The error of the store is in the traces, at debug level.
 //!
 //! [`LockLayer::refuse_with`] makes other responses, and [`LockLayer::hide_key`] keeps the names out of them.
 //! Handlers that take locks themselves give the same answers with `Problem` (feature `axum`) and `status`
 //! (feature `tonic`), or without the name with `ProblemWithoutKey` and `status_without_key`.
 //!
-//! A POST with a content type of gRPC or gRPC-Web (`application/grpc`, `application/grpc+proto` and so on) is
-//! answered with a gRPC status instead, whose message says the same.
+//! A POST with a content type of gRPC or gRPC-Web (`application/grpc`, `application/grpc+proto` and
+//! so on) gets an answer with a gRPC status instead. The message of the status says the same.
 //!
 //! ### Lock held
 //!
-//! 409 with `Retry-After`, gRPC ABORTED: another request held the lock for as long as this one was allowed to
-//! wait. The handler was not called. gRPC DEADLINE_EXCEEDED if the client's deadline ended the wait.
+//! 409 with `Retry-After`, gRPC ABORTED: the wait of the request ended before the lock was free.
+//! The handler was not called. If the client's deadline ended the wait, the gRPC status is
+//! DEADLINE_EXCEEDED.
 //!
 //! ### Lock unavailable
 //!
@@ -205,30 +208,31 @@
 //!
 //! ### Lock names
 //!
-//! 503 with `Retry-After`, gRPC RESOURCE_EXHAUSTED: requests have named as many different locks as
-//! [`LockLayer::max_names`] allows for this time, and this one names another. The handler was not called.
+//! 503 with `Retry-After`, gRPC RESOURCE_EXHAUSTED: in this period, requests have named as many
+//! different locks as [`LockLayer::max_names`] allows, and this request names a further one. The
+//! handler was not called.
 //!
 //! ### Lock upgrade
 //!
-//! 501, gRPC UNIMPLEMENTED: the request asks for a web socket or a tunnel, over which the lock could not be
-//! kept. The handler was not called. The same answer replaces a 101 of a handler to any other request. See
-//! [`LockLayer::upgrades`].
+//! 501, gRPC UNIMPLEMENTED: the request asks for a web socket or a tunnel, and the layer cannot
+//! keep the lock for such a connection. The handler was not called. If a handler answers any other
+//! request with a 101, the layer replaces the 101 by this answer. See [`LockLayer::upgrades`].
 //!
 //! ### Request body
 //!
-//! Only where the body is [read first](LockLayer::read_body_first): 413, gRPC RESOURCE_EXHAUSTED, if it is too
-//! large; 408, gRPC DEADLINE_EXCEEDED, if it takes too long; 400, gRPC CANCELLED, if it breaks off. The store was not
-//! asked for the lock, and the handler was not called.
+//! Only with [`read_body_first`](LockLayer::read_body_first): 413, gRPC RESOURCE_EXHAUSTED, if the
+//! body is too large; 408, gRPC DEADLINE_EXCEEDED, if it takes too long; 400, gRPC CANCELLED, if it
+//! breaks off. The layer has not asked for the lock, and the handler was not called.
 //!
 //! ### Lock misconfigured
 //!
-//! 500, gRPC INTERNAL: the ttl, the name, or the route cannot be used, or the request would wait for a
-//! lock that it holds itself. Trying again will not help.
+//! 500, gRPC INTERNAL: the ttl, the name, or the route cannot be used, or the request would wait
+//! for a lock that it holds itself. The same request will fail again.
 //!
 //! ### Write refused
 //!
-//! 412, from a [`FenceLayer`]: the fence has seen a request with a higher fencing token. The handler was
-//! not called, and never will be for this token.
+//! 412, from a [`FenceLayer`]: the fence has seen a request with a higher fencing token. The
+//! handler was not called. The fence will refuse every request with this token.
 //!
 //! ### Fencing token
 //!
@@ -241,9 +245,9 @@
 //!
 //! # gRPC
 //!
-//! All four kinds of calls can be locked, unary and streaming. The lock is kept until the status is sent. A stream
-//! that loses its lock ends with the status UNAVAILABLE; a stream of gRPC-Web, whose status is part of its body, breaks
-//! off.
+//! All four kinds of calls can be locked, unary and streaming. The lock is kept until the status is
+//! sent. A stream that loses its lock ends with the status UNAVAILABLE. A stream of gRPC-Web breaks
+//! off, because its status is a part of its body.
 //!
 //! ```no_run
 //! use lockcore_tower::{Key, LockLayer};
@@ -257,57 +261,62 @@
 //! }
 //! ```
 //!
-//! Put a layer that translates gRPC-Web around this one, not inside it.
+//! Put a layer that translates gRPC-Web around this layer, not inside it.
 //!
 //! # Where it may stand
 //!
-//! Around anything that is a `tower_service::Service` of HTTP requests and can be cloned. In axum:
+//! The layer can stand around every `tower_service::Service` of HTTP requests that can be cloned.
+//! In axum:
 //!
 //! | added by | covers | path parameters | matched path |
 //! |---|---|---|---|
-//! | `MethodRouter::route_layer` | the methods added before; best | yes | yes |
-//! | `MethodRouter::layer` | the same, and the 405 to other methods | yes | yes |
-//! | `Router::route_layer` | the routes added before, with their 405 | yes | yes |
-//! | `Router::layer` | the same, and the fallback, which has no parameters: 500 | yes | yes |
-//! | these in a router that is nested | | yes, also those of the outer | yes, whole |
-//! | around a service for `Router::nest_service` | | those of the outer | no |
+//! | `MethodRouter::route_layer` | the methods added before; this is the best place | yes | yes |
+//! | `MethodRouter::layer` | these methods, and the 405 for other methods | yes | yes |
+//! | `Router::route_layer` | the routes added before, and their 405 | yes | yes |
+//! | `Router::layer` | these routes, and the fallback; the fallback has no parameters, so its answer is 500 | yes | yes |
+//! | one of these in a nested router | | yes, also those of the outer router | yes, the whole path |
+//! | around a service for `Router::nest_service` | | those of the outer router | no |
 //! | `layer.layer(router)`, around a whole router | all | no | no |
 //!
-//! A route of `any(…)` has no methods of its own: use `MethodRouter::layer` there. Where the layer covers the 405, a
-//! request for a method without a handler waits for the lock before it gets its 405.
+//! A route of `any(…)` has no methods of its own: use `MethodRouter::layer` there. If the layer
+//! covers the 405, a request with a method that has no handler waits for the lock before it gets
+//! its 405.
 //!
-//! Put this layer inside the layers that may refuse a request (authentication, limits), so that a request that they
-//! refuse does not wait in line first.
+//! Put this layer inside the layers that may refuse a request (authentication, limits). Otherwise a
+//! request would wait for its lock before they refuse it.
 //!
-//! Two layers take two locks, the outer one first. If two routes take the same two locks in different orders, they can
-//! wait for each other until a wait is over. One layer that takes [both](#several-locks) avoids that.
+//! Two layers take two locks. The outer layer takes its lock first. If two routes take the same two
+//! locks in different orders, their requests can wait for each other until a wait is over. To avoid
+//! this, use one layer that takes [both locks](#several-locks).
 //!
 //! # Cancel safety
 //!
-//! A server drops the future of a request, or the body of its response, when it notices that the client has gone. Then
-//! the handler or the body is dropped first, and after that the place in line or the lock is given back. Nothing is
-//! left behind. The same is true when a handler panics.
+//! When a server notices that the client has gone, it drops the future of the request, or the body
+//! of the response. The layer then drops the handler or the inner body first. After that it leaves
+//! the line, or releases the lock. Nothing is left behind. The same happens when a handler panics.
 //!
 //! # Clients that go away
 //!
-//! The layer can only react when the server has noticed that the client is gone. When that is depends on what the
-//! client has sent:
+//! The layer can only react after the server has noticed that the client has gone. How soon the
+//! server notices depends on what the client has sent:
 //!
 //! | the client has sent | HTTP/1 | HTTP/2 |
 //! |---|---|---|
 //! | a request without a body, or one whose body has been read | at once | at once |
-//! | a body that is larger than what the server reads ahead, and that the handler does not read | when the handler reads on | at once |
-//! | another request behind it (pipelining) | when it is answered | |
+//! | a body that is larger than the part that the server reads ahead, and that the handler does not read | when the handler continues to read | at once |
+//! | another request after it (pipelining) | when the first request is answered | |
 //!
-//! With [`LockLayer::read_body_first`], the second line is as the first. In the other cases, and when a machine
-//! vanishes without closing its connections, [`LockLayer::wait`], [`LockLayer::max_hold`] and the keep-alive
-//! options of the server end the request.
+//! With [`LockLayer::read_body_first`], the second case is like the first. In the other cases,
+//! these options end the request: [`LockLayer::wait`], [`LockLayer::max_hold`] and the keep-alive
+//! options of the server. They also end it when the client's machine fails without closing its
+//! connections.
 //!
 //! # Between services
 //!
-//! When a service holds a lock and asks another service to write under it, it sends the lock's fencing token
-//! along ([`TokenLayer`]). The other service refuses tokens that come late ([`FenceLayer`]). Its
-//! handler writes with the token that it finds in the extensions:
+//! A service may hold a lock and ask another service to write under it. Then it sends the lock's
+//! fencing token with the request ([`TokenLayer`]). The other service refuses requests with a lower
+//! token than it has seen ([`FenceLayer`]). Its handler writes with the token that it finds in the
+//! extensions of the request:
 //!
 #![cfg_attr(feature = "axum", doc = "```")]
 #![cfg_attr(not(feature = "axum"), doc = "```ignore")]

@@ -1,9 +1,9 @@
-//! Counts how many different names a layer locks in a period, so that clients who choose the names cannot fill the
-//! store.
+//! Counts the different names that a layer locks in a period. With a limit, clients that choose the
+//! names cannot fill the store.
 //!
-//! The names are in a Bloom filter and not in a set, because it needs only 4 bytes for a name of any length, and no
-//! mutex. A request only reads it if its name is already known. One new name in a million is taken for a known one, and
-//! is not counted.
+//! The names are in a Bloom filter. Unlike a set, the filter needs only 4 bytes for a name of any
+//! length, and no mutex. If the name of a request is known, the request only reads the filter. One
+//! new name in a million is mistaken for a known name, and is not counted.
 
 use std::fmt;
 use std::hash::RandomState;
@@ -12,14 +12,15 @@ use std::time::{Duration, Instant};
 
 use fastbloom::AtomicBloomFilter;
 
-/// The probability that a new name is taken for a known one. With the usual one percent, clients could get one percent
-/// of their names past the bound.
+/// The probability that a new name is mistaken for a known name. With the usual one percent, one
+/// percent of the new names would pass in spite of the limit.
 const TAKEN_FOR_KNOWN: f64 = 1e-6;
 
-/// With this number the filter takes 400 MB.
+/// The largest limit. With this number of names the filter takes 400 MB.
 const MOST: usize = 100_000_000;
 
-/// The names that a layer and its clones have met in the current period, the window.
+/// The names that a layer and its clones have seen in the current period, which is called the
+/// window.
 pub(crate) struct Names {
     most: usize,
     per: Duration,
@@ -29,11 +30,11 @@ pub(crate) struct Names {
     count: AtomicUsize,
     /// The hasher has a random key, so nobody can choose names that collide.
     seen: AtomicBloomFilter<RandomState>,
-    /// Whether the operator has been told that this window is full.
+    /// Whether a warning has been logged that this window is full.
     told: AtomicBool,
 }
 
-/// A thread is emptying the filter for the next window.
+/// The value of `window` while a thread empties the filter for the next window.
 const CHANGING: u64 = u64::MAX;
 
 impl Names {
@@ -62,7 +63,7 @@ impl Names {
     ///
     /// # Errors
     ///
-    /// If there is no room for another name in this window: the time until the next one begins.
+    /// The time until the next window begins, if there is no room for another name in this window.
     pub(crate) fn admit(&self, name: &str) -> Result<(), Duration> {
         self.admit_at(name, self.began.elapsed())
     }
@@ -98,15 +99,16 @@ impl Names {
             self.tell();
             return Err(self.per - in_window(now, self.per));
         }
-        // `insert_hash` is true if another request has inserted and counted this name in the meantime. If two requests
-        // insert it at the same moment, both may count it.
+        // `insert_hash` is true if another request has inserted and counted this name in the
+        // meantime. If two requests insert the name at the same moment, both may count it.
         if self.seen.insert_hash(hash) {
             self.uncount();
         }
         Ok(())
     }
 
-    /// Does not go below zero: a new window may have begun since this was counted.
+    /// Takes one name back from the count. The count does not go below zero, because a new window
+    /// may have begun since the name was counted.
     fn uncount(&self) {
         let one_less = |count: usize| count.checked_sub(1);
         let _ = self
@@ -114,12 +116,14 @@ impl Names {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
     }
 
-    /// Begins the window of `now`, if it is a new one. Returns false while another thread does this. That takes less
-    /// than a millisecond for a million names, and requests in that time pass without being counted.
+    /// Begins the window of `now`, if it is a new window. Returns false while another thread does
+    /// this, which takes less than a millisecond for a million names. Requests in this time pass
+    /// without being counted.
     fn is_current(&self, now: Duration) -> bool {
         let current = number(now, self.per);
         let window = self.window.load(Ordering::Acquire);
-        // A request that read the clock before another thread began a new window counts in the new window.
+        // If a request has read the clock before another thread began a new window, it counts in
+        // the new window.
         if window == CHANGING || window >= current {
             return window != CHANGING;
         }
@@ -199,7 +203,7 @@ mod tests {
         // Several windows later, with no request in between.
         assert_eq!(names.admit_at("b", HOUR * 9), Ok(()));
         assert_eq!(names.admit_at("a", HOUR * 9), Err(HOUR));
-        // This request read the clock before the one that began the window.
+        // This request has read the clock before the request that began the window.
         assert_eq!(names.admit_at("b", HOUR * 8), Ok(()));
     }
 
@@ -233,8 +237,8 @@ mod tests {
         }
     }
 
-    /// Two requests have the same new name. The slower one takes its count back, but a third request has begun the next
-    /// window in the meantime.
+    /// Two requests have the same new name. The slower one takes its count back, but a third
+    /// request has begun the next window in the meantime.
     #[test]
     fn a_count_that_is_taken_back_after_its_window_does_not_fill_the_next() {
         let names = Names::at_most(2, HOUR);

@@ -1,4 +1,4 @@
-//! For handlers of axum that take locks themselves.
+//! The layer's answers for axum handlers that take locks themselves.
 
 use std::fmt;
 
@@ -10,11 +10,13 @@ use crate::body::LockBody;
 use crate::protocol::Protocol;
 use crate::refusal::{self, Answers};
 
-/// The answer that the [layer](crate::LockLayer) gives for an error of a lock: for handlers, and functions that they
-/// call, that take a lock themselves. `?` converts a [`lockcore::Error`] into it.
+/// The answer that the [layer](crate::LockLayer) gives for an error of a lock. It is for handlers,
+/// and the functions that they call, that take a lock themselves. `?` converts a
+/// [`lockcore::Error`] into it.
 ///
-/// The answer is one of [these](crate#answers), such as 409 with `Retry-After` when another holds the lock. It
-/// **names the lock**, and nothing that the store said; [`ProblemWithoutKey`] does not name it.
+/// The answer is one of [these](crate#answers), such as 409 with `Retry-After` when another request
+/// holds the lock. It contains **the name of the lock**, but no text of the store.
+/// [`ProblemWithoutKey`] does not contain the name.
 ///
 /// ```
 /// use axum::extract::{Path, State};
@@ -33,8 +35,8 @@ use crate::refusal::{self, Answers};
 #[derive(Debug)]
 pub struct Problem(pub Error);
 
-/// As [`Problem`], without the name of the lock: for names that clients should not learn, beside a layer that
-/// [hides](crate::LockLayer::hide_key) them.
+/// As [`Problem`], without the name of the lock. Use it for names that clients should not learn,
+/// together with a layer that [hides](crate::LockLayer::hide_key) them.
 ///
 /// ```
 /// use axum::extract::State;
@@ -77,7 +79,7 @@ macro_rules! answers {
             }
         }
 
-        /// The sentence of the lock's error, for logs. It names the lock.
+        /// The message of the lock's error, for logs. It names the lock.
         impl fmt::Display for $problem {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 fmt::Display::fmt(&self.0, f)

@@ -23,8 +23,9 @@ impl Protocol {
     }
 }
 
-/// Whether this is a content type of gRPC or gRPC-Web, with or without a message format and parameters. A type that
-/// only begins like one must not match: its sender would take the refusal, which has status 200, for a success.
+/// Whether this is a content type of gRPC or gRPC-Web, with or without a message format and
+/// parameters. A type that only begins like one of these must not match. A refusal in gRPC has the
+/// HTTP status 200, and another kind of client would take it for a success.
 fn is_grpc(content: &HeaderValue) -> bool {
     let content = content.as_bytes();
     let end = content.iter().position(|byte| b"+; \t".contains(byte));

@@ -1,9 +1,11 @@
 //! How a [`LockLayer`](crate::LockLayer) treats the bodies of its requests: types for code that names the type of a
 //! layer.
 //!
-//! The body is handed on [as it comes](AsItComes), or it is [read first](BodyFirst), as a whole, before the layer asks
-//! for the lock. These types are not made by hand: `LockLayer` is a `LockLayer<AsItComes>`, and
-//! [`LockLayer::read_body_first`](crate::LockLayer::read_body_first) returns a `LockLayer<BodyFirst>`.
+//! The handler gets the body unread, [as it comes](AsItComes). Or the layer [reads the whole body
+//! first](BodyFirst), before it asks for the lock. Do not make values of these types: `LockLayer`
+//! is a `LockLayer<AsItComes>`, and
+//! [`LockLayer::read_body_first`](crate::LockLayer::read_body_first) returns a
+//! `LockLayer<BodyFirst>`.
 
 use std::error::Error;
 use std::fmt;
@@ -22,7 +24,8 @@ use tokio::time::timeout;
 
 use crate::frame::{BoxError, of_ours};
 
-/// How a layer treats the bodies of its requests. For [`AsItComes`] and [`BodyFirst`] only.
+/// How a layer treats the bodies of its requests. Only [`AsItComes`] and [`BodyFirst`] implement
+/// it.
 pub trait Reading<B>: Clone + Send + Sync + 'static {
     /// The body that the inner service gets.
     type Body: Send + 'static;
@@ -31,21 +34,21 @@ pub trait Reading<B>: Clone + Send + Sync + 'static {
     #[doc(hidden)]
     fn pass(body: B) -> Self::Body;
 
-    /// Whether reading may take time.
+    /// Whether the body is read before the lock is taken, which may take time.
     #[doc(hidden)]
     const COMES_FIRST: bool;
 
-    /// The body of a request that will ask for its lock after this.
+    /// Reads the body of a request. After this, the request asks for its lock.
     #[doc(hidden)]
     fn read(self, body: B) -> impl Future<Output = Result<Self::Body, Unread>> + Send;
 }
 
-/// Bodies are handed on unread: the default of [`LockLayer`](crate::LockLayer).
+/// The handler gets the body unread. This is the default of [`LockLayer`](crate::LockLayer).
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct AsItComes;
 
-/// Bodies are read before the lock is asked for: see
+/// The layer reads the body before it asks for the lock: see
 /// [`LockLayer::read_body_first`](crate::LockLayer::read_body_first).
 #[derive(Clone, Copy, Debug)]
 pub struct BodyFirst {
@@ -112,15 +115,16 @@ where
     }
 }
 
-/// Whether the error comes from a limit on the body: ours or one of an outer layer. The error may be wrapped.
+/// Whether the error comes from a limit on the body: the limit of this layer or of an outer layer.
+/// The error may be wrapped.
 fn is_of_a_limit(error: &(dyn Error + 'static)) -> bool {
     let mut causes = iter::successors(Some(error), |error| Error::source(*error));
     causes.any(|error| error.is::<LengthLimitError>())
 }
 
 pin_project! {
-    /// The body of a request under a [`LockLayer<BodyFirst>`](crate::LockLayer::read_body_first): read
-    /// already, or as it comes if the request passes without a lock.
+    /// The body of a request under a [`LockLayer<BodyFirst>`](crate::LockLayer::read_body_first):
+    /// already read, or unread if the request passes without a lock.
     pub struct RequestBody<B> {
         #[pin]
         whole: Whole<B>,

@@ -1,5 +1,5 @@
-//! Requests that the layer answers itself: the reasons, and their texts in problem details (RFC 9457) and in gRPC.
-//! `response` makes the responses.
+//! Requests that the layer itself answers: the reasons, and their texts in problem details (RFC
+//! 9457) and in gRPC. `response` makes the responses.
 
 mod json;
 mod kind;
@@ -27,7 +27,7 @@ pub(crate) struct Answers {
     pub(crate) retry_after: Duration,
     /// Whether the answers contain the name of the lock.
     pub(crate) name_key: bool,
-    /// Makes the HTTP response instead of the layer.
+    /// The function of the user that makes the HTTP response, if there is one.
     pub(crate) own: Option<Arc<Own>>,
 }
 
@@ -64,7 +64,7 @@ impl fmt::Debug for Answers {
     }
 }
 
-/// A request that a layer is about to answer itself, for a function that makes the response:
+/// A request that a layer refuses or stops, for a function that makes the response:
 /// [`LockLayer::refuse_with`](crate::LockLayer::refuse_with),
 /// [`FenceLayer::refuse_with`](crate::FenceLayer::refuse_with).
 #[derive(Clone, Copy, Debug)]
@@ -78,14 +78,14 @@ impl<'a> Refusal<'a> {
         Self { problem, answers }
     }
 
-    /// The reason, as the anchor of the section among [the answers](crate#answers) that explains it:
+    /// The reason, as the anchor of a section among [the answers](crate#answers), for example
     /// `lock-held` if another request holds the lock.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         self.problem.kind.section()
     }
 
-    /// The status that the layer answers with.
+    /// The status of the layer's own answer.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         self.problem.status(self.answers)
@@ -97,21 +97,24 @@ impl<'a> Refusal<'a> {
         self.problem.kind.title()
     }
 
-    /// A sentence that says what happened, and what can be done about it. It may contain text that the client sent.
+    /// A sentence that says what happened, and what the client can do. It may contain text that the
+    /// client has sent.
     #[must_use]
     pub fn detail(&self) -> &'a str {
         &self.problem.detail
     }
 
-    /// The name of the lock, if it is known, and not [hidden](crate::LockLayer::hide_key). Where a request takes
-    /// several it is the one that was held by another, or lost; see [`keys`](Self::keys).
+    /// The name of the lock, if it is known and not [hidden](crate::LockLayer::hide_key). If the
+    /// request takes several locks, this is the lock that another request holds, or that was lost;
+    /// see [`keys`](Self::keys).
     #[must_use]
     pub fn key(&self) -> Option<&'a str> {
         self.problem.key.as_deref()
     }
 
-    /// The names of all locks that the request takes, in order, if they are known and not hidden: the one, or those of
-    /// a layer that takes [several](crate::LockLayer::all).
+    /// The names of all locks that the request takes, in order, if they are known and not hidden.
+    /// There are several under a layer that takes [several locks](crate::LockLayer::all), or else
+    /// one.
     #[must_use]
     pub fn keys(&self) -> &'a [String] {
         match &*self.problem.keys {
@@ -120,7 +123,8 @@ impl<'a> Refusal<'a> {
         }
     }
 
-    /// When the client may try again, in whole seconds. `None` if that will not help.
+    /// After how many whole seconds the client may try again. `None` if a new attempt cannot
+    /// succeed.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         let seconds = || self.problem.retry_after(self.answers);
@@ -128,7 +132,8 @@ impl<'a> Refusal<'a> {
         may_be_repeated.then(|| Duration::from_secs(seconds()))
     }
 
-    /// The body that the layer would answer with, as JSON: for a response that differs only in its headers.
+    /// The body of the layer's own answer, as JSON. Use it for a response that differs only in its
+    /// headers.
     #[must_use]
     pub fn to_json(&self) -> String {
         self.problem.json(self.status())
@@ -137,8 +142,9 @@ impl<'a> Refusal<'a> {
 
 /// Why a request has no ordinary response.
 ///
-/// The texts contain nothing that the store said, because that may name hosts; it goes to the logs. The texts of
-/// [`Kind::Key`] may quote the client, or come from a function of the service.
+/// The texts contain nothing from the store's error, because this may name hosts. The store's error
+/// is only logged. The texts of [`Kind::Key`] may quote the client, or come from a function of the
+/// service.
 #[derive(Debug)]
 pub(crate) struct Problem {
     kind: Kind,
@@ -147,12 +153,12 @@ pub(crate) struct Problem {
     key: Option<String>,
     /// All locks of the request, if it takes several.
     keys: Vec<String>,
-    /// When the lock is free if it is not renewed, if that is known.
+    /// The time until the lock is free if it is not renewed. `None` if it is not known.
     free_in: Option<Duration>,
 }
 
-/// The longest text, in bytes, that a function can refuse a request with. The text goes into a gRPC header, and may
-/// quote the client.
+/// The longest text, in bytes, with which a function of the service can refuse a request. The limit
+/// exists because the text goes into a gRPC header, and may quote the client.
 const LONGEST_REFUSAL: usize = 1_000;
 
 /// The detail of [`Kind::Held`] and [`Kind::Deadline`].
@@ -170,7 +176,8 @@ impl Problem {
                 },
                 HELD,
             ),
-            // A lost lock means here that it was lost before it was used, because this process is shutting down.
+            // `Lost` means here that the lock was lost before it was used, because this process is
+            // shutting down.
             ErrorKind::Unavailable | ErrorKind::Unknown | ErrorKind::Lost(_) => (
                 Kind::Unavailable,
                 "The lock could not be taken. The request was not handled; try again.",
@@ -203,7 +210,7 @@ impl Problem {
         Self::new(Kind::Unavailable, detail)
     }
 
-    /// A handler answers with this error of a lock that it took itself.
+    /// A handler has taken a lock itself, and returns this error of the lock.
     #[cfg(any(feature = "axum", feature = "tonic"))]
     pub(crate) fn met_by_a_handler(error: &Error) -> Self {
         match error.was_held() {
@@ -238,7 +245,7 @@ impl Problem {
         Self::bad_key(text)
     }
 
-    /// The layer has met as many names as allowed.
+    /// The layer has seen as many names as allowed.
     pub(crate) fn too_many_names(room_in: Duration) -> Self {
         let detail = "Requests have named too many different locks, and this one names another. It was not handled; try again later.";
         let mut problem = Self::new(Kind::Names, detail);
@@ -246,13 +253,13 @@ impl Problem {
         problem
     }
 
-    /// The connection would continue without its lock.
+    /// The upgraded connection would continue without the lock.
     pub(crate) fn upgrade(names: LockNames) -> Self {
         let detail = "This request is handled under a lock, which cannot be kept over an upgraded connection.";
         Self::new(Kind::Upgrade, detail).about(names)
     }
 
-    /// The body could not be read before the lock was asked for.
+    /// The body could not be read, so the layer has not asked for the lock.
     pub(crate) fn unread(unread: Unread, names: LockNames) -> Self {
         let detail = match unread {
             Unread::TooLarge => {
@@ -277,7 +284,8 @@ impl Problem {
         Self::new(Kind::Late, detail)
     }
 
-    /// `how` completes the sentence "the header … is missing".
+    /// The request has no usable token. `how` completes a sentence such as "the header … is
+    /// missing".
     pub(crate) fn no_token(how: &str) -> Self {
         let detail = format!(
             "The header \"{TOKEN_HEADER}\" {how}; it carries the token of the lock that the request is made under."
@@ -316,7 +324,8 @@ impl Problem {
         self
     }
 
-    /// Adds the names of the request's locks. With several locks, the key that was not free stays in `key`.
+    /// Adds the names of the request's locks. With several locks, `key` stays the name of the lock
+    /// that was not free.
     pub(crate) fn with_names(mut self, names: &LockNames) -> Self {
         match names {
             LockNames::One(name) => self.key = Some(name.clone()),
@@ -353,8 +362,8 @@ impl Problem {
         trailers
     }
 
-    /// The status code and its message. The message becomes a header, so it does not name all locks of a request that
-    /// takes several.
+    /// The status code and its message. The message becomes a header. So if a request takes several
+    /// locks, the message does not name all of them.
     pub(crate) fn grpc(&self) -> (u16, String) {
         let message = match &self.key {
             Some(key) => format!("{}: {} (key: {key})", self.kind.title(), self.detail),
@@ -385,10 +394,12 @@ impl Problem {
         self.kind.may_be_repeated()
     }
 
-    /// In whole seconds, because the header has no fractions. Rounded up, so that no client comes back too early.
+    /// The time is in whole seconds, because the header has no fractions. It is rounded up, so that
+    /// no client repeats its request too early.
     pub(crate) fn retry_after(&self, answers: &Answers) -> u64 {
         let wait = match (self.kind, self.free_in) {
-            // Room comes only at this time, but a lock may be released at any time.
+            // There is room only after this time, so the answer has at least this time. A lock may
+            // be released at any time, so the answer has at most its rest.
             (Kind::Names | Kind::Full, Some(room_in)) => room_in.max(answers.retry_after),
             (_, Some(free_in)) => free_in.min(answers.retry_after),
             (_, None) => answers.retry_after,
@@ -397,7 +408,8 @@ impl Problem {
             .saturating_add(u64::from(wait.subsec_nanos() > 0))
     }
 
-    /// Written by hand: for six members, three of which need escaping, a service should not need a JSON library.
+    /// The JSON is written by hand. There are six members, and only three need escaping, so a JSON
+    /// library is not worth its cost.
     pub(crate) fn json(&self, status: StatusCode) -> String {
         let mut json =
             String::from("{\"type\":\"https://docs.rs/lockcore-tower/latest/lockcore_tower/#");

@@ -1,4 +1,5 @@
-//! A service that is ready for a request, and what it has reserved while the request waits.
+//! A service that is ready for a request, and the permit that readiness has reserved while the
+//! request waits.
 
 use std::future::{Future, poll_fn};
 use std::mem;
@@ -9,14 +10,15 @@ use lockcore::Wait;
 use tokio::time::timeout;
 use tower_service::Service;
 
-/// A service that is ready. A permit that readiness has reserved, such as that of a limit, is kept only while nothing
-/// has to be waited for. Otherwise requests that wait for one key would use up what requests for other keys need.
+/// A service that is ready. Readiness may have reserved a permit, such as that of a limit. This
+/// keeps the permit only as long as the request does not have to wait. Otherwise requests that wait
+/// for one key would use up the permits that requests for other keys need.
 pub(crate) struct Reserved<S> {
     service: S,
     is_ready: bool,
 }
 
-/// The service was not ready in time for this request.
+/// The error that the service was not ready in time for this request.
 pub(crate) struct NotReady<Q>(pub(crate) Q);
 
 impl<S: Clone> Reserved<S> {
@@ -29,24 +31,27 @@ impl<S: Clone> Reserved<S> {
         }
     }
 
-    /// Gives back what readiness has reserved, for a request that is answered without the service.
+    /// Gives back what readiness has reserved. This is for a request that is answered without the
+    /// service.
     pub(crate) fn give_back(ready: &mut S) {
         drop(Self::take(ready));
     }
 
-    /// Waits for `event`. If it is not ready at once, gives back what is reserved.
+    /// Waits for `event`. If the event is not ready at once, gives back what readiness has
+    /// reserved.
     pub(crate) async fn until<T>(&mut self, event: impl Future<Output = T>) -> T {
         let mut event = pin!(event);
         match poll_fn(|cx| Poll::Ready(event.as_mut().poll(cx))).await {
             Poll::Ready(value) => return value,
-            // The clone has reserved nothing. The service that had reserved something is dropped.
+            // The clone has reserved nothing. The assignment drops the service that has reserved a
+            // permit.
             Poll::Pending => self.service = self.service.clone(),
         }
         self.is_ready = false;
         event.await
     }
 
-    /// Asks again for what was given back.
+    /// Makes the service ready again, if its permit was given back.
     pub(crate) async fn ready<Q>(&mut self) -> Result<(), S::Error>
     where
         S: Service<Q>,
@@ -64,7 +69,7 @@ impl<S: Clone> Reserved<S> {
     {
         self.ready().await?;
         let answer = self.service.call(request);
-        // Drop what the service still holds before the lock is released.
+        // Drops what the service holds, before the lock is released.
         drop(self);
         answer.await
     }

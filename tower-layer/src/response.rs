@@ -1,4 +1,5 @@
-//! The responses to requests that the layer answers itself. `refusal` has the reasons and the texts.
+//! The responses to requests that the layer itself answers. `refusal` has the reasons and the
+//! texts.
 
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, Response};
@@ -40,7 +41,7 @@ impl Problem {
         response
     }
 
-    /// A response that has only trailers, which are sent as its headers.
+    /// A response with trailers only. The trailers are sent as the headers of the response.
     fn in_grpc<B>(&self, content_type: HeaderValue) -> Response<LockBody<B>> {
         let mut response = Response::new(LockBody::empty());
         *response.headers_mut() = self.grpc_status();

@@ -1,4 +1,5 @@
-//! The service: finds the key and decides whether the request needs a lock. `future` runs a request under its lock.
+//! The service: finds the key of a request, and decides whether the request needs a lock. `future`
+//! runs a request under its lock.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -18,7 +19,7 @@ use crate::refusal::Problem;
 use crate::reserved::Reserved;
 use crate::settings::{Settings, Upgrades};
 
-/// A service whose requests are locked by key. Made by [`LockLayer`](crate::LockLayer).
+/// A service that locks each request by its key. Made by [`LockLayer`](crate::LockLayer).
 #[derive(Clone, Debug)]
 pub struct LockService<S, R = AsItComes> {
     inner: S,
@@ -50,9 +51,10 @@ where
     type Error = S::Error;
     type Future = ResponseFuture<S::Future, RB, S::Error>;
 
-    /// The lock is not taken here: a caller may stay ready for hours before it calls, and the lock
-    /// depends on the request. A permit that readiness reserves in the inner service, as that of a limit,
-    /// is given back when a request has to wait for its lock, and asked for again under it.
+    /// The lock is not taken here. One reason is that the service may be ready for hours before a
+    /// call. The other is that the lock depends on the request. Readiness may reserve a permit in
+    /// the inner service, for example that of a concurrency limit. If the request has to wait for
+    /// its lock, the permit is given back, and is reserved again under the lock.
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         self.inner.poll_ready(cx)
     }
@@ -96,9 +98,10 @@ impl<S: Clone, R> LockService<S, R> {
     }
 }
 
-/// Whether this is an OPTIONS request without content. It only asks which methods are possible, as browsers do before a
-/// request, and does no work. With content it could do anything: a gRPC server, for example, ignores the method. A
-/// request with content has a content type (RFC 9110, section 9.3.7).
+/// Whether this is an OPTIONS request without content. Such a request only asks which methods are
+/// possible, as browsers do before a request, and does no work. An OPTIONS request with content
+/// could do anything: a gRPC server, for example, ignores the method. If an OPTIONS request has
+/// content, it has a content type (RFC 9110, section 9.3.7).
 fn asks_for_options<B>(request: &Request<B>) -> bool {
     request.method() == Method::OPTIONS && !request.headers().contains_key(CONTENT_TYPE)
 }
@@ -111,7 +114,8 @@ fn is_upgrade(request: &Parts) -> bool {
     request.method == Method::CONNECT || to.any(offers_a_web_socket)
 }
 
-/// Whether the header offers a web socket. It is a list of protocols, some of them with a version.
+/// Whether the header offers a web socket. The header is a list of protocols, some of them with a
+/// version.
 fn offers_a_web_socket(upgrade: &HeaderValue) -> bool {
     let mut protocols = upgrade.as_bytes().split(|byte| *byte == b',');
     protocols.any(|protocol| {

@@ -1,4 +1,5 @@
-//! The options of a layer, and what they mean for a request: whether it may ask for its lock, and how.
+//! The options of a layer, and their effect on a request: whether the request may ask for its lock,
+//! and with which settings.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,22 +19,22 @@ use crate::waiters::{Waiter, Waiters};
 /// Until when a request keeps its lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HoldUntil {
-    /// Until the handler has answered. The body is sent without the lock.
+    /// Until the handler has answered. The server sends the body without the lock.
     Headers,
-    /// Until the response body has ended, or was dropped because the client went away.
+    /// Until the response body has ended, or was dropped because the client has gone.
     #[default]
     BodyEnd,
 }
 
-/// Says what happens to a request for an upgraded connection (a web socket, a tunnel). Its lock ends with the
-/// answer to the request, and not with the connection.
+/// What happens to a request for an upgraded connection (a web socket, a tunnel). The lock of such
+/// a request ends with the answer, and not with the connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Upgrades {
-    /// It is answered with 501, and the handler is not called.
+    /// The answer is 501, and the handler is not called.
     #[default]
     Refuse,
-    /// It is handled under the lock, which ends with the answer. After that the connection is used **without the
-    /// lock**.
+    /// The request is handled under the lock, and the lock ends with the answer. After that the
+    /// connection is used **without the lock**.
     HandshakeOnly,
 }
 
@@ -74,12 +75,12 @@ pub(crate) struct Order {
     pub(crate) lock: AnyLock,
     /// The names of the locks, if the request takes several.
     pub(crate) keys: Vec<String>,
-    /// Whether the lock is exclusive, so that its token fences.
+    /// Whether the lock is exclusive, and so has a fencing token.
     pub(crate) exclusive: bool,
     /// Whether the client's deadline, and not the layer's wait, ends the wait for the lock.
     pub(crate) deadline_is_the_bound: bool,
     pub(crate) wait: Wait,
-    /// They count as waiting requests until the lock is taken.
+    /// While these live, the request counts as waiting. They are dropped when the lock is taken.
     pub(crate) waiters: Vec<Waiter>,
 }
 
@@ -107,8 +108,8 @@ impl Settings {
         }
     }
 
-    /// Checks whether this process already knows that it will refuse the request, before the body is read. Counts
-    /// nothing, because the body may never arrive.
+    /// Checks before the read of the body whether the limits of this process will refuse the
+    /// request. It does not count the request, because the body may never arrive.
     pub(crate) fn foresee(&self, names: &LockNames, method: &Method) -> Result<(), Problem> {
         let names = names.as_slice();
         if let Some(met) = &self.names {
@@ -130,8 +131,8 @@ impl Settings {
         }
     }
 
-    /// Counts the names, if there is room for them. If there is no room for one of them, the names before it stay
-    /// counted.
+    /// Counts the names, if there is room for them. If there is no room for one name, the names
+    /// before it stay counted.
     pub(crate) fn admit(&self, names: &LockNames) -> Result<(), Problem> {
         let Some(met) = &self.names else {
             return Ok(());

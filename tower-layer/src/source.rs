@@ -1,5 +1,5 @@
-//! The parts of a request that a name is built from: where each is found, and which error is returned if it is missing.
-//! `key` builds the name, `template` parses the template.
+//! The parts of a request from which a name is built: where each part is found, and which error is
+//! returned if the part is missing. `key` builds the name, `template` parses the template.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,8 +11,8 @@ use http::{Extensions, HeaderName};
 
 use crate::refusal::Problem;
 
-/// The longest name that [`lockcore::backend::Name`] accepts. A client that sends a longer one gets 400, because our
-/// configuration is not wrong in this case.
+/// The longest name that [`lockcore::backend::Name`] accepts. If a client sends a longer name, it
+/// gets 400 and not 500, because the configuration of the service is not wrong in this case.
 const LONGEST_NAME: usize = 4096;
 
 /// One part of a request.
@@ -36,7 +36,8 @@ pub(crate) type Find = dyn Fn(&Parts) -> Result<Option<String>, Cow<'static, str
 pub(crate) type FindExtension =
     dyn Fn(&Extensions, &mut String) -> Option<fmt::Result> + Send + Sync;
 
-/// The type that a value is parsed as before it is written into the name, so that all its spellings give one name.
+/// The type as which a value is parsed before it is written into the name. So all spellings of a
+/// value give one name.
 #[derive(Clone, Copy)]
 pub(crate) struct Type {
     name: &'static str,
@@ -63,7 +64,7 @@ impl Type {
 pub(crate) enum Missing<'a> {
     /// The request needs no lock.
     Unwanted,
-    /// This part is missing. It is an error unless the key is optional.
+    /// This part is missing, which is an error unless the key is optional.
     Absent(&'a Source),
     /// The part is there, but cannot be used.
     Unusable(Problem),
@@ -74,7 +75,7 @@ pub(crate) struct Writer<'a> {
     pub(crate) name: String,
     /// The characters that are escaped in values, because they separate the values: see `template`.
     pub(crate) delimiters: &'a str,
-    /// The type that the next value is parsed as; `None` takes the value as it is.
+    /// The type as which the next value is parsed. With `None` the value is used as it is.
     pub(crate) read_as: Option<Type>,
 }
 
@@ -86,8 +87,8 @@ impl Source {
         writer: &mut Writer<'_>,
     ) -> Result<(), Missing<'_>> {
         match self {
-            // This text comes from code of the service and not from the client, so its length is not checked, and it is
-            // not escaped.
+            // This text comes from code of the service and not from the client. So its length is
+            // not checked, and it is not escaped.
             Self::Fn(find) => {
                 let refused = |text| Missing::Unusable(Problem::refused_by_a_function(text));
                 let found = find(parts).map_err(refused)?;
@@ -126,8 +127,8 @@ impl Source {
                 let parameters = path_parameters(parts).map_err(|NotUtf8| {
                     Missing::Unusable(Problem::bad_key("The path is not UTF-8."))
                 })?;
-                // Take the last one, as a handler that extracts a map does: the parameters of a nested route come after
-                // those of the outer route.
+                // This takes the last parameter with this name, like a handler that extracts a map.
+                // The parameters of a nested route come after those of the outer route.
                 let found = parameters.as_ref().and_then(|parameters| {
                     let ours = parameters.iter().filter(|(name, _)| *name == &**parameter);
                     ours.last()
@@ -152,8 +153,8 @@ impl Source {
         }
     }
 
-    /// Refuses the replacement character: bytes that are not UTF-8 have been decoded to it, so different values would
-    /// become one.
+    /// Refuses the replacement character. Bytes that are not UTF-8 have been decoded to this
+    /// character, so different values would become one.
     fn write_decoded(&self, value: &str, writer: &mut Writer<'_>) -> Result<(), Missing<'_>> {
         match value.contains(char::REPLACEMENT_CHARACTER) {
             true => Err(self.unusable("is not UTF-8")),
@@ -189,7 +190,7 @@ impl Source {
     /// The answer to a request that lacks this part.
     pub(crate) fn absent(&self) -> Problem {
         match self {
-            // The server should have added this part, so the client is not to blame.
+            // The server should have added this part, so the error is not the client's.
             Self::Extension(..) => Problem::misconfigured(format!(
                 "The {self}, which says what to lock, is not in the request; what puts it there must come before this layer."
             )),
@@ -257,9 +258,9 @@ fn grpc_method(path: &str) -> Option<&str> {
 #[cfg(feature = "axum")]
 struct NotUtf8;
 
-/// The extractor is an `async fn` that awaits nothing. It is polled once, so it needs no allocation, and a request that
-/// passes through keeps its unboxed future. If the extractor were ever pending, the request would be refused, never let
-/// through.
+/// The extractor is an `async fn` that awaits nothing, so this polls it once. This needs no
+/// allocation, so the future of a request without a lock need not be boxed. If the extractor were
+/// ever pending, the layer would refuse the request; it would not let the request pass.
 #[cfg(feature = "axum")]
 fn path_parameters(parts: &mut Parts) -> Result<Option<axum::extract::RawPathParams>, NotUtf8> {
     use std::future::Future;

@@ -1,9 +1,10 @@
 //! The template of a key: parses `"order:{path.id}:{header.x-tenant}"`, and makes sure that two requests have the same
 //! name only if all their values agree.
 //!
-//! Between two placeholders there is a delimiter, a character of ASCII punctuation. In the values, every delimiter of
-//! the template, and `%`, is percent-encoded. So the first delimiter after the beginning of a value is the one that
-//! ends it. Percent-encoding is reversible. So there is only one way to read the values back from a name.
+//! Between two placeholders there is a delimiter, a character of ASCII punctuation. In the values,
+//! every delimiter of the template, and `%`, is percent-encoded. So a value ends at the first
+//! delimiter after its beginning. Percent-encoding is reversible. So there is only one way to read
+//! the values back from a name.
 
 use std::fmt;
 
@@ -14,7 +15,7 @@ use crate::source::{Source, Type};
 #[derive(Clone)]
 pub(crate) struct Template {
     pub(crate) pieces: Vec<Piece>,
-    /// The characters that are escaped in values; none if there is only one value.
+    /// The characters that are escaped in values. Empty if there is only one value.
     pub(crate) delimiters: String,
 }
 
@@ -25,7 +26,7 @@ pub(crate) enum Piece {
 }
 
 impl Template {
-    /// A template of one value, taken as it is.
+    /// A template of one value, which is used as it is.
     pub(crate) fn of(source: Source) -> Self {
         Self {
             pieces: vec![Piece::Value(source, None)],

@@ -1,4 +1,5 @@
-//! Counts the waiting requests per key, so that one hot key cannot use up all requests of the service.
+//! Counts the waiting requests per key, so that requests for one busy key cannot use up the
+//! capacity of the service.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -7,13 +8,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// The waiting requests of a layer and its clones.
 pub(crate) struct Waiters {
     most: usize,
-    /// The map has a key as long as a [`Waiter`] of it lives. Each waiter adds one, and subtracts one when it is
-    /// dropped. It is dropped when its request has the lock or an answer, and also when the request's future is dropped
-    /// or panics. So there are never more entries than waiting requests, and no clean-up is needed.
+    /// The number of waiting requests of each key. A [`Waiter`] adds one, and subtracts one when it
+    /// is dropped. A waiter is dropped when its request has the lock or an answer, and also when
+    /// the request's future is dropped or panics. A key without waiters is removed. So there are
+    /// never more entries than waiting requests, and no clean-up is needed.
     counts: Mutex<HashMap<Arc<str>, usize>>,
 }
 
-/// A waiting request. It counts until this is dropped.
+/// A waiting request. The request counts as waiting until this is dropped.
 pub(crate) struct Waiter {
     waiters: Arc<Waiters>,
     key: Arc<str>,
@@ -27,12 +29,13 @@ impl Waiters {
         }
     }
 
-    /// Adds one to each key. Returns `None`, and adds to none of them, if one of them has as many waiters as allowed.
+    /// Adds one to each key. If one of the keys has as many waiters as allowed, returns `None` and
+    /// adds nothing.
     pub(crate) fn join_all(self: &Arc<Self>, keys: &[String]) -> Option<Vec<Waiter>> {
         keys.iter().map(|key| self.join(key)).collect()
     }
 
-    /// Adds one, or returns `None` if there are as many as allowed.
+    /// Adds one, or returns `None` if the key has as many waiters as allowed.
     fn join(self: &Arc<Self>, key: &str) -> Option<Waiter> {
         let mut counts = self.counts();
         let known = counts.get_key_value(key);
@@ -51,7 +54,7 @@ impl Waiters {
         })
     }
 
-    /// Whether as many requests wait as allowed. A key without waiters is never full.
+    /// Whether the key has as many waiters as allowed. A key without waiters is never full.
     pub(crate) fn is_full(&self, key: &str) -> bool {
         let waiting = self.counts().get(key).copied();
         waiting.is_some_and(|count| count >= self.most)

@@ -1,10 +1,12 @@
-//! The layer for any service, and the types of its answers: for code that names the type of a layer.
+//! The layer for any service, and the types of its answers, for code that has to write the type of
+//! a layer.
 //!
-//! [`WorkLayer`] locks the requests of a queue's worker, of a client, or of any other service. The other types are not
-//! made by hand: [`WorkLayer::on_busy`] and [`WorkLayer::on_error`] turn [`AsError`], the default, into [`By`].
+//! [`WorkLayer`] locks the requests of a queue's worker, of a client, or of any other service. Do
+//! not make values of the other types: [`WorkLayer::on_busy`] and [`WorkLayer::on_error`] turn
+//! [`AsError`], the default, into [`By`].
 
-// The layer for HTTP, which keeps the lock until the body ends, is in `layer`. It takes the lock in `future`, and this
-// layer takes it here.
+// The layer for HTTP, which keeps the lock until the body ends, is in `layer`. The layer for HTTP
+// takes the lock in `future`, and this layer takes the lock here.
 
 use std::fmt;
 use std::future::{Future, Ready, ready};
@@ -22,28 +24,31 @@ use crate::guard::AnyGuard;
 use crate::names::Names;
 use crate::reserved::{NotReady, Reserved};
 
-/// The default time that a client waits for a lock.
+/// The default of `LOCK_WAIT`: the time that a client waits for a lock.
 const READY_WITHIN: Duration = Duration::from_secs(15);
 
 /// Takes a lock for every request of any service: the worker of a job queue, or a client of another service.
 ///
-/// The lock is taken after the call, and kept until the service's future has ended or was dropped. Inside, the
-/// service finds it by [`lockcore::held`]; asking for it again re-enters it. When it is lost, the future is dropped
-/// where it stands. A request that has to wait gives back what the inner service had reserved for it. It asks
-/// for that again under the lock, and waits for it no longer than [`ready_within`](Self::ready_within).
+/// The layer takes the lock after the call, and keeps it until the service's future has ended or
+/// was dropped. The service finds the held lock by [`lockcore::held`]. If the service asks for the
+/// same lock again, it re-enters the lock. When the lock is lost, the future is dropped at its
+/// current `.await`. Before a request waits for its lock, it gives back the permit that the inner
+/// service has reserved for it. Under the lock, it waits until the service is ready again, for at
+/// most [`ready_within`](Self::ready_within).
 ///
-/// Two closures make the answers. [`on_busy`](Self::on_busy) makes the answer to a request that has not reached the
-/// service and may do so later, because others have its lock. [`on_error`](Self::on_error) makes the answer to a
-/// request whose lock cannot be taken or is lost. Without them, both answers are the service's own error, which must
-/// be `From<lockcore::Error>`, as `Box<dyn Error + Send + Sync>` is.
+/// Two closures make the answers. [`on_busy`](Self::on_busy) makes the answer to a request that has
+/// not reached the service because others have its lock; such a request can be repeated later.
+/// [`on_error`](Self::on_error) makes the answer to a request whose lock cannot be taken or is
+/// lost. Without these closures, both answers are the service's own error, which must be
+/// `From<lockcore::Error>`, as `Box<dyn Error + Send + Sync>` is.
 ///
-/// For HTTP, use [`LockLayer`](crate::LockLayer): it makes the answers, and keeps the lock until the body of the
-/// response has ended. This layer releases the lock before the body is sent.
+/// For HTTP, use [`LockLayer`](crate::LockLayer): `LockLayer` makes the answers, and keeps the lock
+/// until the body of the response has ended. `WorkLayer` releases the lock before the body is sent.
 ///
 /// # Cancel safety
 ///
-/// Dropping the future of a request drops the service's first and leaves nothing behind: a request that waits leaves
-/// the line, one that holds the lock releases it.
+/// Dropping the future of a request drops the service's future first, and leaves nothing behind. A
+/// request that waits leaves the line. A request that holds the lock releases it.
 ///
 /// # Examples
 ///
@@ -90,18 +95,19 @@ pub struct WorkLayer<K, B = AsError, F = AsError> {
     on_error: F,
 }
 
-/// The answer is the service's own error, made from the lock's.
+/// The answer is the service's own error, made from the lock's error.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct AsError;
 
-/// The answer is what a closure makes of the lock's error.
+/// A closure makes the answer from the lock's error.
 #[derive(Clone, Copy)]
 pub struct By<F>(F);
 
 impl WorkLayer<()> {
-    /// Locks, for each request, the name that `key` finds in it: exclusively, with the wait and the ttl of the client.
-    /// On `None` the request passes without a lock. An error is the answer to the request.
+    /// A layer that locks, for each request, the name that `key` finds in the request. The lock is
+    /// exclusive, with the wait and the ttl of the client. If `key` returns `None`, the request
+    /// passes without a lock. If `key` returns an error, this error is the answer.
     ///
     /// ```
     /// use lockcore_tower::WorkLayer;
@@ -124,9 +130,10 @@ impl WorkLayer<()> {
             .ready_within(wait)
     }
 
-    /// Takes, for each request, the lock that `lock` makes for it: a mutex, a side of a read/write lock, or permits of
-    /// a semaphore, with all options of a [`Lock`]. On `None` the request passes without a lock. An error is the answer
-    /// to the request.
+    /// A layer that takes, for each request, the lock that `lock` makes for the request. It may be
+    /// a mutex, a side of a read/write lock, or permits of a semaphore, with all options of a
+    /// [`Lock`]. If `lock` returns `None`, the request passes without a lock. If `lock` returns an
+    /// error, this error is the answer.
     pub fn with_lock<Q, E, K>(lock: K) -> WorkLayer<K>
     where
         K: Fn(&Q) -> Result<Option<Lock>, E>,
@@ -142,19 +149,22 @@ impl WorkLayer<()> {
 }
 
 impl<K, B, F> WorkLayer<K, B, F> {
-    /// How long a request that had to wait for its lock waits, under the lock, for the service to be ready again. After
-    /// that the lock is released, and the request is [given back](Self::on_busy). Without a bound, a job that keeps the
-    /// service busy and asks for this lock itself would wait for this request, and this request for it. Default: 15 s;
-    /// with [`new`](WorkLayer::new), the time that the client waits for locks.
+    /// How long a request waits, under the lock, until the service is ready again, if it had to
+    /// wait for its lock. After that the lock is released, and the request is [given
+    /// back](Self::on_busy). Without a bound there could be a deadlock. A job that keeps the
+    /// service busy may ask for this lock, and so wait for this request, while this request waits
+    /// for the job. Default: 15 s; with [`new`](WorkLayer::new), the time that the client waits for
+    /// locks.
     pub fn ready_within(mut self, wait: impl Into<Wait>) -> Self {
         self.ready_within = wait.into();
         self
     }
 
-    /// How many different names requests may lock in each period of `per`, in this process. A request that names a
-    /// further one is [given back](Self::on_busy), and the store is not asked. Set this where others choose the names:
-    /// [`LockLayer::max_names`](crate::LockLayer::max_names) has the details, and the cost of a name at each store.
-    /// Default: any number.
+    /// How many different names requests may lock in each period of `per`, in this process. A
+    /// request with a further name is [given back](Self::on_busy), without a request to the store.
+    /// Set this where others choose the names:
+    /// [`LockLayer::max_names`](crate::LockLayer::max_names) has the details, and the cost of a
+    /// name at each store. Default: any number.
     ///
     /// # Panics
     ///
@@ -165,14 +175,15 @@ impl<K, B, F> WorkLayer<K, B, F> {
         self
     }
 
-    /// The answer to a request that has not reached the service and may do so later; it is given back. A queue should
-    /// do such a job later, and not count it as failed. The error says why:
+    /// The answer to a request that has not reached the service, and can be repeated later. The
+    /// closure gets the request back. A queue should do such a job later, and not count it as
+    /// failed. The error says why:
     ///
     /// - [`Busy`](ErrorKind::Busy), [`Timeout`](ErrorKind::Timeout): others have the lock;
     /// - [`Unavailable`](ErrorKind::Unavailable) without a [name](Error::name): the service was not
     ///   [ready in time](Self::ready_within), or there are [too many names](Self::max_names).
     ///
-    /// Default: as for [other errors](Self::on_error).
+    /// Default: the answer to [other errors](Self::on_error).
     pub fn on_busy<Q, T, E, G>(self, answer: G) -> WorkLayer<K, By<G>, F>
     where
         G: Fn(Q, Error) -> Result<T, E>,
@@ -186,9 +197,10 @@ impl<K, B, F> WorkLayer<K, B, F> {
         }
     }
 
-    /// The answer to a request whose lock could not be taken for another reason, or was [lost](ErrorKind::Lost) while
-    /// the service was at work. Then the service was stopped, and may have done part of its work; [`Error::was_held`]
-    /// is true. Default: the service's own error, `From<lockcore::Error>`.
+    /// The answer to a request whose lock could not be taken for another reason, or was
+    /// [lost](ErrorKind::Lost) while the service was at work. After a loss, [`Error::was_held`] is
+    /// true: the service was stopped, and may have done a part of its work. Default: the service's
+    /// own error, `From<lockcore::Error>`.
     pub fn on_error<T, E, G>(self, answer: G) -> WorkLayer<K, B, By<G>>
     where
         G: Fn(Error) -> Result<T, E>,
@@ -203,13 +215,14 @@ impl<K, B, F> WorkLayer<K, B, F> {
     }
 }
 
-/// Makes the answer to a request whose lock others have. For [`AsError`] and [`By`] only.
+/// Makes the answer to a request whose lock others have. Only [`AsError`] and [`By`] implement it.
 pub trait OnBusy<Q, T, E, F> {
     #[doc(hidden)]
     fn busy(&self, request: Q, error: Error, otherwise: &F) -> Result<T, E>;
 }
 
-/// Makes the answer to a request whose lock is not to be had, or is lost. For [`AsError`] and [`By`] only.
+/// Makes the answer to a request whose lock cannot be taken, or is lost. Only [`AsError`] and
+/// [`By`] implement it.
 pub trait OnError<T, E> {
     #[doc(hidden)]
     fn error(&self, error: Error) -> Result<T, E>;
@@ -250,7 +263,7 @@ impl<S, K: Clone, B: Clone, F: Clone> Layer<S> for WorkLayer<K, B, F> {
     }
 }
 
-/// A service whose requests are locked. Made by [`WorkLayer`].
+/// A service that runs each request under a lock. Made by [`WorkLayer`].
 #[derive(Clone)]
 pub struct WorkService<S, K, B = AsError, F = AsError> {
     inner: S,
@@ -312,8 +325,8 @@ where
 }
 
 impl<K, B, F> WorkLayer<K, B, F> {
-    /// Counts the name, if there is room for it. A name that cannot be the name of a lock is not counted: the attempt
-    /// to take the lock fails.
+    /// Counts the name, if there is room for it. A name that is not valid is not counted, because
+    /// the attempt to take its lock fails.
     fn admit(&self, lock: &Lock) -> Result<(), Error> {
         let (Some(names), Some(name)) = (&self.names, lock.name()) else {
             return Ok(());
@@ -327,7 +340,8 @@ impl<K, B, F> WorkLayer<K, B, F> {
     }
 }
 
-/// Dropping the future at any point drops the inner future before the guard, because the guard was created first.
+/// If this future is dropped at any point, the inner future is dropped before the guard, because
+/// the guard was created first. So the service never runs without the lock.
 async fn under_lock<S, Q, B, F>(
     lock: Lock,
     mut reserved: Reserved<S>,
@@ -370,7 +384,7 @@ pin_project! {
     ///
     /// # Cancel safety
     ///
-    /// Dropping it drops the inner service's future first and leaves nothing behind.
+    /// Dropping this future drops the inner service's future first, and leaves nothing behind.
     #[must_use = "futures do nothing unless polled"]
     pub struct WorkFuture<F, T, E> {
         #[pin]

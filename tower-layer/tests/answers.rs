@@ -1,5 +1,5 @@
-//! Answers that the service chooses: made by its own function, without the key, or made by handlers that take locks
-//! themselves.
+//! Answers that the service chooses: answers of its own function, answers without the key, and
+//! answers of handlers that take locks themselves.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml lets tests unwrap, but not their helpers"
@@ -339,12 +339,12 @@ mod in_axum {
         assert_eq!(&body, of_the_layer.body());
     }
 
-    /// Part of its work may be done, also if its own process ended the lock.
+    /// A part of the handler's work may be done, even if its own process has ended the lock.
     #[tokio::test]
     async fn a_handler_whose_lock_was_lost_does_not_say_that_nothing_was_done() {
         let locks = memory();
         let guard = hold(&locks, NAME).await;
-        // The holder gets no time to end.
+        // The shutdown gives the holder no time to finish.
         let shutdown = locks.shutdown(Duration::ZERO);
         let (lost, _) = in_time(futures_util::future::join(
             guard.while_held(std::future::pending::<()>()),

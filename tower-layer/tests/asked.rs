@@ -1,5 +1,5 @@
-//! Requests whose lock an operator asks for: with `OnRevoke::Cancel` they are stopped at once, otherwise when the time
-//! that they are given is over.
+//! Requests whose lock an operator asks for: with `OnRevoke::Cancel` they are stopped at once, and
+//! otherwise at the end of the grace.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml lets tests unwrap, but not their helpers"
@@ -55,7 +55,8 @@ fn endless_parts() -> StreamBody<impl futures_util::Stream<Item = Result<Frame<B
     }))
 }
 
-/// Holds up everything that the client sends from the moment in which its work is dropped: first the release.
+/// Holds back everything that the client sends after the drop of its work, and so the release
+/// first.
 #[derive(Clone)]
 struct Stops {
     store: Store,
@@ -65,7 +66,7 @@ struct Stops {
 struct Work(Stops);
 
 impl Stops {
-    /// A store, what stops the way of a client to it, and that client.
+    /// A store, a client of the store, and the value that holds back what this client sends.
     fn new() -> (Store, Self, Locks) {
         let store = Store::new();
         let there = store.another_process();
@@ -82,7 +83,8 @@ impl Stops {
         Work(self.clone())
     }
 
-    /// Polls until the work is dropped, and once more. Nothing may come out of it, because no release has arrived.
+    /// Polls until the work is dropped, and once more. All polls must be pending, because no
+    /// release has arrived.
     async fn nothing_comes_out<T>(&self, mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) {
         in_time(async {
             loop {
@@ -98,7 +100,7 @@ impl Stops {
         .await;
     }
 
-    /// Everything that was held up arrives.
+    /// Lets everything arrive that was held back.
     fn go_on(&self) {
         self.has_stopped.store(false, Ordering::SeqCst);
         self.store.thaw();
@@ -112,7 +114,7 @@ impl Drop for Work {
     }
 }
 
-/// Begins a request, and asks for its lock when it has it.
+/// Begins a request, and asks for its lock when the request has the lock.
 async fn begin_and_ask<F: Future>(operator: &Locks, mut request: Pin<&mut F>, entered: &Notify) {
     let began = async {
         tokio::select! {
@@ -182,7 +184,7 @@ async fn a_handler_that_may_finish_has_the_time_that_it_is_given() {
     assert_eq!(said, "maintenance");
     in_time(asks).await.unwrap();
 
-    // Another does not leave, until its time is over.
+    // Another handler does not end before its time is over.
     let request = tokio::spawn(service.oneshot(get("/order:42")));
     in_time(entered.notified()).await;
     let (began, grace) = (Instant::now(), Duration::from_millis(300));
@@ -228,7 +230,7 @@ async fn the_lock_is_free_when_the_answer_to_a_stopped_request_arrives() {
     }
 }
 
-/// The lock is still valid, so only a look at the request for it can end this body.
+/// The lock is valid, so only the check for a request for the lock can end this body.
 #[tokio::test]
 async fn a_body_that_is_always_ready_ends_as_soon_as_somebody_asks() {
     let locks = memory();
@@ -241,7 +243,8 @@ async fn a_body_that_is_always_ready_ends_as_soon_as_somebody_asks() {
         let mut body = response.into_body();
         assert!(body.frame().await.unwrap().is_ok());
 
-        // On a runtime of its own: this one runs no other task until the body has ended.
+        // The operator has a runtime of its own, because this runtime runs no other task until the
+        // body has ended.
         let asks = std::thread::spawn({
             let locks = locks.clone();
             move || {
@@ -301,7 +304,7 @@ async fn a_body_that_nobody_polls_ends_as_soon_as_somebody_asks() {
     }
 }
 
-/// Once the task of the body ends it, and once a poll.
+/// In one case the task of the body ends it, and in the other case a poll ends it.
 #[tokio::test]
 async fn the_lock_is_free_when_the_end_of_a_stopped_body_arrives() {
     let (store, stops, locks) = Stops::new();
@@ -329,7 +332,7 @@ async fn the_lock_is_free_when_the_end_of_a_stopped_body_arrives() {
             });
 
             if is_ready {
-                // It makes parts until it is stopped.
+                // The body makes parts until it is stopped.
                 in_time(async {
                     while let Some(part) = body.frame().now_or_never() {
                         let part = part.expect("not the end");
@@ -353,7 +356,8 @@ async fn the_lock_is_free_when_the_end_of_a_stopped_body_arrives() {
     }
 }
 
-/// Such a body has ended before its head is sent, so nobody can stop reading it while it holds the lock.
+/// Such a body has ended before the head of the response is sent. So it does not hold the lock
+/// while a client stops reading.
 #[tokio::test]
 async fn a_body_that_is_complete_needs_no_task() {
     let locks = memory();
@@ -405,7 +409,7 @@ async fn a_body_that_is_complete_needs_no_task() {
     }
 }
 
-/// It hears of other losses, and goes on then.
+/// After other losses the body continues, and can learn of them.
 #[tokio::test]
 async fn a_body_that_only_hears_of_a_loss_goes_on_although_it_stops_when_asked() {
     let store = Store::new();

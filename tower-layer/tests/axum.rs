@@ -70,8 +70,8 @@ fn chunks() -> impl stream::Stream<Item = Result<&'static str, Infallible>> {
     stream::iter(["a", "b", "c"].map(Ok))
 }
 
-/// A client that reads to the end and asks again at once must find the key free. On the wire there are several ways to
-/// end a response.
+/// If a client reads to the end of a response and sends its next request at once, it must find the
+/// key free. On the wire there are several ways to end a response.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_key_is_free_for_the_next_request_on_the_same_connection() {
     let locks = memory();
@@ -259,7 +259,7 @@ async fn a_method_without_a_handler_is_refused_without_a_lock() {
     assert_eq!(options, StatusCode::METHOD_NOT_ALLOWED);
 }
 
-/// A nested service is no route of the router around it.
+/// A nested service is not a route of the outer router.
 #[tokio::test]
 async fn in_a_nested_service_the_parameters_are_known_and_the_route_is_not() {
     let locks = memory();

@@ -33,7 +33,8 @@ where
     })
 }
 
-/// The fewest allocations of many rounds. Some rounds need more, because they fetch random numbers or grow a map.
+/// The smallest number of allocations in many rounds. Some rounds allocate more, because they fetch
+/// random numbers or grow a map.
 fn allocations(round: impl AsyncFn()) -> u64 {
     let rounds = (0..100).map(|_| {
         let one = || {
@@ -46,8 +47,9 @@ fn allocations(round: impl AsyncFn()) -> u64 {
     rounds.min().unwrap()
 }
 
-/// One pair in memory allocates the name (given and shared), request, lease and hold, the answers of the store to both
-/// requests, its list of tickets, the release and its result.
+/// The allocations of one acquire and its release in memory: the name (given and shared), the
+/// request, the lease and the hold, the answers of the store to both requests, the store's list of
+/// tickets, the release and its result.
 const OF_A_LOCK: u64 = 10;
 
 /// The layer boxes its future and its release. It allocates three times for `Held` as the first extension of a request.

@@ -1,4 +1,5 @@
-//! Fences and the tokens that are sent to them, step by step. `fence_servers` has the tests over real connections.
+//! Tests of fences, and of the tokens in requests to them, step by step. `fence_servers` has the
+//! tests over real connections.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml lets tests unwrap, but not their helpers"
@@ -112,7 +113,8 @@ async fn an_equal_token_passes_again_and_each_resource_has_a_fence_of_its_own() 
         ("9", "9223372036854775805", StatusCode::PRECONDITION_FAILED),
         ("9", "999", StatusCode::PRECONDITION_FAILED),
     ] {
-        // A router makes a service for each route, and so does this test. The memory belongs to the layer.
+        // A router makes a service for each route, and so does this test. The layer, and not the
+        // service, remembers the tokens.
         let status = alone(&fence.clone(), request(account, token)).await;
         assert_eq!(status, expected, "{account} {token}");
     }
@@ -176,7 +178,8 @@ async fn the_handler_finds_the_token_to_write_with() {
     assert_eq!(seen.extensions().get(), Some(&token));
 }
 
-/// If the fence only compared tokens, a request could pass, stand still, and write after the later one.
+/// If the fence only compared tokens, a request could pass, stop for a while, and write after a
+/// later request.
 #[tokio::test]
 async fn a_higher_token_waits_until_the_lower_ones_have_answered() {
     let mut service = fenced(&fence());
@@ -214,7 +217,8 @@ async fn a_higher_token_waits_until_the_lower_ones_have_answered() {
     assert_eq!(in_time(later).await.unwrap().unwrap().status(), 200);
 }
 
-/// Otherwise requests that wait for one resource would keep out the requests for all others.
+/// If a waiting request kept its permit, requests for one resource would block the requests for all
+/// other resources.
 #[tokio::test]
 async fn a_request_that_waits_for_lower_tokens_keeps_no_place_in_the_service() {
     let (entered, ends) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
@@ -246,7 +250,8 @@ async fn a_request_that_waits_for_lower_tokens_keeps_no_place_in_the_service() {
     assert_eq!(in_time(waits).await.unwrap().status(), StatusCode::OK);
 }
 
-/// Returns a request with token 2 whose turn has come, and the handle of its service, which has no place left.
+/// Returns a request with token 2 that no lower token blocks any more, and the handle of its
+/// service, which has no permit left.
 async fn one_waits_for_its_busy_service(
     fence: &FenceLayer,
 ) -> (
@@ -271,7 +276,7 @@ async fn one_waits_for_its_busy_service(
     (waits, handle)
 }
 
-/// The request gave back its place in the service when it began to wait.
+/// The request has given back its permit of the service when it began to wait.
 #[tokio::test]
 async fn the_service_is_made_ready_again_before_a_request_that_has_waited_is_handled() {
     let (waits, mut handle) = one_waits_for_its_busy_service(&fence()).await;
@@ -287,7 +292,8 @@ async fn the_service_is_made_ready_again_before_a_request_that_has_waited_is_han
     assert_eq!(waited.status(), StatusCode::OK);
 }
 
-/// Otherwise a request that waits for its service could keep out the request that its service waits for.
+/// If it kept them out, a request that waits for its service could block the request for which its
+/// service waits.
 #[tokio::test]
 async fn a_request_that_waits_for_its_busy_service_keeps_no_higher_token_out() {
     let fence = fence();
@@ -316,7 +322,7 @@ async fn a_waiting_request_is_refused_when_a_higher_token_comes() {
     let mut third = call(&mut service, request("7", "3"));
     assert!(third.as_mut().now_or_never().is_none());
 
-    // It is refused at once, and not when the first has ended.
+    // The second request is refused at once, and not only after the end of the first.
     let refused = in_time(second).await.unwrap();
     assert_eq!(refused.status(), StatusCode::PRECONDITION_FAILED);
     first_writes.send_response(ok());
@@ -414,7 +420,7 @@ async fn a_request_under_a_lock_takes_its_token_along_and_another_goes_as_it_is(
     let guard = locks.mutex("account:7").acquire().await.unwrap();
     let token = guard.fencing_token().unwrap().to_string();
 
-    // A token that the request has already may be of a lock that was held before.
+    // A token that the request has already may belong to a lock that was held before.
     let mut under_lock = request("7", "1");
     under_lock.extensions_mut().insert(guard.held());
     let under_lock = sent(under_lock).await.unwrap();

@@ -31,7 +31,8 @@ use tonic::transport::{Channel, Server};
 use tonic::{Code, Status};
 use tower::{Layer, Service, ServiceExt};
 
-/// A lock that was lost to `later` without its holder's noticing.
+/// The token of a holder that does not know that its lock is gone, and the guard of the later
+/// holder.
 async fn late_and_later(locks: &Locks) -> (FencingToken, Guard) {
     let late = locks.mutex("account:7").acquire().await.unwrap();
     let token = late.fencing_token().unwrap();

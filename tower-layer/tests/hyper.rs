@@ -135,8 +135,8 @@ fn at(path: &str, method: Method) -> In {
     request
 }
 
-/// A client that reads to the end and asks again at once must find the key free. On the wire there are several ways to
-/// end a response.
+/// If a client reads to the end of a response and sends its next request at once, it must find the
+/// key free. On the wire there are several ways to end a response.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_key_is_free_for_the_next_request_on_the_same_connection() {
     for version in BOTH {
@@ -198,7 +198,7 @@ async fn requests_of_many_connections_never_overlap() {
             move |_| {
                 let (inside, calls) = (Arc::clone(&inside), Arc::clone(&calls));
                 async move {
-                    // The request is inside until the end of its body.
+                    // The request counts as inside until the end of its body.
                     streamed(stream::unfold(0, move |part| {
                         let (inside, calls) = (Arc::clone(&inside), Arc::clone(&calls));
                         async move {
@@ -421,7 +421,8 @@ async fn a_client_that_stops_reading_keeps_the_lock_no_longer_than_it_may() {
         store.clock().advance(longest);
 
         nothing_is_left(&locks, NAME).await;
-        // Frames that were on their way still arrive. After them the body must not end as if it were complete.
+        // Frames that were in flight arrive. After them the body must not end as if it were
+        // complete.
         let mut body = response.into_body();
         let end = loop {
             match in_time(body.frame()).await {

@@ -170,7 +170,7 @@ async fn an_extension_names_the_lock() {
     request.extensions_mut().insert(User { id: 7 });
     assert_eq!(name(&key, request).await, "user:7");
 
-    // The server forgot the extension. The client cannot correct that.
+    // The server has not added the extension. The client cannot correct this.
     let refused = locked(&key, get("/")).await;
     assert_refused(&refused, StatusCode::INTERNAL_SERVER_ERROR, "User");
     assert_eq!(locked(&key.optional(), get("/")).await, Ok(None));

@@ -1,7 +1,8 @@
 //! Clients are killed while they wait for a lock or hold it. The tests measure the time until the lock is free.
 //!
-//! The layer hears of the end of a client from the server, so the tests are about both. The server is `axum::serve`,
-//! which is hyper's. `cargo test --all-features --test killed -- --nocapture` prints the table.
+//! The layer learns of the end of a client from the server, so the tests are about both. The server
+//! is `axum::serve`, which uses hyper. `cargo test --all-features --test killed -- --nocapture`
+//! prints the table.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml lets tests unwrap, but not their helpers"
@@ -36,7 +37,8 @@ const PATH: &str = "/orders/42";
 /// Ends the hold of a client if the server does not notice that the client has died.
 const MAX_HOLD: Duration = Duration::from_secs(10);
 
-/// Noticing takes a few milliseconds. This bound is for a busy machine, and still much less than the longest hold.
+/// The server needs a few milliseconds to notice the end of a client. This bound is for a busy
+/// machine, and is much less than the longest hold.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
 /// The time that a busy machine may need on top of the longest hold.
@@ -45,7 +47,7 @@ const BUSY: Duration = Duration::from_secs(10);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Http1,
-    /// HTTP/1.1 with a second request behind the first.
+    /// HTTP/1.1 with a second request after the first.
     Pipelined,
     Http2,
 }
@@ -82,8 +84,9 @@ impl fmt::Display for Case {
 }
 
 impl Case {
-    /// Whether the server certainly notices the end of this client at once. It does if it has read all that was sent
-    /// and waits for more. It usually reads a small body before the handler does, but not always.
+    /// Whether it is certain that the server notices the end of this client at once. It is if the
+    /// server has read everything and waits for more. The server usually reads a small body before
+    /// the handler, but not always.
     fn is_noticed(&self) -> bool {
         match self.way {
             // The server always reads the connection, and resets its streams when it closes.

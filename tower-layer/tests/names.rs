@@ -45,7 +45,7 @@ async fn a_name_too_many_is_refused_before_the_store_hears_of_it_and_the_others_
         assert_eq!(answer.status(), StatusCode::OK, "{name}");
     }
 
-    // From here on, a request to the store would not be answered.
+    // From here on, the store answers no request.
     store.freeze();
     let refused = ask(&layer, &calls, get("/c")).await;
     let mut to_grpc = get("/d");
@@ -74,7 +74,7 @@ async fn the_next_stretch_of_time_begins_with_no_name() {
     let layer = by_path(&common::memory()).max_names(1, STRETCH);
     let calls = Arc::new(AtomicU32::new(0));
 
-    // Repeats each request until its name is let in, which may be only in the next stretch.
+    // Repeats each request until its name passes, which may be only in the next period.
     in_time(async {
         for name in ["/a", "/b", "/c"] {
             while ask(&layer, &calls, get(name)).await.status() != StatusCode::OK {

@@ -1,5 +1,5 @@
-//! From the request to the head of the response. The tests of bodies are in `bodies`, those of axum and of real
-//! connections in `axum`.
+//! Tests of a request until the head of its response. The tests of bodies are in `bodies`, and
+//! those of axum and of real connections in `axum`.
 
 mod common;
 
@@ -137,7 +137,7 @@ async fn requests_for_two_keys_overlap() {
 
 #[tokio::test]
 async fn a_request_without_a_key_passes_through() {
-    // A store that fails every request shows that it was not asked.
+    // The store fails every request, so an answer shows that no request was sent to the store.
     let locks = broken(Fault::Refused);
     let service = by_path(&locks).layer(service_fn(|request: In| async move {
         assert!(request.extensions().get::<lockcore::Held>().is_none());
@@ -179,7 +179,7 @@ async fn the_lock_is_not_taken_before_the_call() {
     service.ready().await.unwrap();
     assert_eq!(tickets(&locks, "order:42").await, 0);
 
-    // A future that is not polled takes none either.
+    // A future that is not polled takes no lock either.
     let response = service.call(get("/order:42"));
     assert_eq!(tickets(&locks, "order:42").await, 0);
     drop(response);
@@ -201,7 +201,8 @@ async fn the_service_that_was_made_ready_is_the_one_that_is_called() {
     assert_eq!(response.await.unwrap().unwrap().status(), StatusCode::OK);
 }
 
-/// Otherwise requests that wait for one key would keep out the requests for all others.
+/// If a waiting request kept its permit, requests for one key would block the requests for all
+/// other keys.
 #[tokio::test]
 async fn a_request_that_waits_for_its_lock_keeps_no_place_in_the_service() {
     let locks = memory();
@@ -213,7 +214,7 @@ async fn a_request_that_waits_for_its_lock_keeps_no_place_in_the_service() {
     let mut service = by_path(&locks).wait(SOON * 2).layer(limited);
     let next = service.clone();
 
-    // This caller keeps its service, and so the place that the service has reserved.
+    // This caller keeps its service, and so the permit that the service has reserved.
     in_time(service.ready()).await.unwrap();
     let waits = tokio::spawn(service.call(get("/order:42")));
     until_tickets(&locks, "order:42", 2).await;
@@ -228,11 +229,13 @@ async fn a_request_that_waits_for_its_lock_keeps_no_place_in_the_service() {
     drop(service);
 }
 
-/// A handler has the only place in the service, and waits for the lock of a request that waits for that place.
+/// A handler has the only permit of the service, and waits for a lock. The request that holds this
+/// lock waits for the permit.
 #[tokio::test]
 async fn a_request_waits_for_its_service_no_longer_than_for_its_lock() {
     let store = Store::new();
-    // The wait for the lock uses the clock of the store and so does not end. The wait for the service uses tokio's.
+    // The wait for the lock uses the clock of the store, so it does not end. The wait for the
+    // service uses tokio's clock.
     store.clock().stop();
     let locks = store.client().unwrap();
     let other = hold(&locks, "order:2").await;
@@ -340,7 +343,8 @@ async fn a_request_that_is_dropped_after_any_number_of_polls_leaves_nothing_behi
 
     let polls = drop_request_after_each_poll(&locks, &["order:42"], &layer, "/order:42").await;
 
-    // It was dropped before the handler, in it, and before each of the three answers of the body.
+    // The request was dropped before the handler, in the handler, and before each of the three
+    // parts of the body.
     assert!(polls >= 5, "{polls}");
 }
 

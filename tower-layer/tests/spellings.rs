@@ -26,7 +26,8 @@ use tokio::net::TcpListener;
 
 /// Parsed as numbers, all of them are 12.
 const SPELLINGS: [&str; 4] = ["12", "012", "%31%32", "+12"];
-/// Their names under a raw key. Where nothing decodes the percent-encoded one, 0012 stands in for it.
+/// The names of these spellings under a raw key. If nothing decodes `%31%32`, the spelling 0012
+/// replaces it.
 const NAMES: [&str; 4] = ["order:12", "order:012", "order:+12", "order:0012"];
 
 async fn serve(app: Router) -> SocketAddr {
@@ -61,8 +62,8 @@ impl Order12 {
         }
     }
 
-    /// Returns when each request is done, in a handler, or waiting. By then, all requests that are let in beside this
-    /// one have been counted.
+    /// Returns when each request is done, in a handler, or waiting. By then, all requests that are
+    /// handled at the same time as this one have been counted.
     async fn settle(&self, id: u64) {
         assert_eq!(id, 12);
         let inside = self.inside.fetch_add(1, Ordering::SeqCst) + 1;
@@ -198,7 +199,7 @@ async fn all_spellings_of_a_header_are_one_lock() {
     }
 }
 
-/// The last write is that of the higher token, in every spelling of the account.
+/// The write with the higher token must be the last one, in every spelling of the account.
 #[tokio::test(flavor = "multi_thread")]
 async fn all_spellings_of_a_resource_have_one_fence() {
     let written = Arc::new(AtomicI64::new(0));

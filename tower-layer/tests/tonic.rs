@@ -127,7 +127,8 @@ async fn settle(request: Request<String>) -> Result<Response<String>, Status> {
 
 type Texts = Pin<Box<dyn Stream<Item = Result<String, Status>> + Send>>;
 
-/// Streams as many texts as the request says. If the request is no number, the stream does not end after the first.
+/// Streams as many texts as the request says. If the request is not a number, the stream sends one
+/// text and does not end.
 async fn watch(request: Request<String>) -> Result<Response<Texts>, Status> {
     let first = stream::once(async { Ok("1".to_owned()) });
     Ok(Response::new(match request.into_inner().parse::<usize>() {
@@ -188,7 +189,8 @@ impl Client {
         Ok(response?.into_inner())
     }
 
-    /// Calls `Watch`. The server sends so many messages, or does not end after the first.
+    /// Calls `Watch`. The server sends `messages` messages. If this is not a number, the server
+    /// sends one message, and the stream does not end.
     async fn watch(&self, messages: &str) -> Result<Streaming<String>, Status> {
         let request = of_order("42", messages.to_owned());
         let mut client = self.ready().await;
@@ -349,7 +351,8 @@ async fn a_call_that_is_refused_is_told_why() {
     let misconfigured = served_under(misconfigured, Orders::default()).await;
 
     let mut hurried = of_order("42", String::new());
-    // Tonic's timers are real, so this deadline does not pass there. On the clock of the store, the test lets it pass.
+    // Tonic's timers use real time, so this deadline does not pass in tonic. The test advances the
+    // clock of the store until the deadline passes there.
     let deadline = Duration::from_secs(600);
     hurried.set_timeout(deadline);
     let calling = Arc::clone(&client);
@@ -417,7 +420,8 @@ async fn the_layer_may_stand_around_one_service() {
     assert_eq!(name.unwrap(), "shop.Orders/Settle");
 }
 
-/// A client may take the lock before it calls. Only tonic can make its transport errors, so a refusal is a response.
+/// A client may take the lock before its call. Only tonic can make tonic's transport errors, so the
+/// layer answers a refusal with a response.
 #[tokio::test]
 async fn calls_of_a_client_under_the_layer_for_any_service_wait_or_are_told_later() {
     let locks = memory();

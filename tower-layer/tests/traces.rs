@@ -1,8 +1,8 @@
 //! The fields and lines that the layers add to the traces.
 //!
-//! This is a program with one test, because `tracing` remembers for each place in the code whether a subscriber
-//! listens. A test that passes such a place while another test begins to listen can switch it off for the whole
-//! program.
+//! This program has only one test, because `tracing` remembers for each place in the code whether a
+//! subscriber listens. If one test reaches such a place while another test begins to listen, the
+//! place can be switched off for the whole program.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml lets tests unwrap, but not their helpers"
@@ -77,7 +77,7 @@ async fn the_label_the_first_name_too_many_and_a_write_that_was_overtaken_are_in
         "{told}"
     );
 
-    // The second write waits for the first to end, and is late when the third comes.
+    // The second write waits for the end of the first write, and is late when the third comes.
     let fence = FenceLayer::new(Key::template("account:7"));
     let endless = service_fn(async |_: In| {
         std::future::pending::<()>().await;

@@ -46,7 +46,8 @@ fn body_first(locks: &Locks) -> LockLayer<BodyFirst> {
     layer.read_body_first(LIMIT, SOON * 2)
 }
 
-/// A server that sends bodies back. The notification comes for each request before its lock is asked for.
+/// A server that sends bodies back. It notifies for each request before the layer asks for the
+/// lock.
 async fn serve(layer: LockLayer<BodyFirst>) -> (SocketAddr, Arc<Notify>) {
     let arrived = Arc::new(Notify::new());
     let tell = from_fn({
@@ -206,7 +207,7 @@ async fn a_body_that_cannot_be_read_is_refused_without_a_lock() {
         (declared.boxed_unsync(), StatusCode::PAYLOAD_TOO_LARGE),
         (too_slow(), StatusCode::REQUEST_TIMEOUT),
         (broken, StatusCode::BAD_REQUEST),
-        // The first that gets as far as the lock.
+        // This is the first body that is read, so the layer asks for its lock.
         (fits, StatusCode::CONFLICT),
     ] {
         let response = ask(layer(), of(body)).await;
@@ -230,7 +231,7 @@ async fn a_body_that_cannot_be_read_is_refused_without_a_lock() {
     };
     assert_eq!(grpc(too_large(), "10S").await, "8");
     assert_eq!(grpc(too_slow(), "10S").await, "4");
-    // The client's own time ends sooner.
+    // The client's own deadline ends before the time of the layer.
     let patient = body_first(&locks);
     let mut request = of(too_slow());
     for (name, value) in [
@@ -243,7 +244,7 @@ async fn a_body_that_cannot_be_read_is_refused_without_a_lock() {
     assert_eq!(ask(patient, request).await.headers()["grpc-status"], "4");
 }
 
-/// Clients that send bodies nobody reads must not use up the names of the others.
+/// Clients whose bodies are refused must not use up the names of other clients.
 #[tokio::test]
 async fn a_request_that_is_refused_for_its_body_uses_up_no_name() {
     let key = Key::header("id");
@@ -268,7 +269,7 @@ async fn a_request_that_is_refused_for_its_body_uses_up_no_name() {
         let response = ask(layer.clone(), named(id, body)).await;
         assert_eq!(response.status(), status, "{id}");
     }
-    // For one name too many the body is not read either. Reading it would take too long.
+    // If there is no room for the name, the body is not read. The read would take too long.
     let refused = ask(layer, named("other", parts(stream::pending()))).await;
     assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
 }
@@ -292,7 +293,8 @@ async fn a_request_that_finds_the_line_of_its_key_full_is_refused_before_its_bod
     assert_eq!(problem["key"], NAME);
     other.release().await.unwrap();
     assert_eq!(in_time(waiting).await.unwrap().status(), StatusCode::OK);
-    // The refused request took no place in the line. A free key is locked also if no request may wait.
+    // The refused request does not count as waiting. A free key is locked even if no request may
+    // wait.
     for layer in [layer.clone(), layer.max_waiting(0)] {
         let response = ask(layer, of(parts(stream::empty()))).await;
         assert_eq!(response.status(), StatusCode::OK);

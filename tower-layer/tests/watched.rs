@@ -1,4 +1,5 @@
-//! The facts of `bodies` for bodies with a longest hold. A task watches these bodies and ends them on time.
+//! The tests of `bodies`, for bodies with a longest hold. A task watches these bodies, and ends
+//! them on time.
 
 #[path = "bodies/main.rs"]
 mod bodies;

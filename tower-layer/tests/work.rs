@@ -1,4 +1,4 @@
-//! The layer for services without HTTP. Here requests are jobs, and errors have no text.
+//! The layer for services without HTTP. Here the requests are jobs, and the errors are not texts.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml lets tests unwrap, but not their helpers"
@@ -67,7 +67,7 @@ async fn unreached(_: Job) -> Result<Answer, Failure> {
     panic!("the service should not be called")
 }
 
-/// A service that never ends. The test can wait until it is at work.
+/// A service that never ends. The test can wait until the service is at work.
 fn endless(
     witness: &Witness,
 ) -> (
@@ -307,7 +307,8 @@ async fn a_job_that_waits_keeps_no_place_in_the_service() {
     assert_eq!(in_time(waits).await.unwrap(), Ok(Answer::Done));
 }
 
-/// A job has the only place in the service, and waits for the lock of a job that waits for that place.
+/// A job has the only permit of the service, and waits for a lock. The job that holds this lock
+/// waits for the permit.
 #[tokio::test]
 async fn a_job_waits_for_its_service_no_longer_than_it_may_and_is_given_back() {
     let locks = memory();
@@ -359,7 +360,7 @@ async fn a_job_with_a_name_too_many_is_given_back_before_the_store_hears_of_it()
         assert_eq!(job(name).await, Ok(Answer::Done), "{name}");
     }
 
-    // From here on, a request to the store would not be answered.
+    // From here on, the store answers no request.
     store.freeze();
     let too_many = job("c").await;
     store.thaw();

@@ -1,4 +1,5 @@
-//! The customers: each buys again and again until the shop is sold out, and tries again after a refusal.
+//! The customers: each of them buys again and again until the shop is sold out, and tries again
+//! after a refusal.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,9 +16,10 @@ use crate::print;
 use crate::shop::{self, BuyError, ITEM, Shop};
 use crate::stock::Buyer;
 
-/// A client that was not told when to try again tries again after this time.
+/// The pause after a refusal that does not say when to try again.
 const PAUSE: Duration = Duration::from_millis(500);
-/// A client never waits longer than this, whatever it was told, so that the example does not seem to hang.
+/// The longest pause of a client, even if a refusal asks for a longer one. With it, the example
+/// does not seem to hang.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// How a client buys its tickets.
@@ -53,7 +55,8 @@ pub async fn buy_until_sold_out(
             Err(_) if closing.is_cancelled() => return,
             Err(refusal) => {
                 print::refusal(buyer, &refusal.why);
-                // The failures are counted for the verdict. If writing the count fails, nothing can be done.
+                // The verdict shows the failures. An error of this write is ignored, because the
+                // client cannot do anything about it.
                 let _ = shop.stock.note_failure(&refusal.why);
                 refusal.retry_in
             }
@@ -68,7 +71,8 @@ pub async fn buy_until_sold_out(
     }
 }
 
-/// Long enough that without a lock the shop sells most tickets once or twice, and not once to each client.
+/// A pause between two purchases. It is long enough that, without a lock, the shop sells most
+/// tickets once or twice, and not once to each client.
 fn time_to_think() -> Duration {
     Duration::from_millis(fastrand::u64(0..60))
 }

@@ -134,11 +134,11 @@ async fn main() -> ExitCode {
     failure.exit_code()
 }
 
-/// The structure of a service: connect, work, and release the locks, however the work ends.
+/// The structure of a service: connect, work, and then release the locks, also after an error.
 async fn checkout(args: &Args) -> Result<(), Failure> {
     // Signals are caught from here on.
     let signal = lockcore::stop_signal();
-    // From here on the annotated function finds the client by itself.
+    // From here on, the annotated function uses this client.
     lockcore::set_default(connect(args)?)?;
 
     let closing = CancellationToken::new();
@@ -168,7 +168,8 @@ fn connect(args: &Args) -> Result<Locks, Failure> {
     }
     Ok(match (store, &args.locks) {
         (Some(_), _) => Locks::from_env()?,
-        // These two need no setup: a file that all processes open, or the memory of this process.
+        // These two stores need no setup: a file that all processes open, or the memory of this
+        // process.
         (None, Some(file)) => Locks::connect(&format!("sqlite:{}", file.display()))?,
         (None, None) => Locks::connect("memory:")?,
     })
@@ -193,8 +194,8 @@ async fn work(args: &Args, closing: &CancellationToken) -> Result<(), Failure> {
             run_shop(&share, closing).await
         }
         _ => {
-            // This is not necessary, but it finds problems before the first sale. It also warns of settings of the
-            // store that can lose locks.
+            // This check is not necessary, but it finds problems before the first sale. It also
+            // warns of settings of the store that can lose locks.
             let locks = lockcore::default_locks()?;
             let ready = closing.run_until_cancelled(locks.ready(PATIENCE)).await;
             ready.ok_or(Failure::Closed)??;

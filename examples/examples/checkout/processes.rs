@@ -17,7 +17,8 @@ use crate::stock::{Buyer, Stock, Through};
 use crate::stop::Stop;
 use crate::{Args, Failure};
 
-/// How long a process may take to close its shop before it is killed. Longer than the time that its locks get.
+/// How long a process may take to close its shop before it is killed. This is longer than the time
+/// for the release of its locks.
 const CLOSING: Duration = Duration::from_secs(5);
 
 /// The share of one process in a run.
@@ -32,7 +33,8 @@ pub struct Share {
     pub clients: u32,
 }
 
-/// Opens a shop with its server, and sends the clients of this process into it until everything is sold or `closing`.
+/// Opens a shop with its server. The clients of this process buy there until everything is sold, or
+/// until `closing`.
 pub async fn run_shop(share: &Share, closing: &CancellationToken) -> Result<(), Failure> {
     let shop = Arc::new(Shop {
         stock: Stock::open(&share.folder),
@@ -104,7 +106,8 @@ pub async fn run_shops(
     }
     for mut child in children {
         outcome = match (outcome, child.closed().await) {
-            // The failure of a child that could not close tells more than that of a stopped one.
+            // The failure of a child that could not close tells more than the failure of a child
+            // that was stopped.
             (Ok(()) | Err(Failure::Stopped(_)), Err(failure)) => Err(failure),
             (outcome, _) => outcome,
         };

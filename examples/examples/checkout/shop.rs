@@ -44,8 +44,8 @@ pub enum BuyError {
 
 /// One way to buy: a function with the annotation. `None` means sold out.
 ///
-/// The lock is taken before the body, and released after it, however the body ends. If the lock is lost, the body is
-/// stopped at its next `.await`.
+/// The lock is taken before the body. It is released when the body returns, fails, panics or is
+/// dropped. If the lock is lost, the body is stopped at its next `.await`.
 #[distributed_lock(key = "stock:{item}", wait = "30s", held = held)]
 pub async fn buy(
     shop: &Shop,
@@ -92,7 +92,7 @@ async fn sell_locked(
     Ok(answer(ticket))
 }
 
-/// The same two ways without a lock, to show what the lock prevents.
+/// The two ways to buy without a lock, to show what the lock prevents.
 pub async fn buy_unlocked(shop: &Shop, client: u32) -> Result<Option<u32>, BuyError> {
     let buyer = shop.buyer(client, Through::Function);
     Ok(shop.stock.sell(buyer, Duration::ZERO).await?)

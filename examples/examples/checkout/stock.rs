@@ -9,8 +9,8 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// The files are read and written with `std`, because they are a few bytes on a local disk. Where this can block, use
-/// `tokio::fs`.
+/// The files are read and written with `std`, because they are a few bytes on a local disk. If file
+/// access can take long, use `tokio::fs`.
 #[derive(Debug)]
 pub struct Stock {
     folder: PathBuf,
@@ -48,8 +48,9 @@ impl Stock {
 
     /// Sells one ticket, and returns its number; `None` if nothing is left.
     ///
-    /// A buyer that comes between the first and the last line reads the same count, and sells the same ticket. Nothing
-    /// in this function prevents that. The caller must make sure that only one sale runs at a time.
+    /// If another buyer calls this between the first and the last line, it reads the same count,
+    /// and sells the same ticket. Nothing in this function prevents this. The caller must make sure
+    /// that only one sale runs at a time.
     pub async fn sell(&self, buyer: Buyer, waited: Duration) -> io::Result<Option<u32>> {
         let ticket = fs::read_to_string(self.count())?;
         let ticket: u32 = ticket.trim().parse().map_err(io::Error::other)?;
@@ -58,7 +59,8 @@ impl Stock {
         }
         // The time that a real shop needs for the payment.
         tokio::time::sleep(Duration::from_micros(fastrand::u64(1_000..2_000))).await;
-        // There is no `.await` from here on, so a cancelled purchase has either happened completely or not at all.
+        // There is no `.await` from here on. So if a purchase is cancelled, it has happened
+        // completely or not at all.
         self.write_count(ticket - 1)?;
         self.append(
             "sold",

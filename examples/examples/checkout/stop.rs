@@ -57,8 +57,8 @@ impl Stop {
 
     /// The reason why a child stopped, if it was stopped.
     pub fn of_child(status: ExitStatus) -> Option<Self> {
-        // SIGINT or SIGTERM ends a child directly if it arrives before the child listens for it. The child had no locks
-        // then.
+        // If SIGINT or SIGTERM arrives before the child listens for it, the signal kills the child.
+        // The child has no locks at that time.
         let signalled = matches!(status.signal(), Some(2 | 15));
         let stopped = signalled || status.code() == Some(Self::SIGNALLED.into());
         stopped.then_some(Self::Signal)

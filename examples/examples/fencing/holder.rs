@@ -1,5 +1,5 @@
-//! The two processes that want to set the price. Each prints what happens to it, and waits for commands before some of
-//! its steps.
+//! The two processes that set the price. Each prints what happens to it, and waits for commands
+//! before some of its steps.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::{Failure, LEASE, PATIENCE};
 
 const LOCK: &str = "price:7";
 
-/// Takes the lock, is stopped from outside, and continues too late.
+/// Process A: it takes the lock, is stopped from outside, and continues too late.
 pub async fn a(folder: &Path) -> Result<(), Failure> {
     let (locks, prices) = (examples::locks_in(folder)?, Prices::open(folder).await?);
     let mut careless = None;
@@ -23,8 +23,9 @@ pub async fn a(folder: &Path) -> Result<(), Failure> {
         .run(async |held| {
             let token = held.fencing_token()?;
             assert!(held.is_valid()); // true at this point; after that the process is stopped
-            // Nothing stops a spawned task. `held.scope(…)` around its work would; the example leaves it out to show
-            // what happens.
+            // Nothing stops this spawned task. With `held.scope(…)` around its work, the loss of
+            // the lock would stop it. The example does not use `scope`, to show what happens
+            // without it.
             careless = Some(tokio::spawn(write_when_told(prices.clone(), token)));
             println!("has the lock: {token}");
             work(&held).await
@@ -43,7 +44,7 @@ pub async fn a(folder: &Path) -> Result<(), Failure> {
     Ok(locks.shutdown(PATIENCE).await?)
 }
 
-/// Gets the lock when A's lease has ended, and writes while it holds the lock.
+/// Process B: it gets the lock when A's lease has ended, and writes while it holds the lock.
 pub async fn b(folder: &Path) -> Result<(), Failure> {
     let (locks, prices) = (examples::locks_in(folder)?, Prices::open(folder).await?);
 
@@ -57,8 +58,10 @@ pub async fn b(folder: &Path) -> Result<(), Failure> {
     Ok(locks.shutdown(PATIENCE).await?)
 }
 
-/// Works until it is stopped. A step takes 10 ms. A longer step contains the freeze, and it ended after the lock was
-/// lost. The process may have been frozen in the middle of a poll, which then ends; no further step may follow.
+/// Works until the loss of the lock stops it. A step takes 10 ms. A longer step contains the time
+/// in which the process was frozen, so it has ended after the lock was lost. The process may have
+/// been frozen in the middle of a poll. This poll ends after the freeze, but no further step may
+/// follow.
 async fn work(held: &Held) -> Result<(), Error> {
     let mut lost = false;
     loop {

@@ -32,7 +32,8 @@ use prices::Prices;
 
 /// The ttl of A's lock: how long B has to wait if A does not answer.
 const LEASE: Duration = Duration::from_secs(1);
-/// No step of this example takes longer, unless a promise is broken.
+/// The longest time for a step of this example. If a step takes longer, lockcore has broken a
+/// promise.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Shows that a write that comes late is refused by a resource that checks fencing tokens.

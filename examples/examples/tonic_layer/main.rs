@@ -30,7 +30,7 @@ use tonic::{Code, Request, Response, Status};
 
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// How long a step of the work takes. Long enough that two concurrent calls meet.
+/// How long a step of the work takes. It is long enough that two concurrent calls overlap.
 const STEP: Duration = Duration::from_millis(100);
 /// The metadata key of the order id.
 const ORDER: &str = "order-id";
@@ -124,7 +124,8 @@ async fn story(locks: Locks) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The layer ends the wait in time to answer so; or the client ends the call itself.
+/// Either the layer ends the wait before the deadline and answers `DeadlineExceeded`, or the client
+/// ends the call itself.
 fn is_deadline(code: Code) -> bool {
     matches!(code, Code::DeadlineExceeded | Code::Cancelled)
 }

@@ -5,8 +5,9 @@
 //! cargo run -p first
 //! ```
 //!
-//! The locks are in the memory of this process, whatever LOCK_URL says. The example is built without the other stores,
-//! so it builds quickly. The other examples show locks that several processes share.
+//! The locks are in the memory of this process, and LOCK_URL is ignored. The example is built
+//! without the other stores, so it builds quickly. The other examples show locks that several
+//! processes share.
 
 use std::error::Error;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -28,7 +29,7 @@ async fn sell() -> u32 {
     left - 1
 }
 
-/// The same, but only one sale at a time for each item.
+/// Sells under a lock, so there is only one sale at a time for each item.
 #[distributed_lock(key = "stock:{item}", held = held)]
 async fn sell_locked(item: &str, order: u32) -> Result<(), lockcore::Error> {
     let left = sell().await;

@@ -1,18 +1,19 @@
-//! The guide: pages to read, without code of their own.
+//! The guide. Each module here is a page of text and has no code.
 //!
 //! | page | answers |
 //! |---|---|
 //! | [`promises`] | what can I rely on, and which test proves it? |
 //! | [`fenced_write`] | how do I make a resource refuse a write that comes late? |
-//! | [`trouble`] | what happens when the store is down, the lock is lost, the process is killed …? |
+//! | [`trouble`] | what happens if the store is down, the lock is lost, the process is killed …? |
 //! | [`defaults`] | why is this the default? |
 //! | [`logs`] | what is logged at which level, and what does a line mean? |
-//! | [`from_redisson`], [`from_curator`], [`from_others`] | I know Redisson, Curator, ShedLock, redis-py or etcd: what is called what here? |
+//! | [`from_redisson`], [`from_curator`], [`from_others`] | I know Redisson, Curator, ShedLock, redis-py or etcd: what are the names here? |
 //!
 //! # Stores
 //!
-//! Each store has a page: how to write its URL, which servers it needs, what it can promise, what it keeps at the server,
-//! what a lock costs, and which rights the user needs. The pages are here whether or not the store's feature is on.
+//! Each store has a page: how to write its URL, which servers it needs, what it can promise, what
+//! it keeps at the server, what a lock costs, and which rights the user needs. All pages are here,
+//! also those of stores whose feature is off.
 //!
 //! | page | store |
 //! |---|---|

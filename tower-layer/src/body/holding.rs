@@ -26,7 +26,8 @@ pub(super) struct Hold {
     /// `None` after the last part.
     pub(super) guard: Option<AnyGuard>,
     pub(super) held: AnyHeld,
-    /// Created when the inner body is pending for the first time, because many bodies never are.
+    /// Resolves when the lock is lost. It is created when the inner body is pending for the first
+    /// time, because many bodies are never pending.
     pub(super) lost: Option<Pin<Box<dyn Future<Output = lockcore::Error> + Send>>>,
     pub(super) limits: Limits,
 }
@@ -34,7 +35,7 @@ pub(super) struct Hold {
 /// The result of one poll of an inner body.
 pub(super) struct Polled {
     pub(super) part: Option<Part>,
-    /// The lock, if `part` is the last one.
+    /// The lock, if `part` is the last part.
     pub(super) to_release: Option<AnyGuard>,
 }
 
@@ -42,7 +43,7 @@ pub(super) struct Polled {
 pub(super) struct Stopped {
     /// The last part.
     pub(super) part: Part,
-    /// The lock, if its release is awaited before the last part is sent.
+    /// The lock, if the last part must be sent only after its release.
     pub(super) to_release: Option<AnyGuard>,
 }
 
@@ -62,13 +63,13 @@ where
                 tracing::debug!(%error, "response stopped");
                 let asked_back = is_asked_back(&error);
                 let part = this.hold.limits.at_loss.end(End::Lost(error));
-                // Otherwise the lock stays where it is, and is dropped after the inner body.
+                // Otherwise the guard stays in this value, and is dropped after the inner body.
                 let to_release = asked_back.then(|| this.hold.guard.take()).flatten();
                 return Poll::Ready(Err(Stopped { part, to_release }));
             }
         };
         let ends = match &part {
-            // Servers send trailers and do not poll again.
+            // A server does not poll again after trailers.
             Some(Ok(frame)) => frame.is_trailers() || this.inner.is_end_stream(),
             Some(Err(_)) | None => true,
         };
@@ -84,8 +85,8 @@ impl<B> Holding<B> {
 }
 
 impl Hold {
-    /// Polls the inner body while the lock is held: the deadline of the lease is checked before each poll. If the body
-    /// may continue after a loss, nothing is checked.
+    /// Polls the inner body while the lock is held: this checks the deadline of the lease before
+    /// each poll. If the body may continue after a loss, there is no check.
     fn poll_part<B>(
         &mut self,
         inner: Pin<&mut B>,
@@ -95,7 +96,8 @@ impl Hold {
         B: Body,
         B::Error: Into<BoxError>,
     {
-        // A lock that somebody asks for is still valid. This comes first, because a body that is always ready must end too.
+        // When somebody asks for the lock, the lock stays valid for a time, so this is a separate
+        // check. It comes before the poll, because a body that is always ready must end too.
         if self.limits.when_asked
             && let Poll::Ready(error) = self.poll_lost(cx)
         {
@@ -103,7 +105,7 @@ impl Hold {
         }
         let signals = self.limits.at_loss == AtLoss::GoOn;
         if (signals || self.limits.when_asked || self.held.is_valid())
-            // Locks that the body asks for while it is sent are asked for inside the scope of this lock.
+            // The body is polled in the scope of this lock, so that it can re-enter the lock.
             && let Poll::Ready(part) = self.held.enter(|| inner.poll_frame(cx))
         {
             return Poll::Ready(Ok(of_ours(part)));
@@ -114,8 +116,8 @@ impl Hold {
         self.poll_lost(cx).map(Err)
     }
 
-    /// Ready if a loss of the lock, or a request for it, ends the body. If it does so already, the first poll returns
-    /// ready. Otherwise the task is woken when it does.
+    /// Ready if the body must end because the lock is lost or somebody asks for it. If this is true
+    /// already, the first poll returns ready. Otherwise the task is woken when it becomes true.
     fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<lockcore::Error> {
         self.lost
             .get_or_insert_with(|| Box::pin(lost(self.held.clone())))

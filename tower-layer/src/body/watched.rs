@@ -13,23 +13,26 @@ use crate::ending::{AtLoss, End};
 use crate::frame::{BoxError, Part};
 use crate::guard::{AnyHeld, is_asked_back};
 
-/// An inner body and its lock that end on time even if nobody polls the body. A server does not poll while the client
-/// reads nothing. A task waits for the end, and then drops both.
+/// An inner body and its lock, which end on time even if nobody polls the body. A server does not
+/// poll while the client reads nothing. So a task waits for the end of the lock, and then drops
+/// both.
 pub(super) struct Watched<B> {
     /// The task holds a weak reference to the slot, so that dropping this drops the inner body and the lock at once.
     slot: Arc<Mutex<Slot<B>>>,
     task: AbortHandle,
 }
 
-/// Holds a watched body while nobody polls it. The mutex is locked only to take the body out and to put it back. The
-/// body is polled and dropped without the mutex, so that nobody waits for that.
+/// Holds a watched body while nobody polls it. The mutex is locked only to take the body out and to
+/// put it back. The body is polled and dropped without the mutex, so that no other thread waits for
+/// this.
 struct Slot<B> {
     /// `None` while the body is polled, and after its end.
     holding: Option<Pin<Box<Holding<B>>>>,
-    /// The end of the lock, when the task has seen it. If the body is being polled at that moment, the polling task
-    /// drops it.
+    /// The end of the lock, after the task has seen it. If the body is being polled at that moment,
+    /// the polling task drops the body.
     end: Option<Seen>,
-    /// The task has taken the body out, and gives the lock back. Until it has done so, a poll is pending.
+    /// Whether the task has taken the body out and is releasing the lock. Until the release is
+    /// done, a poll is pending.
     is_ending: bool,
     /// The waker of the last poll that was pending.
     waker: Option<Waker>,
@@ -38,7 +41,8 @@ struct Slot<B> {
 /// The end of a lock, as the task of a watched body has seen it.
 struct Seen {
     part: Part,
-    /// The release is awaited before the last part is sent.
+    /// Whether somebody has asked for the lock. If so, the last part is sent only after the
+    /// release.
     asked_back: bool,
 }
 
@@ -97,8 +101,9 @@ where
         let end = polled.is_pending().then(|| slot.end.take()).flatten();
         drop(slot);
         let Some(Seen { part, asked_back }) = end else {
-            // If the poll has made a part, that part is sent, because its poll began under the lock. The end follows. The
-            // lock is released in the background, because it is not known when the next poll comes.
+            // If the poll has made a part, this part is sent, because its poll began under the
+            // lock. The end follows at the next poll. The lock is released in the background,
+            // because the next poll may come late or never.
             return polled;
         };
         let guard = asked_back.then(|| holding.as_mut().take_guard());
@@ -158,7 +163,8 @@ async fn end_on_time<B>(
     }
 }
 
-/// The task ends a body. When this is dropped, it has ended, or has panicked.
+/// Exists while the task ends a body. When this is dropped, the task has ended the body, or has
+/// panicked.
 struct Ending<B>(Arc<Mutex<Slot<B>>>);
 
 impl<B> Drop for Ending<B> {

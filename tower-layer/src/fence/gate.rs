@@ -1,5 +1,5 @@
-//! Decides which requests pass a fence: finds the resource and the token, and compares the token with the highest one
-//! seen.
+//! Decides which requests pass a fence: finds the resource and the token, and compares the token
+//! with the highest token seen.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::header::TOKEN_HEADER;
 use crate::key::Key;
 use crate::refusal::{Answers, Problem};
 
-/// The options of a fence, and its memory.
+/// The options of a fence, and the tokens that it has seen.
 #[derive(Clone, Debug)]
 pub(super) struct Gate {
     pub(super) key: Key,

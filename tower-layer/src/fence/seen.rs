@@ -18,10 +18,11 @@ pub(crate) struct Seen {
 #[derive(Default)]
 struct State {
     fences: HashMap<Arc<str>, Fence>,
-    /// The resources that no request uses. The one that has been unused for longest comes first.
+    /// The resources that no request uses. The resource that has been unused for longest comes
+    /// first.
     idle: BTreeMap<u64, (Instant, Arc<str>)>,
     next: u64,
-    /// The last request for a new resource found no room.
+    /// Whether the last request for a new resource found no room.
     full: bool,
 }
 
@@ -45,8 +46,8 @@ struct Fence {
 pub(crate) enum Shut {
     /// A higher token has been seen.
     Late,
-    /// There is no room to remember another resource before this time has passed. It takes longer if the resource that
-    /// would be forgotten is in use by then.
+    /// There is no room to remember another resource before this time has passed. It takes longer
+    /// if a request uses the oldest resource in this time.
     Full { room_in: Duration },
 }
 
@@ -59,8 +60,8 @@ impl Seen {
         }
     }
 
-    /// Compares a token with the highest one, and raises the highest one to it if it is higher, in one step. After
-    /// that, no request with a lower token begins.
+    /// Compares a token with the highest token, and makes it the highest if it is greater. This is
+    /// one step. After that, no request with a lower token begins.
     pub(crate) fn enter(self: &Arc<Self>, key: &str, token: FencingToken) -> Result<Pass, Shut> {
         let mut state = self.state();
         let known = state.fences.get_key_value(key);
@@ -93,8 +94,8 @@ impl Seen {
         })
     }
 
-    /// Makes room for a new resource, if there is none: forgets the resource that has been unused for longest, if it
-    /// has been unused for long enough.
+    /// Makes room for a new resource, if there is none. It forgets the resource that has been
+    /// unused for longest, if this time is long enough.
     fn make_room(&self, state: &mut State) -> Result<(), Shut> {
         if state.fences.len() < self.most {
             return Ok(());
@@ -149,7 +150,7 @@ impl Fence {
     }
 }
 
-/// A request that has been admitted. Dropping it lets the requests begin that wait for its end.
+/// A request that has been admitted. If this is dropped, requests that wait for its end can begin.
 pub(crate) struct Pass {
     seen: Arc<Seen>,
     key: Arc<str>,
@@ -163,7 +164,7 @@ impl Pass {
     ///
     /// # Cancel safety
     ///
-    /// If it is dropped, the request has not begun.
+    /// If the future is dropped, the request has not begun.
     pub(crate) async fn until_first(&mut self) -> Result<(), Shut> {
         loop {
             let changed = {

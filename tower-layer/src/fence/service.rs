@@ -15,10 +15,10 @@ use crate::protocol::Protocol;
 use crate::refusal::{Answers, Problem};
 use crate::reserved::Reserved;
 
-/// A service that late requests do not reach. Made by [`FenceLayer`](crate::FenceLayer).
+/// A service that refuses late requests. Made by [`FenceLayer`](crate::FenceLayer).
 ///
-/// When the client of a waiting request goes away, nothing of the request is left but its token, which stays the
-/// highest seen.
+/// When the client of a waiting request goes away, only the token of the request is left, as the
+/// highest token seen.
 #[derive(Clone, Debug)]
 pub struct FenceService<S> {
     inner: S,
@@ -44,8 +44,9 @@ where
     type Error = S::Error;
     type Future = ResponseFuture<S::Future, RB, S::Error>;
 
-    /// If a request has to wait for requests with lower tokens, it gives back what readiness has reserved in the inner
-    /// service, such as the permit of a limit. When those requests have ended, it asks for it again.
+    /// Readiness may reserve something in the inner service, such as the permit of a limit. If a
+    /// request has to wait for requests with lower tokens, it gives this permit back. When these
+    /// requests have ended, it reserves a permit again.
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         self.inner.poll_ready(cx)
     }
@@ -72,7 +73,8 @@ where
     }
 }
 
-/// Dropping the future at any point drops the inner future before the pass, because the pass was created first.
+/// If this future is dropped at any point, the inner future is dropped before the pass, because the
+/// pass was created first. So no later request begins before the handler is gone.
 async fn behind_the_fence<S, B, RB>(
     mut pass: Pass,
     protocol: Protocol,
@@ -92,8 +94,8 @@ where
         if reserved.until(pass.until_first()).await.is_err() {
             return late();
         }
-        // The request has not begun yet: while the inner service is busy, this request must not keep out the next
-        // holder.
+        // The request has not begun yet. So while the inner service is busy, this request does not
+        // block the request of the next holder.
         reserved.ready().await?;
         match pass.begin() {
             Ok(true) => break,

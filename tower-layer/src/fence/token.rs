@@ -1,4 +1,5 @@
-//! The layer of a client that writes under a lock: sends the lock's fencing token with each request.
+//! The layer of an HTTP client whose requests write under a lock: it sends the lock's fencing token
+//! with each request.
 
 use std::fmt;
 use std::future::Future;
@@ -16,12 +17,12 @@ use crate::frame::BoxError;
 use crate::header::TOKEN_HEADER;
 
 /// Sends the fencing token of a lock with a request, as the header (in gRPC: the metadata)
-/// `lock-fencing-token`. For clients that are tower services of [`http::Request`]: those of hyper-util,
-/// and tonic's channels. [`FenceLayer`](crate::FenceLayer) is its counterpart.
+/// `lock-fencing-token`. It is for clients that are tower services of [`http::Request`]: those of
+/// hyper-util, and tonic's channels. [`FenceLayer`](crate::FenceLayer) is its counterpart.
 ///
-/// The request says which lock: put a [`lockcore::Held`] into its extensions. (In tonic:
-/// `tonic::Request::extensions_mut`.) A handler under [several locks](crate::LockLayer::all) has one for each name:
-/// [`MultiHeld::get`](lockcore::MultiHeld::get).
+/// The extensions of the request say which lock it belongs to: put a [`lockcore::Held`] there. (In
+/// tonic: `tonic::Request::extensions_mut`.) A handler under [several locks](crate::LockLayer::all)
+/// gets the `Held` of each name from [`MultiHeld::get`](lockcore::MultiHeld::get).
 ///
 /// | the extensions have | the request |
 /// |---|---|
@@ -29,13 +30,13 @@ use crate::header::TOKEN_HEADER;
 /// | a lock that is lost | fails with `Lost`, and is not sent |
 /// | the read side of a lock, or a semaphore | fails with `Config`, and is not sent |
 /// | several locks, and no single one | fails, and is not sent |
-/// | no lock | is sent as it is, also with a header that it has |
+/// | no lock | is sent unchanged; if it has the header, the header stays |
 ///
-/// The failures of a single lock are a [`lockcore::Error`]. A lock that is held when the request is sent may be lost
-/// before the request arrives: the receiver compares the token for that case.
+/// The failures of a single lock are a [`lockcore::Error`]. A lock may be lost after the request
+/// was sent and before it arrives. For this case the receiver compares the token.
 ///
-/// A service that passes on requests from outside must remove the header first: a stranger that sends the largest
-/// possible token shuts out all others behind the fence.
+/// A service that forwards requests from outside must remove the header first. Otherwise a stranger
+/// could send the largest possible token, and the fence would refuse all other requests.
 ///
 /// ```
 /// use http::Request;
@@ -77,7 +78,7 @@ impl<S> Layer<S> for TokenLayer {
     }
 }
 
-/// A client that sends tokens along. Made by [`TokenLayer`].
+/// A client that adds tokens to its requests. Made by [`TokenLayer`].
 #[derive(Clone, Debug)]
 pub struct TokenService<S> {
     inner: S,
@@ -108,7 +109,8 @@ where
                     inner: self.inner.call(request),
                 }
             }
-            // The locks do not say which token is meant. Without a token, a fence could let a late write pass.
+            // With several locks it is not clear which token to send. Without a token, a fence
+            // could let a late write pass.
             None if request.extensions().get::<MultiHeld>().is_some() => Way::Refused {
                 error: Some(
                     "the request is under several locks: put the Held of the one whose resource it writes to into its \
@@ -139,8 +141,7 @@ pin_project! {
     /// The future of a [`TokenService`].
     ///
     /// # Cancel safety
-    ///
-    /// That of the inner service's future.
+    /// As the inner service's future.
     #[must_use = "futures do nothing unless polled"]
     pub struct TokenFuture<F> {
         #[pin]

@@ -1,9 +1,9 @@
-//! The kinds of problems: for each the section of the documentation, the title, the code in gRPC, and whether the request
-//! may be repeated.
+//! The kinds of problems. Each has a section of the documentation, a title, a gRPC code, and a flag
+//! that tells whether the request may be repeated.
 
 use crate::read::Unread;
 
-/// The kinds of problems. A section of the crate's page explains each.
+/// A kind of problem. A section of the crate's page explains each kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Held,
@@ -19,7 +19,7 @@ pub(super) enum Kind {
     Upgrade,
     Body(Unread),
     Misconfigured,
-    /// From a fence: a higher token has been seen.
+    /// A fence has seen a higher token.
     Late,
     Token,
     Full,
@@ -82,7 +82,8 @@ impl Kind {
             Self::Deadline | Self::Overdue => GrpcCode::DeadlineExceeded,
             Self::Unavailable | Self::Lost | Self::Full => GrpcCode::Unavailable,
             Self::Key | Self::Token => GrpcCode::InvalidArgument,
-            // Not UNAVAILABLE, because clients repeat such a call by themselves and at once.
+            // It is not UNAVAILABLE, because clients would repeat the call at once, without being
+            // asked.
             Self::Names => GrpcCode::ResourceExhausted,
             Self::Late => GrpcCode::FailedPrecondition,
             Self::Upgrade => GrpcCode::Unimplemented,
@@ -119,7 +120,7 @@ mod tests {
         let page = include_str!("../lib.rs");
         let (_, answers) = page.split_once("//! # Answers\n").unwrap();
         let (answers, _) = answers.split_once("//! # ").unwrap();
-        // The same conversion as in rustdoc, from a heading to an anchor.
+        // This converts a heading to an anchor in the same way as rustdoc.
         let headings = answers
             .lines()
             .filter_map(|line| line.strip_prefix("//! ### "));

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// The releases at a store. The store does not answer them before the test allows it.
+/// The releases at a store that answers them only when the test allows it.
 #[derive(Clone, Debug, Default)]
 struct Releases {
     asked: Arc<Notify>,

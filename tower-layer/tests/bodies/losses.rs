@@ -99,7 +99,7 @@ async fn a_body_that_nobody_polls_ends_with_the_longest_hold_and_then_the_lock_d
     assert!(in_time(body.frame()).await.is_none());
 }
 
-/// One task ends the body at any point while another task reads it.
+/// One task ends the body at an arbitrary point while another task reads it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_whose_longest_hold_ends_while_it_is_read_ends_once() {
     let locks = memory();

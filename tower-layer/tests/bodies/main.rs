@@ -1,4 +1,4 @@
-//! From the head of the response to its end: how long the lock is kept, and what ends it.
+//! How long the lock is kept between the head of a response and its end, and what ends the lock.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml lets tests unwrap, but not their helpers"
@@ -46,7 +46,7 @@ where
     respond_under(layer(locks), request, response).await
 }
 
-/// The program `watched` has the same facts, but there a task watches the bodies.
+/// In the program `watched`, which runs the same tests, a task watches the bodies.
 fn layer(locks: &Locks) -> LockLayer {
     match is_watched() {
         true => by_path(locks).max_hold(SOON * 100),
@@ -74,7 +74,8 @@ where
     in_time(service.oneshot(request)).await.unwrap()
 }
 
-/// A handler that takes the lock of its own request again, and a body that does so while it is sent.
+/// The handler takes the lock of its own request again, and the body takes the lock again while it
+/// is sent.
 #[tokio::test]
 async fn handler_and_body_re_enter_the_lock_of_their_request() {
     struct Again(Locks);
@@ -109,7 +110,7 @@ async fn handler_and_body_re_enter_the_lock_of_their_request() {
     nothing_is_left(&locks, NAME).await;
 }
 
-/// A body that sends the parts of the test, and does not know its end before it comes.
+/// A body that sends the parts that the test gives it. It need not know its end in advance.
 struct Scripted {
     parts: mpsc::UnboundedReceiver<Result<Frame<Bytes>, &'static str>>,
     size: SizeHint,
@@ -243,7 +244,7 @@ async fn the_last_frame_of_a_body_that_knows_its_end_comes_when_the_lock_is_free
     .into_body();
     assert!(!body.is_end_stream());
     assert_eq!(body.size_hint().exact(), Some(3));
-    // Then it is complete before its head is sent.
+    // A watched body is complete before the head of the response is sent.
     assert_eq!(tickets(&locks, NAME).await, usize::from(!is_watched()));
 
     assert_eq!(data(&mut body).await, "all");
@@ -263,7 +264,7 @@ async fn a_body_of_unknown_size_may_know_its_last_frame() {
         .await
         .into_body();
     assert_eq!(data(&mut body).await, "one");
-    // Then two parts are made before its head is sent.
+    // Two parts of a watched body are made before the head of the response is sent.
     assert_eq!(tickets(&locks, NAME).await, usize::from(!is_watched()));
 
     assert_eq!(data(&mut body).await, "two");

@@ -20,7 +20,7 @@ use lockcore_tower::{Key, LockLayer};
 use tokio::sync::Notify;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
-/// Longer than each step of a test takes, and shorter than a lease that is not renewed any more.
+/// Longer than each step of a test takes, and shorter than a lease that nobody renews.
 pub const SOON: Duration = Duration::from_secs(5);
 
 pub type In = Request<Empty<Bytes>>;
@@ -45,10 +45,10 @@ pub async fn hold(locks: &Locks, name: &str) -> Guard {
     locks.mutex(name).try_acquire().await.unwrap()
 }
 
-/// Ends all locks of this client by a shutdown, which stops work after half of its time. After three quarters it would
-/// release locks although their work still runs, and no test may get that far.
+/// Ends all locks of this client by a shutdown. The shutdown stops work after half of its time.
+/// After three quarters it would release locks although their work runs; no test may take so long.
 pub async fn lose(locks: &Locks) {
-    // On a busy machine the releases may take longer than this. The locks are lost anyway.
+    // On a busy machine the releases may take longer than this. Even so, the locks are lost.
     if let Err(error) = locks.shutdown(Duration::from_secs(3)).await {
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     }
@@ -99,7 +99,8 @@ pub async fn drop_after_each_poll<F: Future>(
     }
 }
 
-/// The same for a request. Its handler and its body yield, so that each of their steps needs a poll.
+/// As [`drop_after_each_poll`], for a request. The handler and the body yield, so that each of
+/// their steps needs a poll.
 pub async fn drop_request_after_each_poll(
     locks: &Locks,
     names: &[&str],
@@ -125,7 +126,7 @@ pub async fn drop_request_after_each_poll(
     drop_after_each_poll(locks, names, whole).await
 }
 
-/// Waits in line for the lock. A ticket that was left behind would stand in front of this one for a whole lease.
+/// Waits in line for the lock. If a ticket was left behind, this would wait for a whole lease.
 pub async fn nothing_is_left(locks: &Locks, name: &str) {
     let guard = locks
         .mutex(name)
@@ -181,7 +182,8 @@ pub fn held_in(request: &In) -> Held {
     request.extensions().get::<Held>().unwrap().clone()
 }
 
-/// A handler that never ends. The test can wait until it runs, and the witness looks when it is dropped.
+/// A handler that never ends. The test can wait until the handler runs. When the handler is
+/// dropped, the witness counts the tickets.
 pub fn never_ends(
     witness: &Witness,
 ) -> (
@@ -207,10 +209,12 @@ pub fn never_ends(
     (entered, service)
 }
 
-/// The time that the keeper gets to show that a release reached it too early. It needs a fraction of it.
+/// How long the witness waits for a release that was sent too early. The keeper needs a fraction of
+/// this time for a release.
 const TOO_EARLY: Duration = Duration::from_millis(20);
 
-/// Counts the tickets at the store when a handler or a body is dropped that owns an [`Inside`] of it.
+/// Counts the tickets at the store at the moment when a handler or a body is dropped. That handler
+/// or body owns an [`Inside`] of this witness.
 #[derive(Clone)]
 pub struct Witness {
     locks: Locks,

@@ -1,4 +1,4 @@
-//! gRPC clients: which answers they get, and the deadlines of their calls.
+//! The answers that gRPC clients get, and the deadlines of their calls.
 
 use super::*;
 
@@ -106,7 +106,8 @@ async fn a_call_that_asked_for_a_signal_is_not_stopped_by_its_deadline() {
     const DEADLINE: Duration = Duration::from_millis(10);
     let layer = one_lock(&memory()).on_lost(OnLost::Signal);
     let service = service_fn(async |_: In| {
-        // The layer has read the deadline before this began. So it has passed when this ends.
+        // The layer has read the deadline before this sleep began. So the deadline has passed when
+        // the sleep ends.
         tokio::time::sleep(2 * DEADLINE).await;
         Ok::<_, Infallible>(Response::new("to the end".to_owned()))
     });

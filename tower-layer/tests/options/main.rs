@@ -1,4 +1,4 @@
-//! The options of the layer: how it asks for the lock, and how long it keeps it.
+//! The options of the layer: how it asks for the lock, and how long it keeps the lock.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml lets tests unwrap, but not their helpers"
@@ -456,7 +456,8 @@ async fn the_status_and_the_pause_of_a_refusal_can_be_chosen() {
     assert_eq!(chosen.status(), StatusCode::LOCKED);
     let problem: serde_json::Value = serde_json::from_str(chosen.body()).unwrap();
     assert_eq!(problem["status"], 423);
-    // One of the holder's ten seconds has passed, and its lease has not been renewed yet.
+    // One second of the holder's ttl of ten seconds has passed, and its lease has not been renewed
+    // yet.
     assert_eq!(chosen.headers()["retry-after"], "9");
 }
 

@@ -42,7 +42,8 @@ impl Deleting {
         Locks::with_backend(store).unwrap()
     }
 
-    /// Deletes the ticket of "b", and requests a renewal of it. Returns when the client knows that it is lost.
+    /// Deletes the ticket of "b", and requests a renewal of this ticket. Returns when the client
+    /// knows that the lock is lost.
     async fn lose_b(&self, held: &MultiHeld) {
         self.deleted.store(true, Ordering::SeqCst);
         let renewed = held.get("b").unwrap().ensure(Duration::from_secs(10));
@@ -71,7 +72,7 @@ async fn a_handler_that_loses_one_of_its_locks_is_stopped_and_the_others_are_fre
     nothing_is_left(&locks, "a").await;
 }
 
-/// Returns a response whose body sends nothing, and its locks.
+/// Returns a response whose body sends nothing, and the locks of the request.
 async fn streaming(
     layer: LockLayer,
     content_type: &'static str,

@@ -282,7 +282,8 @@ async fn a_request_for_several_locks_that_is_dropped_after_any_number_of_polls_l
 
     let polls = drop_request_after_each_poll(&locks, &["a", "b"], &layer, "/a/b").await;
 
-    // It was dropped before the handler, in it, and before each of the three answers of the body.
+    // The request was dropped before the handler, in the handler, and before each of the three
+    // parts of the body.
     assert!(polls >= 5, "{polls}");
 }
 
@@ -355,7 +356,7 @@ async fn all_locks_are_kept_until_the_end_of_the_body_or_of_the_head() {
         .unwrap();
 }
 
-/// Otherwise a lock that the handler takes would wait for the request itself.
+/// Without re-entry, a handler that takes one of these locks would wait for its own request.
 #[tokio::test]
 async fn handler_and_body_re_enter_each_of_the_locks() {
     let locks = memory();
