@@ -7,6 +7,7 @@
 
 use std::fmt;
 use std::io;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -75,6 +76,8 @@ impl Part {
 pub(super) struct Driver {
     task: AbortHandle,
     pub(super) in_flight: InFlight,
+    /// Whether the last ticket of this connection had to wait.
+    pub(super) has_waited: AtomicBool,
 }
 
 impl Driver {
@@ -107,7 +110,12 @@ impl Server {
         };
         let (connection, driver) = opened.await.map_err(|error| self.failed(error))?;
         let task = tokio::spawn(driver).abort_handle();
-        Ok((connection, Driver { task, in_flight }))
+        let driver = Driver {
+            task,
+            in_flight,
+            has_waited: AtomicBool::new(false),
+        };
+        Ok((connection, driver))
     }
 
     async fn stream(&self) -> io::Result<Box<dyn Stream>> {

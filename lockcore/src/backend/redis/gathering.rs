@@ -33,6 +33,11 @@ impl InFlight {
         self.0.fetch_add(1, Ordering::Relaxed);
         UnderWay(self.clone())
     }
+
+    /// Whether one request is under way, and no other.
+    pub(super) fn is_one(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == 1
+    }
 }
 
 impl Drop for UnderWay {

@@ -216,6 +216,7 @@ async fn connected(server: &Server, events: EventSink) -> Result<RedisConnection
         watch: None,
         group,
         hop: None,
+        wakes: false,
     })
 }
 

@@ -77,6 +77,7 @@ pub(super) async fn without_wake_ups(
         watch: None,
         group: None,
         hop: None,
+        wakes: false,
     };
     Ok((connection, closed))
 }

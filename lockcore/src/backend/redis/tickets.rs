@@ -1,6 +1,7 @@
 //! The verbs: one script each.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use redis::{Cmd, RedisWrite, Value};
@@ -41,7 +42,11 @@ pub(super) async fn enqueue(
             call.write_arg_fmt(0);
         }
     };
-    let reply = match run(socket, &layout::ENQUEUE, namespace, 1, write).await? {
+    let reply = run(socket, &layout::ENQUEUE, namespace, 1, write).await?;
+    let is_granted = matches!(reply, Value::BulkString(_));
+    let has_waited = &socket.connection().driver.has_waited;
+    has_waited.store(!is_granted, Ordering::Relaxed);
+    let reply = match reply {
         ticket @ Value::BulkString(_) => {
             return Ok(Enqueued::Granted {
                 ticket: redis::from_redis_value(ticket).map_err(unreadable)?,
@@ -123,6 +128,8 @@ pub(super) async fn release(
     let Some(first) = tickets.first() else {
         return Ok(Vec::new());
     };
+    // A client that had to wait probably has others behind it.
+    connection.wakes = connection.driver.has_waited.load(Ordering::Relaxed);
     let namespace = first.request.name.namespace();
     let write = |call: &mut Cmd| {
         for Departure { request, .. } in &tickets {
