@@ -1,5 +1,5 @@
-//! Tests of the options of `#[distributed_lock]`. They use a store that can lose locks on purpose, and a second client
-//! that acts as another process.
+//! Tests of the options of `#[distributed_lock]`. They use a store that can lose locks on purpose.
+//! A second client acts as another process.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
@@ -24,14 +24,15 @@ fn store() -> (Store, Locks, Locks) {
     (store, ours, theirs)
 }
 
-/// Lets the leases of all held locks end: the store does not answer, and time passes.
+/// Ends the leases of all held locks: the store does not answer, and time passes.
 async fn lose_all(store: &Store) {
     store.freeze();
     store.clock().advance(Duration::from_secs(60));
     tokio::task::yield_now().await;
 }
 
-/// Whether another client gets the lock. Waits for a release that is still going on in the background.
+/// Whether another client is granted the lock. Waits for a release that the keeper has not sent
+/// yet.
 async fn is_released(theirs: &Locks, name: &str) -> bool {
     let lock = theirs.mutex(name).wait(Duration::from_secs(5));
     lock.acquire().await.is_ok()
@@ -71,7 +72,7 @@ async fn skip_leaves_the_work_to_the_holder() {
 
     guard.release().await.unwrap();
     with_default(ours, async {
-        // Call this first: the waiter that gave up above is still being removed from the queue in the background.
+        // This call must come first: the keeper has not yet removed the waiter above from the line.
         skips_after_a_while(&runs).await.unwrap();
         skips(&runs).await;
         assert_eq!(skips_to_none().await, Some(1));
@@ -106,7 +107,7 @@ async fn instead(
 async fn on_busy_is_evaluated_only_when_another_holds_the_lock() {
     let (_, ours, theirs) = store();
     let seen = Cell::new(None);
-    let briefly = Duration::from_millis(500); // long enough for an answer, also on a busy machine
+    let briefly = Duration::from_millis(500); // long enough for an answer on a busy machine
     assert_eq!(instead(&ours, briefly, 3, &seen).await.unwrap(), 100);
     assert_eq!(seen.take(), None);
     let _guard = theirs.mutex("a").acquire().await.unwrap();
@@ -413,7 +414,7 @@ async fn a_key_that_is_given_twice_is_one_lock_and_takes_its_permits_once() {
 
 // ---- the end of a call
 
-/// Records whether its lock is still held when it is dropped.
+/// When this is dropped, it records whether its lock is held.
 struct Witness<'a> {
     lock: Held,
     held: &'a Mutex<Vec<bool>>,
@@ -436,7 +437,7 @@ async fn watched(
     Ok(())
 }
 
-/// Polls the call `times` times, each time when it is woken.
+/// Polls the call `times` times: once now, and after that each time when its waker is called.
 async fn poll_times(mut call: Pin<&mut (impl Future<Output: Debug> + ?Sized)>, mut times: usize) {
     poll_fn(|cx| {
         if times == 0 {
@@ -456,7 +457,7 @@ async fn for_ever() {
     }
 }
 
-/// The call is dropped at every await in turn.
+/// The call is dropped at each of its awaits in turn.
 #[tokio::test]
 async fn a_dropped_call_drops_its_body_before_it_releases() {
     let mut in_the_body = 0;

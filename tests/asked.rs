@@ -1,4 +1,5 @@
-//! Annotated functions whose lock an operator asks for, as the option `on_revoke` says.
+//! Annotated functions whose lock an operator asks back. The option `on_revoke` says what happens
+//! to them.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use lockcore::{Error, ErrorKind, Locks, LostReason, Release, distributed_lock};
 
-/// Much longer than a step of a test takes.
+/// Much longer than any step of a test.
 const LONG: Duration = Duration::from_secs(60);
 
 const REVOKED: ErrorKind = ErrorKind::Lost(LostReason::Revoked);
@@ -32,7 +33,7 @@ async fn does_not_finish(locks: &Locks) -> Result<(), Error> {
     pending().await
 }
 
-/// Asks for the lock `a` as soon as somebody holds it. Returns when it is free.
+/// Asks the lock `a` back as soon as somebody holds it. Returns when it is free.
 async fn ask_for(locks: &Locks, grace: Duration) {
     let holder = loop {
         let places = locks.inspect("a").await.unwrap();

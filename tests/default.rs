@@ -1,6 +1,7 @@
 //! The process-wide default client is made at first use, from the environment.
 //!
-//! The test starts this program again with `LOCK_URL`, because a program cannot safely change its own environment.
+//! The test starts this program again with `LOCK_URL`, because a program cannot safely change its
+//! own environment.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
@@ -13,11 +14,12 @@ use lockcore::{ErrorKind, Locks, LostReason, default_locks};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-/// On a busy machine too, all that is done here takes less.
+/// Longer than any step of these tests takes on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
 
-/// Calls a function whenever the library logs. That is on another thread, because this one may not hold anything that
-/// another needs for the default.
+/// Calls a function whenever the library logs. It calls it on another thread and waits for it. So
+/// the call would hang if the logging thread held something that others need for the default
+/// client.
 struct Calls(fn());
 
 impl Subscriber for Calls {
@@ -45,7 +47,8 @@ impl Subscriber for Calls {
     fn exit(&self, _: &Id) {}
 }
 
-/// Whether this is the process for this test alone. If not, runs that one.
+/// Whether this process runs only this test, with `LOCK_URL`. If not, starts such a process and
+/// waits for it.
 fn is_alone(test: &str) -> bool {
     if std::env::var_os("LOCK_URL").is_some() {
         return true;
@@ -79,7 +82,8 @@ fn a_subscriber_gets_the_default_client_while_another_thread_makes_it() {
     });
 }
 
-/// Otherwise a request at the end of the process would take a lock, and nobody would wait for its release.
+/// If the client took the lock, a request at the end of the process could take a lock, and nobody
+/// would wait for its release.
 #[test]
 fn a_default_client_that_is_shut_down_while_it_is_made_takes_no_lock() {
     if !is_alone("a_default_client_that_is_shut_down_while_it_is_made_takes_no_lock") {
@@ -90,7 +94,7 @@ fn a_default_client_that_is_shut_down_while_it_is_made_takes_no_lock() {
         runtime.block_on(lockcore::shutdown(SOON)).unwrap();
     };
 
-    // The start of a client is logged while it is made.
+    // While a client is made, the library logs its start.
     let late = tracing::subscriber::with_default(Calls(shuts_down), || default_locks().unwrap());
 
     let runtime = tokio::runtime::Runtime::new().unwrap();

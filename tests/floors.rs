@@ -1,5 +1,6 @@
-//! Reads from the sources which module uses which. A module may use modules on its own floor or below, and never in a
-//! circle. `ARCHITECTURE.md` of lockcore describes the floors.
+//! Reads from the sources which module uses which. A module may use modules on its own floor or
+//! below, and no modules may use each other in a circle. `ARCHITECTURE.md` of lockcore describes
+//! the floors.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
@@ -125,7 +126,7 @@ fn a_circle_and_a_use_of_a_higher_floor_are_found() {
     file("lib.rs", "mod up; mod down; mod aside; pub use up::Up;");
     file("up/mod.rs", "mod one; mod two; pub use one::Up;");
     file("up/one.rs", "use super::two::Two; pub struct Up(Two);");
-    // Uses it through a re-export.
+    // Uses `up::one` through a re-export.
     file("up/two.rs", "pub struct Two(Option<Box<crate::Up>>);");
     file("down.rs", "fn f() { let _ = crate::aside::A; }");
     file(
@@ -179,7 +180,8 @@ fn faults(source: &Path, floors: Floors<'_>) -> Vec<String> {
 
 type Uses = BTreeMap<String, BTreeSet<String>>;
 
-/// One circle for each set of modules that use one another.
+/// The circles of modules that use each other. A module of an earlier circle begins no other
+/// circle.
 fn circles(uses: &Uses) -> Vec<String> {
     let mut told = BTreeSet::new();
     let mut circles = Vec::new();
@@ -187,7 +189,7 @@ fn circles(uses: &Uses) -> Vec<String> {
         if told.contains(start) {
             continue;
         }
-        // The shortest way back to the start, if there is one.
+        // Searches for the shortest way from `start` back to itself.
         let mut ways = vec![vec![start]];
         let mut seen = BTreeSet::new();
         let mut at = 0;
@@ -214,16 +216,17 @@ fn circles(uses: &Uses) -> Vec<String> {
     circles
 }
 
-/// The modules of a crate, by their paths from its root, which is "". Modules only for tests are left out.
+/// The modules of a crate, by their paths from its root. The path of the root is "". Modules for
+/// tests only are left out.
 struct Modules(BTreeMap<String, Module>);
 
 #[derive(Default)]
 struct Module {
-    /// The paths that it uses, as written.
+    /// The paths that this module uses, as they are written.
     paths: Vec<Vec<String>>,
-    /// The paths that it re-exports, by their public names.
+    /// The paths that this module re-exports, by their public names.
     handed_on: BTreeMap<String, Vec<String>>,
-    /// The names of the modules inside it.
+    /// The names of the modules inside this module.
     children: BTreeSet<String>,
 }
 
@@ -327,7 +330,7 @@ impl<'ast> Visit<'ast> for Module {
     fn visit_item_use(&mut self, item: &'ast ItemUse) {
         let is_handed_on = !matches!(item.vis, Visibility::Inherited);
         for (path, name) in leaves(&item.tree) {
-            // A re-export from its own modules is no use.
+            // A re-export of the module's own items does not count as a use.
             let first = path[0].as_str();
             let is_own = self.children.contains(first) || first == "self";
             if is_handed_on {
@@ -339,7 +342,7 @@ impl<'ast> Visit<'ast> for Module {
         }
     }
 
-    /// `pub(super)` uses nothing.
+    /// Skips the path in `pub(super)`, which is not a use.
     fn visit_visibility(&mut self, _: &'ast Visibility) {}
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
@@ -366,7 +369,8 @@ fn leaves(tree: &UseTree) -> Vec<(Vec<String>, String)> {
     }
 }
 
-/// Whether there is a `#[cfg(test)]`, or one with further conditions that must hold too.
+/// Whether an item has `#[cfg(test)]`, or a `cfg` with `test` and further conditions that must all
+/// hold.
 fn is_for_tests(attributes: &[Attribute]) -> bool {
     fn needs_test(condition: &Meta) -> bool {
         let all = Punctuated::<Meta, Token![,]>::parse_terminated;

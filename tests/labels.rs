@@ -1,7 +1,8 @@
 //! The label that the macro gives each acquisition in the traces.
 //!
-//! A program of its own with one test, because `tracing` remembers for each place in the code whether anybody listens: a
-//! test that passes such a place while another begins to listen can leave it deaf for the whole program.
+//! This program has only one test. `tracing` remembers for each place in the code whether anybody
+//! listens. If another test ran the same place just when this test begins to listen, the place
+//! could stay silent for the whole program.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
@@ -44,7 +45,7 @@ impl Report for Daily {
     }
 }
 
-/// Notes the label of each acquisition.
+/// Collects the label of each acquisition.
 #[derive(Clone, Default)]
 struct Labels(Arc<Mutex<Vec<String>>>);
 

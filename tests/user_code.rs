@@ -1,7 +1,8 @@
-//! Subscribers and wakers are code of the user that the library calls. These block and panic.
+//! Subscribers and wakers are code of the user that the library calls. In this test they block and
+//! panic.
 //!
-//! This is a separate test program, because a subscriber applies to the whole process. It has one test only, because
-//! the test changes what the subscriber does.
+//! This is a test program of its own, because a subscriber applies to the whole process. It has
+//! only one test, because the test changes how the subscriber behaves.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
@@ -20,7 +21,7 @@ use tracing::{Metadata, Subscriber};
 
 const TTL: Duration = Duration::from_secs(2);
 
-/// How the subscriber behaves when the library logs on another thread than the test's.
+/// How the subscriber behaves when the library logs on a thread other than the test's thread.
 static MANNER: AtomicU8 = AtomicU8::new(QUIET);
 const QUIET: u8 = 0;
 const BLOCKS: u8 = 1;
@@ -70,7 +71,8 @@ async fn hold(locks: &Locks, count: usize) -> Vec<Guard> {
     held
 }
 
-/// Lasts for two ttls of all leases. Meanwhile the connections break again and again, and the breaks are logged.
+/// Waits for two ttls of all leases. Meanwhile the connections break again and again, and the
+/// library logs each break.
 async fn outlast_breaks(store: &Store, locks: &Locks) {
     let held = hold(locks, 20).await;
     let mut events = locks.events();
@@ -88,7 +90,7 @@ async fn outlast_breaks(store: &Store, locks: &Locks) {
             }
         }
         restored += 1;
-        tokio::time::sleep(Duration::from_millis(100)).await; // the connection is used for a while
+        tokio::time::sleep(Duration::from_millis(100)).await; // lets the client use the connection for a while
     }
     assert!(held.iter().all(|guard| guard.is_valid()));
     assert!(
@@ -108,7 +110,7 @@ impl Wake for Panics {
     }
 }
 
-/// The keeper wakes the waker when its wait ends, and when the lock is released.
+/// The keeper calls the waker when the wait ends, and when the lock is released.
 async fn outlast_a_waker(locks: &Locks) {
     let held = hold(locks, 20).await;
     let waker = Waker::from(Arc::new(Panics));
@@ -128,7 +130,8 @@ async fn outlast_a_waker(locks: &Locks) {
     }
 }
 
-/// The store does not answer. The leader gets an error, and so do all tasks that wait behind it in its lane.
+/// The store does not answer. The leader gets an error, and so does each task that waits behind it
+/// in its lane.
 async fn refuse_all_behind_a_waker(store: &Store, locks: &Locks) {
     store.freeze();
     let lock = locks.mutex("n0");

@@ -1,4 +1,5 @@
-//! One of several locks: the first that is free, or the first that is granted, and never two.
+//! One of several locks: the first lock that is free, or the first that is granted, and never two
+//! of them.
 
 #![allow(
     clippy::async_yields_async,
@@ -72,7 +73,7 @@ async fn a_caller_that_waits_for_any_gets_the_name_that_is_released_and_no_other
     for name in ["a", "c"] {
         tickets(&locks, name, 1).await;
     }
-    // The names that it has waited for go to others.
+    // The caller also waited for these names. It has given them up, so another client gets them.
     for guard in held {
         give_back(guard).await;
     }
@@ -130,7 +131,7 @@ async fn a_hold_tells_how_long_it_is_held(store: Store) {
     give_back(inner).await;
     give_back(outer).await;
 
-    // Each holder counts from its own grant, also when a ticket is handed over inside the process.
+    // Each holder counts from its own grant, even if a ticket is handed over inside the process.
     let next = next.await.unwrap().unwrap();
     assert!(next.elapsed() + before <= view.elapsed());
     assert!(view.elapsed() > before);

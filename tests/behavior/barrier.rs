@@ -1,4 +1,5 @@
-//! Barriers: nobody goes on before all have come, and a party that is gone is not counted.
+//! Barriers: no party passes before all parties have come. A party that has given up or died is not
+//! counted.
 
 mod double;
 mod kit;
@@ -83,7 +84,7 @@ async fn one_party_too_few_does_not_go_on(store: Store) {
         (ErrorKind::Timeout, Some("a"))
     );
     tickets(&locks, "a", 0).await;
-    // It is ready for the next round.
+    // The barrier is ready for the next round.
     let three = [(); 3].map(|()| waits(&barrier));
     for party in three {
         passed(party).await;
@@ -142,7 +143,7 @@ async fn parties_that_come_again_and_again_stay_together(store: Store) {
 async fn a_party_dropped_at_any_poll_frees_its_place(store: Store) {
     let (locks, other) = (store.client(), store.client());
     let barrier = locks.barrier("a", 2).wait(2 * SOON);
-    // It comes again after each round, also after one that was counted by a party that is dropped.
+    // This party comes again after each round. A round may count a party that is dropped.
     let again = other.barrier("a", 2).wait(6 * SOON);
     let stays = tokio::spawn(async move {
         loop {
@@ -186,7 +187,7 @@ async fn a_barrier_that_is_not_usable_is_refused(store: Store) {
     );
     soon(locks.barrier("a", 2).wait_for_all()).await.unwrap();
     passed(two).await;
-    // A round of one.
+    // A round of one party.
     let alone = soon(locks.barrier("b", 1).wait_for_all()).await;
     assert!(alone.unwrap().is_leader());
 }

@@ -1,5 +1,5 @@
-//! A store that wraps another one and counts the calls, because counts are exact where measured times are noisy. It can
-//! also refuse renewals.
+//! A store that wraps another one and counts the calls, because counts are exact and measured times
+//! are not. It can also refuse renewals.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -28,7 +28,7 @@ impl Counts {
         self.renewals.load(Ordering::SeqCst)
     }
 
-    /// Refuses renewals, or stops refusing them, like a store that has trouble for a while.
+    /// Starts or stops refusing renewals, like a store that has trouble for a while.
     pub(crate) fn refuse_renewals(&self, yes: bool) {
         self.refuses_renewals.store(yes, Ordering::SeqCst);
     }

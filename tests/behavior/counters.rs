@@ -1,5 +1,5 @@
-//! Counters and latches between processes, and when answers, messages or connections are lost. The facts of every store
-//! are in the conformance kit of the library.
+//! Counters and latches that several processes use, and lost answers, messages and connections. The
+//! facts that apply to every store are in the conformance kit of the library.
 
 mod cost;
 mod kit;
@@ -44,7 +44,7 @@ async fn a_latch_that_several_processes_count_down_opens_in_all_of_them(store: S
     for waiters in &mut waiting {
         waiters.say("wait 10");
     }
-    // It dies while it waits, and takes nobody with it.
+    // This process is killed while it waits. The other waiters lose nothing.
     let mut dies = start();
     dies.say("wait 3");
     let here = latch.clone();
@@ -64,7 +64,7 @@ async fn a_latch_that_several_processes_count_down_opens_in_all_of_them(store: S
         assert_eq!(waiters.expect("OPEN", SOON), "10");
     }
     here.await.unwrap().unwrap();
-    // Late waiters do not wait.
+    // A latch that is open lets a waiter pass at once.
     counting[0].say("wait 1");
     assert_eq!(counting[0].expect("OPEN", SOON), "1");
     counting[0].say("down 1");

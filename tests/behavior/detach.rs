@@ -58,7 +58,7 @@ fn number(guard: &Guard) -> u64 {
     guard.grant_id().as_u64()
 }
 
-/// The visit of the resource is one, over all processes that have the lock in turn.
+/// The witness sees one visit for all processes that have the lock in turn.
 async fn a_lock_that_is_handed_over_is_never_free_in_between(store: Store) {
     let clients = [store.client(), store.client()];
     let witness = Arc::new(Witness::exclusive());
@@ -100,7 +100,7 @@ async fn a_lock_that_is_handed_over_keeps_its_token(store: Store) {
     let resource = FencedResource::default();
     let first = held(&locks).await;
     resource.write(number(&first)).unwrap();
-    // Inside the process the lock goes to a second task, and then its token counts the hand-over.
+    // Inside the process the lock is handed over to a second task. The token counts this hand-over.
     let second = begin(locks.mutex("a").wait(SOON));
     tickets(&locks, "a", 2).await;
     give_back(first).await;
@@ -114,7 +114,7 @@ async fn a_lock_that_is_handed_over_keeps_its_token(store: Store) {
     assert_eq!(adopted.fencing_token().unwrap(), token);
     assert_eq!(adopted.name(), "a");
     resource.write(number(&adopted)).unwrap();
-    // And on, back to where it came from.
+    // The adopter detaches the lock, and the first client adopts it back.
     let text = adopted.detach().await.unwrap();
     let again = locks.adopt(&text).await.unwrap();
     assert_eq!(again.fencing_token().unwrap(), token);
@@ -148,11 +148,11 @@ async fn a_lock_is_adopted_once(store: Store) {
     adopted.ensure(Duration::from_millis(1)).await.unwrap();
     tickets(&third, "a", 1).await;
     give_back(adopted).await;
-    // Not even when nobody has it.
+    // The text cannot be used again, not even when nobody holds the lock.
     assert_eq!(kind(other.adopt(&text).await), TAKEN);
     assert_nothing_left(&store, &locks, "a").await;
 
-    // Of several that try at the same time, one succeeds.
+    // If several clients adopt at the same time, one succeeds.
     let text: Arc<str> = held(&locks).await.detach().await.unwrap().into();
     let mut tries = JoinSet::new();
     for _ in 0..8 {
@@ -182,7 +182,7 @@ async fn a_text_that_nobody_uses_is_of_no_use_after_its_ttl(store: Store) {
     let text = guard.detach().await.unwrap();
     let began = Instant::now();
 
-    // Nobody renews it: the waiter gets in as if the holder had died.
+    // Nobody renews the ticket, so the waiter is granted as if the holder had died.
     let next = waiter.await.unwrap().unwrap();
     let took = awake_since(began);
     assert!(took < ttl + crate::processes::moments(&store), "{took:?}");
@@ -193,7 +193,7 @@ async fn a_text_that_nobody_uses_is_of_no_use_after_its_ttl(store: Store) {
     assert_eq!(kind(locks.adopt(&text).await), TAKEN);
     assert_nothing_left(&store, &locks, "a").await;
 
-    // The same if nobody waits.
+    // The same without a waiter.
     let guard = locks.mutex("a").ttl(ttl).acquire().await.unwrap();
     let text = guard.detach().await.unwrap();
     tickets(&other, "a", 0).await;
@@ -214,13 +214,13 @@ async fn a_waiter_is_woken_when_the_adopter_releases(store: Store) {
     give_back(adopted).await;
     let next = soon(waiter).await.unwrap().unwrap();
 
-    // A renewal would come only after a third of the ttl.
+    // The waiter was woken: its own renewal would come only after a third of the ttl.
     assert!(awake_since(began) < LEASE / 6);
     give_back(next).await;
     assert_nothing_left(&store, &locks, "a").await;
 }
 
-/// It stood in line for the ticket that its process does not have any more.
+/// The task stood in the lane behind a ticket that its process has given away.
 async fn a_task_that_waits_in_the_process_that_gives_asks_the_store(store: Store) {
     let (locks, other) = (store.client(), store.client());
     let guard = held(&locks).await;
@@ -269,7 +269,7 @@ async fn an_adoption_that_is_dropped_at_any_poll_holds_nothing(store: Store) {
             println!("dropped at {polls} polls");
             break;
         }
-        // Either it was adopted, and is being released, or the text is as good as before.
+        // Either the client had adopted the lock and is releasing it, or the text can be used.
         match locks.adopt(&text).await {
             Ok(adopted) => give_back(adopted).await,
             Err(error) => assert_eq!(error.kind(), TAKEN),
@@ -300,7 +300,7 @@ async fn a_lock_that_something_else_uses_is_not_detached_and_stays_held(store: S
     assert_eq!(busy, ErrorKind::Busy);
     give_back(second).await;
 
-    // Work that carries the lock has a guard of its own.
+    // Work in `scope` has a guard of its own.
     let (end, ends) = tokio::sync::oneshot::channel::<()>();
     let work = tokio::spawn(guard.scope(async { ends.await.unwrap() }));
     let (busy, guard) = refused(guard).await;
@@ -308,7 +308,7 @@ async fn a_lock_that_something_else_uses_is_not_detached_and_stays_held(store: S
     end.send(()).unwrap();
     work.await.unwrap().unwrap();
 
-    // An inner hold, and the body of a run around it.
+    // A lock with an inner hold, which is in use by the body around it.
     let inner = locks.mutex("a");
     let around = guard.held();
     around
@@ -352,7 +352,7 @@ async fn a_lock_with_limits_is_not_detached_and_stays_held(store: Store) {
             locks.force_release("a", place.ticket).await.unwrap();
         }
     }
-    // Without renewal it is handed over, and the adopter renews it.
+    // A lock without renewal can be detached. The adopter renews it.
     let guard = lock.renew(false).acquire().await.unwrap();
     let text = guard.detach().await.unwrap();
     give_back(locks.adopt(&text).await.unwrap()).await;
@@ -371,7 +371,7 @@ async fn readers_and_permits_are_handed_over(store: Store) {
     assert_eq!(kind(locks.mutex("a").try_acquire().await), ErrorKind::Busy);
     give_back(adopted).await;
 
-    // A writer that reads on gives a reader.
+    // A writer that was downgraded is detached as a reader.
     let mut writer = locks.rwlock("a").write().acquire().await.unwrap();
     writer.downgrade().await.unwrap();
     let adopted = other.adopt(&writer.detach().await.unwrap()).await.unwrap();
@@ -416,7 +416,7 @@ async fn views_of_a_lock_that_was_detached_say_that_it_is_released(store: Store)
         assert_eq!(kind(view.set_value("x").await), released);
         assert_eq!(kind(view.scope(async {}).await), released);
         assert!(polled(lost.as_mut(), 1).await.is_none());
-        // Once before the adoption and once after it.
+        // The views are checked once before the adoption and once after it.
         if let Ok(adopted) = other.adopt(&text).await {
             give_back(adopted).await;
         }

@@ -1,6 +1,6 @@
-//! Downgrades: a writer becomes a reader. Waiting readers are granted, waiting writers are not, and no other writer
-//! holds the lock in between. This file has the code that the groups of facts share. The groups are the files of this
-//! folder.
+//! Downgrades: a writer becomes a reader. Waiting readers are granted, waiting writers are not, and
+//! no other writer holds the lock in between. This file has the code that the groups of facts
+//! share. The groups are the files of this folder.
 
 mod holds;
 mod inner;
@@ -34,7 +34,8 @@ async fn inside(outer: &Guard, lock: Lock) -> Guard {
     inner.await.unwrap().unwrap()
 }
 
-/// The guard of a waiter that is granted by a wake-up. Its first renewal would come only after three seconds.
+/// Waits for the guard of a waiter that is granted by a wake-up. The waiter's first renewal would
+/// come only after three seconds.
 async fn at_once(waiter: JoinHandle<Guard>) -> Guard {
     let at_once = Duration::from_secs(2);
     let woken = tokio::time::timeout(at_once, waiter).await;

@@ -1,4 +1,4 @@
-//! Elections: who leads, what its end does, and what observers see.
+//! Elections: which candidate leads, what happens when its leadership ends, and what observers see.
 
 mod kit;
 mod observers;
@@ -47,7 +47,7 @@ pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
     facts
 }
 
-/// Ends the grant as an operator does. The leader learns it from the store.
+/// Ends the leader's grant as an operator does. The leader learns of it from the store.
 async fn take_from(leader: &Leader, operator: &Locks) {
     let ticket = leader.token().ticket();
     let ended = soon(operator.force_release(leader.name(), ticket)).await;
@@ -151,7 +151,7 @@ async fn a_body_decides_whether_its_candidate_goes_on(store: Store) {
     });
     assert_eq!(soon(outcome).await.unwrap(), 3);
     assert_nothing_left(&store, &locks, "a").await;
-    // A mistake that another try repeats is returned.
+    // An error that another try would only repeat is returned at once.
     let long = election.clone().value("x".repeat(1_025));
     for wrong in [locks.election(""), long] {
         let refused = wrong.run_as_leader(async |_| ControlFlow::Break(()));
@@ -176,11 +176,12 @@ async fn leads_and_resigns(election: Election) -> Result<Release, Error> {
     election.campaign().await?.resign().await
 }
 
-/// Of candidates that campaign, that write their value, that wait behind a leader, and of leaders that resign.
+/// The futures are dropped while a candidate campaigns, writes its value or waits behind a leader,
+/// and while a leader resigns.
 async fn dropped_futures_of_candidates_leave_nothing(store: Store) {
     let (locks, other) = (store.client(), store.client());
     let leads_at_once = async || {
-        // A place that was left behind would keep it out for a whole lease.
+        // If a place were left behind, this candidate would wait for a whole lease.
         let next = soon(other.election("a").campaign()).await.unwrap();
         assert_eq!(soon(next.resign()).await.unwrap(), Release::Released);
         assert_nothing_left(&store, &other, "a").await;
@@ -200,7 +201,8 @@ async fn dropped_futures_of_candidates_leave_nothing(store: Store) {
         let election = locks.election("a");
         let behind = polled(election.campaign(), polls);
         tokio::select! {
-            // A candidate that is in line is not polled any more.
+            // The `select!` ends as soon as the candidate is in line. The candidate is not polled
+            // after that.
             biased;
             outcome = behind => assert!(outcome.is_none(), "two lead"),
             () = tickets(&other, "a", 2) => {}

@@ -1,4 +1,5 @@
-//! How long a waiter waits. Facts about exclusion and order are in `lockcore::testing::conformance`.
+//! How long a waiter waits. Facts about exclusion and order are in
+//! `lockcore::testing::conformance`.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 async fn a_wait_ends_with_timeout_when_it_is_over(store: Store) {
     let _guard = store.client().mutex("a").acquire().await.unwrap();
     let locks = store.client();
-    // The first use of a client also connects. This measures the wait only.
+    // The first use of a client also connects. This fact measures only the wait.
     locks.ready(SOON).await.unwrap();
 
     let wait = Duration::from_millis(300);
@@ -29,8 +30,8 @@ async fn a_wait_ends_with_timeout_when_it_is_over(store: Store) {
         assert!(waited >= wait, "{waited:?}");
         late += awake_since(started).saturating_sub(wait);
     }
-    // The bound is 50 ms on an idle machine. Checked as a sum: in a single wait, a client that looks only once a second
-    // could be late by less than the slack.
+    // On an idle machine each wait ends within 50 ms. The fact checks the sum: a client that looks
+    // only once a second could be late by less than the slack in a single wait.
     let on_an_idle_machine = 5 * Duration::from_millis(50);
     assert!(late < on_an_idle_machine + SLACK, "{late:?}");
     tickets(&locks, "a", 1).await;

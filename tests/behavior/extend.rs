@@ -1,4 +1,4 @@
-//! Extending a lease beyond the ttl that the lock was requested with.
+//! Leases that are extended beyond the ttl that the lock was requested with.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// Facts about renewals that are under way, on the store for tests.
+/// Facts about renewals that are in flight, on the store for tests.
 pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
         an_extended_lease_is_renewed_at_its_own_pace
@@ -69,7 +69,8 @@ async fn an_extended_lease_that_is_renewed_stays_so(store: Store) {
 
     guard.extend(LONGER).await.unwrap();
 
-    // The keeper's first renewal was planned for a third of the shorter ttl. This is about the one after it.
+    // The keeper's first renewal was planned for a third of the shorter ttl. This fact is about the
+    // renewal after it.
     for late in [false, true] {
         eventually("aged, and renewed", SOON, async || {
             late == (guard.remaining() > LONGER - TTL / 2)
@@ -121,7 +122,7 @@ async fn max_hold_stays_the_end_of_an_extended_lease(store: Store) {
     assert_eq!(guard.lost().await, LostReason::MaxHold);
 }
 
-/// The waiter is in this process, which normally passes a lock on in memory.
+/// The waiter is in this process, which normally passes the ticket on in memory.
 async fn a_waiter_that_comes_after_an_extended_lease_has_its_own_ttl(store: Store) {
     let locks = store.client();
     let lock = locks.mutex("a").ttl(TTL).wait(SOON);
@@ -146,12 +147,12 @@ async fn an_extended_lease_is_renewed_at_its_own_pace(_: Store) {
     guard.extend(Duration::from_secs(60)).await.unwrap();
     let whole = guard.remaining();
     assert_eq!(whole, Duration::from_millis(60_000 - 605));
-    // The renewal that was due anyway.
+    // The renewal that was planned before the extension.
     kit.clock().advance(Duration::from_secs(4));
     eventually("renewed", SOON, async || guard.remaining() == whole).await;
 
     let mut renewal = kit.hold_next(Verb::Renew);
-    // A third of the ttl is 20 s. Drift allowance and jitter are 2.6 s at most.
+    // A third of the ttl is 20 s. Drift allowance and jitter make it at most 2.6 s less.
     kit.clock().advance(Duration::from_secs(17));
     is_not_renewed(&locks, &guard, &mut renewal).await;
     kit.clock().advance(Duration::from_secs(3));
@@ -162,7 +163,8 @@ async fn an_extended_lease_is_renewed_at_its_own_pace(_: Store) {
     give_back(guard).await;
 }
 
-/// The shorter renewal would otherwise be carried out after the extension and shorten the lease again.
+/// Without the wait, the store could carry out the shorter renewal after the extension, and shorten
+/// the lease again.
 async fn an_extension_waits_for_a_shorter_renewal_that_is_under_way(_: Store) {
     let kit = Kit::new();
     let locks = kit.client().unwrap();
@@ -185,7 +187,7 @@ async fn an_extension_waits_for_a_shorter_renewal_that_is_under_way(_: Store) {
     give_back(guard).await;
 }
 
-/// The sender of the shorter renewal has given up waiting for its answer.
+/// The keeper has given up waiting for the answer to the shorter renewal.
 async fn a_shorter_renewal_that_arrives_late_cuts_no_valid_lease(_: Store) {
     let kit = Kit::new();
     let locks = kit.client().unwrap();
@@ -193,7 +195,7 @@ async fn a_shorter_renewal_that_arrives_late_cuts_no_valid_lease(_: Store) {
     let mut shorter = kit.hold_next(Verb::Renew);
     kit.clock().advance(Duration::from_secs(4));
     shorter.arrived().await;
-    // When the keeper has renewed again, no caller waits for this.
+    // The keeper renews again only after it has stopped waiting for the first renewal.
     let before = guard.remaining();
     eventually("renewed", SOON, async || guard.remaining() > before).await;
     let longer = Duration::from_secs(60);
@@ -213,7 +215,8 @@ async fn a_shorter_renewal_that_arrives_late_cuts_no_valid_lease(_: Store) {
     shorter.let_go();
     check("after it").await;
 
-    // Once the earlier renewal is so old that it can no longer be on its way, a renewal extends the lease.
+    // While the earlier renewal may still arrive, no renewal extends the lease. After that time, a
+    // renewal does.
     let mut passed = Duration::ZERO;
     while guard.remaining() < Duration::from_secs(10) {
         let before = guard.remaining();

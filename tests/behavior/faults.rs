@@ -1,6 +1,6 @@
-//! The code that facts about failing stores share, for every store: clients and helper processes, checks that a store
-//! is unavailable or works again, and work that has to be stopped. Facts about one store are in the files with its
-//! name.
+//! What the facts about failing stores share, for every store. These are clients and helper
+//! processes, checks that a store is unavailable or works again, and work that a loss must stop.
+//! Facts about one store are in the files with its name.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,30 +19,32 @@ use crate::store::{LEASE, SOON, STALL, begin, give_back, kind, tickets};
 /// Each fact has its own store, so one namespace is enough.
 const NAMESPACE: &str = "test";
 
-/// All defaults: an operation may take a second, and a lease lasts ten.
+/// A client with all defaults: an operation may take a second, and a lease lasts ten.
 pub(crate) fn builder(url: impl Into<String>) -> Builder {
     Locks::builder().url(url).namespace(NAMESPACE)
 }
 
-/// Allows more time, for operations that have to succeed: a stalled machine must not look like a failing store.
+/// A client that allows more time, for operations that must succeed: a stalled machine must not
+/// look like a failing store.
 pub(crate) fn patient(url: impl Into<String>) -> Builder {
     builder(url).op_timeout(STALL).ttl(LEASE)
 }
 
-/// A helper process with a mutex.
+/// A helper process that uses a mutex.
 pub(crate) fn holder(url: &str, name: &str, ttl: Duration) -> Holder {
     let options = HolderOptions {
         namespace: NAMESPACE.into(),
         ttl,
-        // The default, because in these facts the store is what fails.
+        // One second is the default. It is not raised, because in these facts the store is what
+        // fails.
         variables: vec![("LOCK_OP_TIMEOUT".into(), "1s".into())],
         ..HolderOptions::mutex(url, name)
     };
     Holder::start(env!("CARGO_BIN_EXE_holder"), &options)
 }
 
-/// Checks a store that does not answer: a caller that waits and a caller that does not both get an error with all parts
-/// of `why`.
+/// Checks a store that does not answer. A caller that waits and a caller that does not wait both
+/// get an error that contains all parts of `why`.
 pub(crate) async fn is_unavailable_within_one_operation(locks: &Locks, why: &[&str]) {
     for waits in [true, false] {
         let lock = locks.mutex("a").wait(3 * SOON);
@@ -88,18 +90,20 @@ fn is_about_the_outage(error: &Error) {
     );
 }
 
-/// A store of several servers, of which one breaks and is replaced by another with the same data.
+/// A store of several servers. One server breaks, and another server with the same data replaces
+/// it.
 pub(crate) struct Outage<'a> {
     pub(crate) url: String,
     pub(crate) ttl: Duration,
-    /// Names at the server that breaks: one that is held and waited for, one that is released during the outage, and one
-    /// that is asked for during it.
+    /// Three names at the server that breaks. The first is held and waited for, the second is
+    /// released during the outage, and the third is requested during the outage.
     pub(crate) names: [&'a str; 3],
 }
 
 impl Outage<'_> {
-    /// One client holds, two wait in line, one releases during the outage, and one asks during it. Afterwards nobody has
-    /// lost anything. `breaks` returns when the server is broken, `granted_again` when a lock was granted at another one.
+    /// One client holds a lock, two clients wait in line for it, and a fourth releases one lock and
+    /// requests another during the outage. Afterwards nobody has lost anything. `breaks` returns
+    /// when the server is broken, and `granted_again` when another server has granted a lock.
     pub(crate) async fn costs_nobody_a_lock_or_a_place(
         self,
         breaks: impl FnOnce(),
@@ -107,7 +111,7 @@ impl Outage<'_> {
     ) {
         let Self { url, ttl, names } = self;
         let [held, given_back, asked] = names;
-        // An operation of this client does not last as long as the outage.
+        // This client's operations time out before the outage ends.
         let others = builder(&url).ttl(ttl).build().unwrap();
         let patient = || builder(&url).ttl(ttl).op_timeout(SOON).build().unwrap();
         let [holds, waits, waits_too] = [(); 3].map(|()| patient());
@@ -129,13 +133,14 @@ impl Outage<'_> {
         }
         granted_again().await;
         println!("a lock was granted after {:?}", began.elapsed());
-        // The release is unknown or refused and repeated by the keeper, or the old or the new server acknowledges it.
+        // Either the release fails and the keeper repeats it, or the old or the new server
+        // acknowledges it.
         match release.await.unwrap() {
             Ok(release) => assert_eq!(release, Release::Released),
             Err(error) => is_about_the_outage(&error),
         }
         is_renewed(&guard, ttl).await;
-        // A question that is on its way to the old server fails.
+        // A request that is in flight to the old server fails.
         eventually("the line is at the new server", 2 * STALL, async || {
             let line = patient().inspect(held).await;
             line.is_ok_and(|line| line.len() == 3)
@@ -159,7 +164,8 @@ impl Outage<'_> {
     }
 }
 
-/// Work that makes one step after another. Its lock has failed if it makes a step after the next holder got in.
+/// Work that makes one step after another. Its lock has failed if it makes a step after the next
+/// holder was granted.
 pub(crate) struct Work {
     pub(crate) held: Held,
     next_is_in: Arc<AtomicBool>,
@@ -188,7 +194,7 @@ impl Work {
         }
     }
 
-    /// Call this when the next holder is in.
+    /// Checks that the work has ended with a loss. Call this when the next holder is granted.
     pub(crate) async fn assert_stopped(self) {
         self.next_is_in.store(true, Ordering::SeqCst);
         assert_eq!(

@@ -1,4 +1,5 @@
-//! Fencing: which holds have a token to write with, and the checks at the resource as `lockcore::fencing` shows them.
+//! Fencing: which holds have a token for writes, and the checks at the resource that
+//! `lockcore::fencing` describes.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -65,7 +66,7 @@ async fn only_an_exclusive_lock_has_a_token_to_write_with(store: Store) {
         give_back(guard).await;
     }
 
-    // Both hold the lock, and only one of them may write.
+    // Both guards hold the lock, and only one of them may write.
     let outcome: Result<(), Error> = catalog
         .write()
         .run(async |outer| {
@@ -108,7 +109,8 @@ fn set(server: &RedisServer, token: &str, value: &str) -> bool {
     server.command::<u8>(&call) == 1
 }
 
-/// Numbers in Lua are doubles. The numbers of each pair differ by one, and most pairs are equal as doubles.
+/// Numbers in Lua are doubles. The two numbers of each pair differ by one, but most pairs are equal
+/// as doubles.
 async fn redis_compares_tokens_exactly_beyond_the_precision_of_a_double(_: Store) {
     let server = RedisServer::start();
     let borders = [
@@ -121,7 +123,7 @@ async fn redis_compares_tokens_exactly_beyond_the_precision_of_a_double(_: Store
         (1 << 53) - 1, // the largest number that a double distinguishes from its neighbours
         1 << 53,
         (1 << 53) + 1,
-        1_795_168_000_000_000 << 10, // microseconds of today
+        1_795_168_000_000_000 << 10, // a time of today in microseconds
         (1_795_168_000_000_000 << 10) + 999,
         ((1 << 53) - 2) << 10,
         i64::MAX - 1,
@@ -187,7 +189,8 @@ async fn redis_remembers_a_fence_for_the_requested_time(_: Store) {
     assert_eq!(server.command::<i64>(&["PTTL", "f"]), -1);
 }
 
-/// Each of many clients writes with every token, in its own order. The fact checks what was written, not the replies.
+/// Many clients write at once. Each of them writes with every token, in its own order. The fact
+/// checks the values that were written, not the replies.
 async fn redis_lets_no_late_write_in_from_many_clients_at_once(_: Store) {
     let server = RedisServer::start();
     let append = format!(
@@ -227,7 +230,8 @@ async fn open(path: &Path) -> SqliteConnection {
         .unwrap()
 }
 
-/// Runs `write` for every token, over several connections. The same transaction writes the log.
+/// Calls `write` with every token, over several connections. The transaction that writes also
+/// appends to the log.
 async fn sql_lets_no_late_write_in(store: &Store, write: fn(FencingToken) -> Statement) {
     let path = store.file().folder().join("shop.db");
     let mut shop = open(&path).await;
@@ -301,13 +305,13 @@ async fn a_fence_is_raised_by_commits_and_lets_equal_tokens_pass(store: Store) {
     }
 }
 
-// ---- shared by these facts
+// ---- shared by all facts of this file
 
 const CLIENTS: usize = 4;
 const TOKENS: i64 = 100;
 
-/// Threads that each write with every token, in a roughly rising order, so that many writes are accepted and many come
-/// late.
+/// Starts threads that each write with every token, in a roughly rising order. So many writes are
+/// accepted and many come late.
 fn from_many_at_once(write: impl Fn(&[FencingToken]) -> usize + Send + Sync) -> usize {
     let tokens = |client: usize| {
         let mut random = fastrand::Rng::with_seed(client as u64);
@@ -315,7 +319,7 @@ fn from_many_at_once(write: impl Fn(&[FencingToken]) -> usize + Send + Sync) -> 
         for few in tokens.chunks_mut(10) {
             random.shuffle(few);
         }
-        // Consecutive numbers that are equal as doubles.
+        // Tokens of consecutive numbers are equal as doubles.
         let token = |number: i64| ((1 << 60) + number).to_string().parse().unwrap();
         tokens.into_iter().map(token).collect::<Vec<FencingToken>>()
     };

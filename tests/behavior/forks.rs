@@ -1,4 +1,5 @@
-//! A process that forks. The child has copies of the parent's sockets and memory, and none of its threads.
+//! A process that forks. The child has copies of the parent's sockets and memory, and none of its
+//! threads.
 
 use std::process::Command;
 
@@ -25,7 +26,8 @@ pub(crate) fn facts_of_the_default(store: Kind) -> Vec<Trial> {
 }
 
 pub(crate) fn facts_of_memory(store: Kind) -> Vec<Trial> {
-    // The fact puts a function of its own in front of that of the C library.
+    // The fact loads a function of its own that replaces the C library's function. So it runs only
+    // on Linux with glibc.
     if !cfg!(all(target_os = "linux", target_env = "gnu")) {
         return Vec::new();
     }
@@ -57,7 +59,7 @@ async fn in_a_forked_child_the_parents_lock_is_lost_and_stays_the_parents(store:
     let busy = locks.mutex("parent").try_acquire().await;
     assert_eq!(kind(busy), ErrorKind::Busy, "the child has released it");
 
-    // A client that the child makes works, or its error says why not.
+    // If the child makes a client, this client works, or its error says why it does not.
     if store.kind.serves_forked_children() {
         forked.expect("CHILD HELD", SOON);
         forked.close_input();
@@ -89,21 +91,21 @@ async fn a_body_that_forks_is_stopped_in_the_child_where_it_awaits(store: Store)
 async fn a_forked_child_has_a_default_client_of_its_own(store: Store) {
     let mut forked = forked(&store, &["--default"]);
 
-    // The parent has set its default; the child makes one; the child of the child sets one.
+    // The parent has set its default client. The child makes one. The child of the child sets one.
     for process in ["PARENT", "CHILD", "GRANDCHILD"] {
         forked.expect(&format!("{process} WORKED"), SOON);
     }
     for _ in 0..20 {
         forked.expect("CHILD WORKED", SOON);
     }
-    // The parent has shut its default down.
+    // The parent has shut its default client down.
     forked.expect("PARENT FAILED", SOON);
     forked.expect("CHILD WORKED", SOON);
     forked.finish(SOON);
 }
 
 async fn a_process_that_cannot_notice_a_fork_gets_an_error_instead_of_a_client(_: Store) {
-    // The C library answers this (ENOMEM) when it has no memory for a fork handler.
+    // Says that the C library has no memory for a fork handler (ENOMEM).
     const NO_MEMORY: &str =
         "int __register_atfork(void *a, void *b, void *c, void *d) { return 12; }";
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! Dropped futures and guards leave nothing behind, and clean-up does not take as long as a lease.
+//! Dropped futures and guards leave nothing behind, and their clean-up does not wait for the end of
+//! a lease.
 
 #![allow(
     clippy::async_yields_async,
@@ -41,7 +42,8 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// Polls a future at most `polls` times, then drops it. Returns `None` if it was dropped.
+/// Polls a future at most `polls` times, and drops it if it is not ready by then. Returns `None` if
+/// it was dropped.
 pub(crate) async fn polled<F: Future>(future: F, polls: usize) -> Option<F::Output> {
     let mut future = pin!(future);
     let mut left = polls;
@@ -52,7 +54,8 @@ pub(crate) async fn polled<F: Future>(future: F, polls: usize) -> Option<F::Outp
         left -= 1;
         match future.as_mut().poll(cx) {
             Poll::Ready(output) => Poll::Ready(Some(output)),
-            // After its last poll it is dropped at once. Before that, it is polled when its waker is called.
+            // After its last poll the future is dropped at once. Before that, it is polled again
+            // when its waker is called.
             Poll::Pending if left == 0 => Poll::Ready(None),
             Poll::Pending => Poll::Pending,
         }
@@ -60,7 +63,8 @@ pub(crate) async fn polled<F: Future>(future: F, polls: usize) -> Option<F::Outp
     .await
 }
 
-/// For every k, drops a future at its k-th poll, until one ends before its k-th poll. Returns the number of drops.
+/// For every k, drops a future at its k-th poll, until one ends before its k-th poll. Returns the
+/// number of drops.
 pub(crate) async fn drop_at_every_poll<F: Future>(
     mut make: impl AsyncFnMut() -> F,
     mut after: impl AsyncFnMut(),
@@ -81,7 +85,8 @@ async fn an_acquire_dropped_at_any_poll_leaves_nothing(store: Store) {
     let locks = store.client();
     let mut drops = 0;
     for round in 0..20 {
-        // Every fifth round uses a client that has not connected yet, to test drops while connecting.
+        // Every fifth round uses a client that has not connected yet, so that futures are also
+        // dropped while the client connects.
         let fresh = if round % 5 == 0 {
             store.client()
         } else {
@@ -97,7 +102,7 @@ async fn an_acquire_dropped_at_any_poll_leaves_nothing(store: Store) {
         .await;
     }
     println!("{drops} drops of an acquire that was being answered");
-    // A store in memory answers at once.
+    // The memory store answers within the first poll, so no future is dropped there.
     assert!(drops > 0 || store.timings().answers == Answers::TheCall);
 }
 
@@ -108,7 +113,7 @@ async fn a_waiter_dropped_at_any_poll_leaves_nothing(store: Store) {
     for _ in 0..10 {
         drops += drop_at_every_poll(
             async || {
-                // This wait ends by itself, so the number of polls is finite.
+                // The wait has an end, so the number of polls is finite.
                 let lock = locks.mutex("a").wait(Duration::from_millis(30));
                 async move { lock.acquire().await.map(drop) }
             },
@@ -122,7 +127,7 @@ async fn a_waiter_dropped_at_any_poll_leaves_nothing(store: Store) {
     assert_nothing_left(&store, &locks, "a").await;
 }
 
-/// The waiter is dropped while its wake-up is on the way or has just arrived.
+/// The waiter is dropped while its wake-up is in flight or has just arrived.
 async fn a_waiter_dropped_in_the_moment_of_the_grant_passes_the_lock_on(store: Store) {
     let (locks, other) = (store.client(), store.client());
     for round in 0..60 {
@@ -130,7 +135,8 @@ async fn a_waiter_dropped_in_the_moment_of_the_grant_passes_the_lock_on(store: S
         let lock = other.mutex("a").wait(SOON);
         let first = tokio::spawn(async move { lock.acquire().await.map(drop) });
         tickets(&locks, "a", 2).await;
-        // On a shared store, the second ticket stands behind the first of its process.
+        // On a store that processes share, the ticket of the second waiter stands behind that of
+        // the first.
         let second = begin(other.mutex("a").wait(SOON));
         tickets(&other, "a", 3).await;
 
@@ -150,7 +156,8 @@ async fn a_waiter_dropped_in_the_moment_of_the_grant_passes_the_lock_on(store: S
 async fn a_release_dropped_at_any_poll_still_releases(store: Store) {
     let locks = store.client();
     let mut drops = 0;
-    // A store may answer within the first poll, when the machine suspends the thread there.
+    // Ten rounds, because a store may answer within the first poll: the machine may suspend the
+    // thread during it.
     for _ in 0..10 {
         drops += drop_at_every_poll(
             async || {
@@ -190,15 +197,18 @@ async fn a_run_dropped_at_any_poll_leaves_nothing(store: Store) {
     }
 }
 
-/// On Redis, 89 of 200 plain requests were carried out although they were dropped after one poll.
+/// On Redis, 89 of 200 plain requests were carried out although their futures were dropped after
+/// one poll.
 async fn two_hundred_acquires_polled_once_leave_nothing(store: Store) {
     let (locks, counts) = store.counted(store.fair);
     locks.ready(SOON).await.unwrap();
-    // A request above the store's limit for requests in flight is dropped before it was sent.
+    // The store limits the requests in flight. A request above this limit is dropped before it is
+    // sent.
     let give_up = Instant::now() + SOON;
     while counts.enqueued() < 200 {
         let lock = locks.mutex(format!("n{}", counts.enqueued()));
-        // Without `unconstrained`, tokio would make all after the first hundred yield before they send anything.
+        // Without `unconstrained`, tokio would let only the first hundred futures send anything.
+        // The others would yield.
         let _ = polled(unconstrained(lock.acquire()), 1).await;
         assert!(Instant::now() < give_up, "only {}", counts.enqueued());
         tokio::task::yield_now().await;
@@ -208,7 +218,8 @@ async fn two_hundred_acquires_polled_once_leave_nothing(store: Store) {
     }
 }
 
-/// Cancels while connecting, asking, waiting, being woken, working and releasing, in every combination.
+/// Tasks are cancelled while they connect, request, wait, are woken, work and release, in every
+/// combination.
 async fn tasks_aborted_at_random_moments_leave_nothing(store: Store) {
     let mut random = fastrand::Rng::with_seed(11);
     for round in 0..10 {
@@ -236,7 +247,7 @@ async fn tasks_aborted_at_random_moments_leave_nothing(store: Store) {
                 tokio::task::yield_now().await;
             }
             task.abort();
-            // The task was cancelled, or it got the lock and did its work.
+            // The task was cancelled, or it was granted the lock and did its work.
             if let Ok(done) = task.await {
                 done.unwrap_or_else(|error| panic!("round {round}: {error}"));
             }
@@ -331,7 +342,7 @@ async fn shutdown_stops_work_that_does_not_finish(store: Store) {
     let task = run_until(&locks, may_finish).await;
     let bare = locks.mutex("bare").acquire().await.unwrap();
 
-    locks.shutdown(Duration::from_secs(2)).await.unwrap(); // half of this is for work that does not finish
+    locks.shutdown(Duration::from_secs(2)).await.unwrap(); // half of it is for work that does not end
 
     let lost = ErrorKind::Lost(lockcore::LostReason::Shutdown);
     assert_eq!(kind(task.await.unwrap()), lost);
@@ -341,7 +352,7 @@ async fn shutdown_stops_work_that_does_not_finish(store: Store) {
     }
 }
 
-/// Runs work under the lock until it is told to end. Returns when the work has begun.
+/// Runs work under the lock until `may_finish` is sent. Returns when the work has begun.
 async fn run_until(
     locks: &Locks,
     may_finish: tokio::sync::oneshot::Receiver<()>,
@@ -360,10 +371,10 @@ async fn run_until(
     task
 }
 
-/// Shutdown while locks are held, waited for, passed on, requested and given up, and one is held by work that does not
-/// end by itself.
+/// Shuts down while locks are held, waited for, handed over, requested and given up. One lock is
+/// held by work that does not end by itself.
 async fn shutdown_under_load_leaves_nothing(store: Store) {
-    // Half of the deadline is for work that does not end by itself.
+    // `shutdown` gives half of its deadline to work that does not end by itself.
     let deadline = Duration::from_secs(4);
     let locks = store.client_with(Locks::builder().op_timeout(deadline));
     let witness = Arc::new(Witness::exclusive());
@@ -410,7 +421,7 @@ async fn shutdown_under_load_leaves_nothing(store: Store) {
     }
 }
 
-/// A connection that sends every enqueue twice, like a client that lost the reply.
+/// A connection that sends every enqueue twice, like a client that has lost the reply.
 #[derive(Debug)]
 struct Twice(Arc<dyn Connection>);
 

@@ -1,7 +1,10 @@
-//! Random histories of a store. After each step, the store is compared with the pure rule, [`Queue`]: the holders and
-//! the waiters, their order and numbers, and the wake-ups that were sent. The histories call the verbs of the store
-//! directly, without the core, so that calls come late, twice, in batches, for tickets that are gone, and over
-//! connections that come and go. Facts about the core are in the other files.
+//! Random histories of a store. After each step, the state of the store is compared with the pure
+//! rule, [`Queue`]. The state is the holders and the waiters, their order and numbers, and the
+//! wake-ups that the store has sent.
+//!
+//! The histories call the verbs of the store directly, without the core. So calls come late, twice,
+//! in batches, and for tickets that are gone, over connections that open and close. Facts about the
+//! core are in the other files.
 
 mod model;
 mod world;
@@ -23,11 +26,12 @@ const CLIENTS: usize = 3;
 const NAMES: usize = 2;
 const NAMESPACE: &str = "test";
 
-/// Time passes in multiples of seven seconds, and a lease is three seconds more than such a multiple. The clock of a
-/// real server runs too, and in this way no step comes close to the end of a lease.
+/// Time passes in multiples of seven seconds, and every lease lasts three seconds more than such a
+/// multiple. A real server's clock also runs by itself. With these numbers no step comes close to
+/// the end of a lease.
 const STRIDE: u64 = 7_000;
 const TTLS: [u64; 4] = [10_000, 17_000, 24_000, 59_000];
-/// How long the stores promise to keep a mark.
+/// How long a store promises to keep a mark.
 const MARK: u64 = 60_000;
 const DAY_MICROS: u64 = 86_400_000_000;
 
@@ -63,7 +67,8 @@ pub(crate) fn facts(kind: Kind) -> Vec<Trial> {
     facts
 }
 
-/// Its own renewals are twenty seconds apart, so it learns of the holder's end by a recheck.
+/// The renewals of this waiter are twenty seconds apart, so it learns of the holder's end by a
+/// recheck.
 async fn the_next_in_line_rechecks_a_dead_holder_when_the_first_has_left(store: Store) {
     let dead = request(&store, "a", &random_id());
     let connection = stranger(&store).await;
@@ -86,7 +91,7 @@ async fn the_next_in_line_rechecks_a_dead_holder_when_the_first_has_left(store: 
 }
 
 fn run(kind: Kind, played: Histories, histories: u64, steps: usize) {
-    // One thread, so that wake-ups and answers arrive without a change of threads.
+    // One thread, so that no wake-up or answer has to change the thread.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -109,8 +114,8 @@ fn run(kind: Kind, played: Histories, histories: u64, steps: usize) {
     });
 }
 
-/// The steps of one history, in order. A step names a request by its index in the list, so that any step can be left
-/// out.
+/// The steps of one history, in order. A step names a request by its index in `requests`, so that
+/// any step can be left out.
 #[derive(Clone, Debug)]
 struct History {
     requests: Vec<Wish>,
@@ -128,7 +133,7 @@ struct Wish {
     seen: Seen,
 }
 
-/// Which tokens the client says that it has seen.
+/// Which tokens the client says it has seen.
 #[derive(Clone, Copy, Debug)]
 enum Seen {
     What,
@@ -138,7 +143,7 @@ enum Seen {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// The ticket may be there, may have been there before, or may have been released before.
+    /// The store may have the ticket already, may have had it, or may have released it.
     Enqueue(usize),
     Renew(Vec<usize>, With),
     Release(Vec<usize>, EnqueueMayFollow),
@@ -146,7 +151,7 @@ enum Step {
     Disconnect(usize),
     Connect(usize),
     LoseData,
-    /// On Redis only: removes one of the keys of a name.
+    /// On Redis only: the server evicts one of the keys of a name.
     Evict(usize, Key),
 }
 
@@ -194,7 +199,8 @@ impl fmt::Display for History {
 impl Wish {
     fn random(random: &mut fastrand::Rng) -> Self {
         let name = random.usize(..NAMES);
-        // One name is a read/write lock and the other a semaphore. Some requests name a wrong capacity on purpose.
+        // The first name is a read/write lock and the second a semaphore. Some requests state a
+        // wrong capacity on purpose.
         let mut capacity = [FULL.get(), 4][name];
         if random.u8(..20) == 0 {
             capacity = 5;

@@ -1,5 +1,5 @@
-//! Hostile clients: what strangers, forged messages and callers that ask without end can do to a lock. Passwords,
-//! rights and encryption are in `redis_rights` and `tls`.
+//! Hostile clients: what strangers, forged messages and callers that send requests without end can
+//! do to a lock. Passwords, rights and encryption are in `redis_rights` and `tls`.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub(crate) fn facts_of_redis(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT; a_flood_of_forged_wake_ups_grants_nothing_and_drowns_nothing]
 }
 
-/// The number of tickets in one request, as in the core.
+/// The number of tickets in one request. The core uses the same number.
 const BATCH: usize = 100;
 
 /// A client that talks to the store directly.
@@ -53,7 +53,7 @@ pub(crate) fn request(store: &Store, name: &str, id: &str) -> Arc<Request> {
     Arc::new(request)
 }
 
-/// The request for the same ticket, changed.
+/// The request for the same ticket, changed by `change`.
 pub(crate) fn with(request: &Request, change: impl FnOnce(&mut Request)) -> Arc<Request> {
     let mut request = request.clone();
     change(&mut request);
@@ -64,7 +64,8 @@ pub(crate) fn random_id() -> String {
     format!("{:032x}", fastrand::u128(..))
 }
 
-/// A stranger sends 100,000 ids that are not its own. Holder and waiter lose nothing, and no ticket is created.
+/// A stranger sends 100,000 random ids. The holder and the waiter lose nothing, and no ticket is
+/// created.
 async fn a_stranger_releases_and_renews_nothing(store: Store) {
     let (holding, waiting) = (store.client(), store.client());
     let guard = holding.mutex("a").acquire().await.unwrap();
@@ -101,8 +102,8 @@ async fn a_stranger_releases_and_renews_nothing(store: Store) {
     give_back(waiter.await.unwrap().unwrap()).await;
 }
 
-/// A request that would stand behind ten thousand tickets is refused at once. When one of them has left, the next
-/// request may wait.
+/// A request that would stand behind ten thousand tickets is refused at once. When one of them has
+/// left, the next request may wait.
 async fn a_request_behind_ten_thousand_tickets_is_refused(store: Store) {
     let stranger = stranger(&store).await;
     let in_line = ten_thousand(&store, &stranger).await;
@@ -141,7 +142,8 @@ async fn ten_thousand(store: &Store, stranger: &Arc<dyn Connection>) -> Arc<Requ
     let holds = stranger.enqueue(holder).await.unwrap();
     assert!(matches!(holds, Enqueued::Granted { .. }), "{holds:?}");
     if let Some(file) = store.file_if_any() {
-        // One request per ticket would be a transaction over all earlier tickets.
+        // One request per ticket would be slow: each of them is a transaction that reads all
+        // earlier tickets.
         let more = MOST_TICKETS - 1;
         file.query(&format!(
             "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {more}) \
@@ -169,7 +171,8 @@ async fn ten_thousand(store: &Store, stranger: &Arc<dyn Connection>) -> Arc<Requ
     in_line.swap_remove(MOST_TICKETS / 2)
 }
 
-/// All of them are one ticket at the store, which would never refuse them.
+/// The waiters of a process are one ticket at the store, so the store would never refuse them. The
+/// client does.
 async fn a_process_has_ten_thousand_waiters_at_most(store: Store) {
     let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(3600)));
     let guard = locks.mutex("a").acquire().await.unwrap();
@@ -199,8 +202,8 @@ async fn a_process_has_ten_thousand_waiters_at_most(store: Store) {
     give_back(soon(next).await.unwrap().unwrap()).await;
 }
 
-/// The forger may publish and not read. Its messages grant nothing and cost no lease, and the real messages still
-/// arrive.
+/// The forger may publish and may not read. Its messages grant nothing and cost no lease, and the
+/// real messages also arrive.
 async fn a_flood_of_forged_wake_ups_grants_nothing_and_drowns_nothing(store: Store) {
     let server = RedisServer::start();
     let client = || {
@@ -217,7 +220,8 @@ async fn a_flood_of_forged_wake_ups_grants_nothing_and_drowns_nothing(store: Sto
     let pattern = format!("{}:1:wake:*", store.namespace);
     let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS", &pattern]);
 
-    // Longer than the lease, and as fast as both clients can read. A connection with seconds of backlog is not covered.
+    // The flood lasts longer than the lease, and its messages come as fast as both clients can
+    // read. This fact does not cover a connection that is seconds behind.
     let began = Instant::now();
     let mut forged = 0;
     while began.elapsed() < 2 * ttl || forged < 200_000 {
@@ -238,10 +242,10 @@ async fn a_flood_of_forged_wake_ups_grants_nothing_and_drowns_nothing(store: Sto
     let left = Instant::now();
     give_back(guard).await;
     give_back(waiter.await.unwrap().unwrap()).await;
-    // It gets in by its wake-up: its renewals are twenty seconds apart.
+    // The waiter was granted by its wake-up: its renewals are twenty seconds apart.
     let awake = awake_since(left);
     assert!(awake < ttl, "{awake:?}");
-    // None of this was reported as trouble with the store.
+    // No event reports trouble with the store.
     drop((holding, waiting));
     assert_eq!(events.recv().await, None);
 }

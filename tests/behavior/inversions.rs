@@ -1,6 +1,7 @@
-//! Locks that are acquired in different orders, and the warnings of a debug build. The tests of `inversions` in the
-//! library say which circles count. These facts show what users do and what they are told. The lock names of a fact are
-//! its own, because a fact finds its warnings by them.
+//! Locks that are acquired in different orders, and the warnings of a debug build. The tests of
+//! `inversions` in the library say which circles count. These facts show typical code and the
+//! warnings that it causes. Each fact has its own lock names, because it finds its warnings by
+//! them.
 
 use std::time::Duration;
 
@@ -41,7 +42,8 @@ async fn nest(outer: &Lock, inner: &Lock) {
     outer.run(inside).await.unwrap();
 }
 
-/// Acquires `inner` inside `outer` when all tasks that meet at `all_inside` are inside.
+/// Acquires `inner` inside `outer`, but only when all tasks that wait at `all_inside` hold their
+/// outer lock.
 async fn nest_at_once(outer: &Lock, all_inside: &Barrier, inner: &Lock) -> Result<(), Error> {
     outer
         .run(async |_| {
@@ -76,7 +78,8 @@ async fn two_opposite_orders_are_reported_once_and_can_deadlock(store: Store) {
     ] {
         assert!(told[0].contains(part), "{part} is missing: {}", told[0]);
     }
-    // The warning is right: here it deadlocks.
+    // The warning is right: with the same two orders at the same time, both tasks wait for each
+    // other.
     let both = Barrier::new(2);
     let wait = Duration::from_millis(300);
     let (hasty_a, hasty_b) = (a.wait(wait), b.wait(wait));
@@ -103,7 +106,7 @@ async fn count(locks: &Locks, id: u32, inside: bool) -> Result<(), Error> {
     }
 }
 
-/// There is one warning for the two functions, although they are called with many keys.
+/// The two functions are called with many keys, and cause one warning.
 async fn annotated_functions_are_reported_by_their_templates(store: Store) {
     let locks = store.client();
     for id in 0..20 {
@@ -121,7 +124,7 @@ async fn annotated_functions_are_reported_by_their_templates(store: Store) {
     }
 }
 
-/// The names are always new. A test of the library checks that the memory for them is bounded.
+/// Every round uses a new name. A test of the library checks that the memory for names is bounded.
 async fn a_single_order_is_never_reported(store: Store) {
     let locks = store.client();
     let shop = locks.mutex("one:shop");
@@ -150,7 +153,8 @@ async fn a_try_has_no_order(store: Store) {
     .unwrap();
     assert_eq!(traces::inversions("try:"), [""; 0]);
 
-    // A lock that was taken without waiting is held like any other.
+    // A lock that was acquired without waiting is held like any other. So the order of the lock
+    // that is acquired inside it counts.
     let guard = b.try_acquire().await.unwrap();
     guard
         .run(a.run(async |_| Ok::<_, Error>(())))
@@ -173,7 +177,8 @@ async fn a_re_entry_has_no_order(store: Store) {
     assert_eq!(traces::inversions("again:"), [""; 0]);
 }
 
-/// A bare guard belongs to the code that has it, and nobody knows whether that is the code that asks.
+/// A bare guard belongs to the code that has it. The library cannot know whether the same code
+/// acquires the next lock.
 async fn a_bare_guard_has_no_order(store: Store) {
     let locks = store.client();
     let (a, b) = (locks.mutex("bare:a"), locks.mutex("bare:b"));
@@ -220,7 +225,7 @@ async fn a_lock_that_is_over_has_no_order(store: Store) {
     assert_eq!(traces::inversions("over:"), [""; 0]);
 }
 
-/// The code that spawned a task need not wait for it, and can release what it alone holds.
+/// The code that spawned the task need not wait for it. It can release its own locks meanwhile.
 async fn a_carried_scope_counts_in_a_task_and_locks_around_the_task_do_not(store: Store) {
     let locks = store.client();
     let [a, b, c] = ["task:a", "task:b", "task:c"].map(|name| locks.mutex(name));
@@ -248,7 +253,8 @@ async fn readers_in_two_orders_deadlock_behind_writers_and_are_reported(store: S
     nest(&b.read(), &a.read()).await;
     assert_eq!(traces::inversions("readers:").len(), 1);
 
-    // The warning is right: as many processes deadlock here.
+    // The warning is right: two readers in opposite orders and two writers between them deadlock
+    // here.
     let [one, other, writes] = [(); 3].map(|()| store.client());
     let writers_wait = Barrier::new(3);
     let wait = Duration::from_millis(300);
@@ -329,7 +335,7 @@ async fn each_client_has_orders_of_its_own(store: Store) {
     assert_eq!(traces::inversions("each:").len(), 2);
 }
 
-/// Acquires `last` inside all the others.
+/// Acquires `last` inside all the other locks.
 async fn nest_all(outer: &[Lock], last: &Lock) -> Result<(), Error> {
     match outer {
         [] => last.run(async |_| Ok(())).await,

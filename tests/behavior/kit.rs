@@ -1,5 +1,6 @@
-//! The store for users' tests: each fault does what its name says, and the test controls the clock. How the core reacts
-//! to answers is in `protocol`. Facts about waiters are in the folder of this file.
+//! The store for users' tests: each fault does what its name says, and the test controls the clock.
+//! How the core reacts to answers is tested in `protocol`. Facts about waiters are in the folder of
+//! this file.
 
 mod line;
 
@@ -34,7 +35,8 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     facts
 }
 
-/// These facts look at requests to the store, so every acquisition gets its own ticket.
+/// A store and a client. The facts look at requests to the store, so every acquisition gets its own
+/// ticket.
 fn kit() -> (Kit, Locks) {
     let kit = Kit::new();
     let strict = Locks::builder().fair(Fair::Strict);
@@ -90,7 +92,7 @@ async fn lost_data_is_learnt_at_the_next_renewal(_: Store) {
     assert_eq!(soon(guard.lost()).await, LostReason::Taken);
 }
 
-/// A keeper that slept until the end of its pause would need up to a second each time.
+/// A keeper that sleeps until the end of its pause would need up to a second each time.
 async fn a_turn_of_the_clock_is_acted_on_at_once(_: Store) {
     let (kit, locks) = kit();
     kit.clock().stop();
@@ -116,7 +118,7 @@ async fn a_stopped_clock_ends_a_lease_at_its_exact_time(_: Store) {
     kit.clock().stop();
     let lock = locks.mutex("a").ttl(Duration::from_secs(10)).renew(false);
     let guard = lock.acquire().await.unwrap();
-    // The allowance for drift is a hundredth of the ttl and 5 ms.
+    // The allowance for drift is a hundredth of the ttl, and 5 ms more.
     let usable = Duration::from_millis(10_000 - 105);
     assert_eq!(guard.remaining(), usable);
 
@@ -125,7 +127,7 @@ async fn a_stopped_clock_ends_a_lease_at_its_exact_time(_: Store) {
     kit.clock().advance(Duration::from_nanos(1));
     assert!(!guard.is_valid());
 
-    // The lease ends later at the store.
+    // At the store the lease ends later, by this allowance.
     assert_eq!(kind(lock.try_acquire().await), ErrorKind::Busy);
     kit.clock().advance(Duration::from_millis(105));
     give_back(lock.try_acquire().await.unwrap()).await;
@@ -168,7 +170,7 @@ async fn an_error_of_each_fault_is_passed_on_or_tried_again(_: Store) {
         assert_eq!(kind(locks.mutex("a").acquire().await), expected);
     }
 
-    // A renewal that fails changes nothing and is tried again.
+    // A renewal that fails changes nothing, and the keeper sends it again.
     let guard = locks.mutex("a").acquire().await.unwrap();
     for fault in [Fault::Retry, Fault::Refused, Fault::Unknown, Fault::Config] {
         kit.fail_next(Verb::Renew, fault);
@@ -188,8 +190,8 @@ async fn a_connection_that_fails_is_tried_again_unless_it_is_a_mistake(_: Store)
     give_back(soon(locks.mutex("a").acquire()).await.unwrap()).await;
 
     let locks = kit.client().unwrap();
-    // Twice: if the first failure is known before the caller waits for it, it counts as an old one, and the client
-    // tries again.
+    // The connection fails twice. If the client knows of the first failure before the caller waits,
+    // it counts this failure as an old one and connects again.
     for _ in 0..2 {
         kit.fail_next(Verb::Connect, Fault::Config);
     }
@@ -233,7 +235,7 @@ async fn an_enqueue_let_go_after_its_caller_gave_up_leaves_nothing(_: Store) {
     tickets(&locks, "a", 0).await;
 }
 
-/// The mark of a release stops an enqueue that arrives later than every operation timeout.
+/// The enqueue arrives later than every operation timeout. The mark of the release refuses it.
 async fn an_enqueue_that_arrives_after_its_release_takes_nothing(_: Store) {
     let (kit, locks) = kit();
     locks.ready(SOON).await.unwrap();
@@ -243,7 +245,7 @@ async fn an_enqueue_that_arrives_after_its_release_takes_nothing(_: Store) {
     soon(enqueue.arrived()).await;
     task.abort();
     assert!(task.await.is_err());
-    // The clock moves until the keeper has given up waiting for the reply.
+    // The clock moves until the keeper stops waiting for the reply to the enqueue, and releases.
     let released = async {
         loop {
             kit.clock().advance(Duration::from_millis(100));
@@ -282,7 +284,7 @@ async fn the_innermost_default_counts_and_tasks_are_outside(_: Store) {
         assert_eq!(kind(once().await), ErrorKind::Busy);
         lockcore::with_default(other.clone(), once()).await.unwrap();
         assert_eq!(kind(once().await), ErrorKind::Busy);
-        // This process has no default client and no LOCK_URL.
+        // The spawned task has no default client: the process has none and no `LOCK_URL`.
         let spawned = tokio::spawn(once()).await.unwrap();
         assert_eq!(kind(spawned), ErrorKind::Config);
         tokio::spawn(lockcore::with_default(other, once()))

@@ -1,5 +1,5 @@
-//! The store for tests with answers that come late: a list or a value may be old when the client that has asked for it
-//! learns of it. `Hold` of the kit is for requests that come late.
+//! The store for tests with answers that come late: a list or a value may be out of date when the
+//! client gets it. For requests that come late, the kit has `Hold`.
 
 use std::sync::{Arc, Mutex};
 
@@ -10,11 +10,11 @@ use tokio::sync::oneshot;
 
 use crate::store::{STALL, soon};
 
-/// The answers that are held back. Clones are the same.
+/// The answers that are held back. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LateAnswers(Arc<Mutex<Vec<Awaited>>>);
 
-/// An answer that its client gets when this is dropped.
+/// An answer that is held back. The client gets it when this is dropped.
 #[derive(Debug)]
 pub(crate) struct LateAnswer {
     read: oneshot::Receiver<()>,
@@ -30,7 +30,7 @@ struct Awaited {
 
 #[derive(Debug, PartialEq)]
 enum What {
-    /// A list of the tickets of a name, with so many of them.
+    /// A list of the tickets of a name, with this many tickets.
     List(usize),
     /// A value with this text.
     Value(String),
@@ -43,7 +43,8 @@ struct Late {
 }
 
 impl LateAnswers {
-    /// A client whose answers can be held back. It waits for them, and its leases last longer than a fact takes.
+    /// A client whose answers can be held back. Its operations do not time out meanwhile, and its
+    /// leases last longer than a fact takes.
     pub(crate) fn client_of(&self, kit: &Kit) -> Locks {
         let answers = self.clone();
         let store = around(Arc::new(kit.clone()), move |connection| Late {
@@ -54,12 +55,12 @@ impl LateAnswers {
         builder.backend(store).build().unwrap()
     }
 
-    /// Holds back the next list with so many tickets.
+    /// Holds back the next list with this many tickets.
     pub(crate) fn hold_list(&self, tickets: usize) -> LateAnswer {
         self.hold(What::List(tickets))
     }
 
-    /// Holds back the next value that was read and has this text.
+    /// Holds back the next answer to a read of a value with this text.
     pub(crate) fn hold_value(&self, text: &str) -> LateAnswer {
         self.hold(What::Value(text.to_owned()))
     }
@@ -73,7 +74,7 @@ impl LateAnswers {
         }
     }
 
-    /// Waits if this answer is held back.
+    /// Waits if an answer of this kind is to be held back.
     async fn pass(&self, what: What) {
         let awaited = {
             let mut all = self.0.lock().unwrap();
@@ -88,12 +89,12 @@ impl LateAnswers {
 }
 
 impl LateAnswer {
-    /// Waits until the store has made this answer.
+    /// Waits until the store has answered, so the answer is being held back.
     pub(crate) async fn is_made(&mut self) {
         soon(&mut self.read).await.unwrap();
     }
 
-    /// The client gets the answer.
+    /// Passes the answer to the client.
     pub(crate) fn let_go(self) {}
 }
 

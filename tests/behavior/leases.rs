@@ -1,4 +1,5 @@
-//! How long a lock is held, and what happens when it is lost. The groups of facts are the files of this folder.
+//! How long a lock is held, and what happens when it is lost. The facts are in the files of this
+//! folder.
 
 mod grants;
 mod losses;

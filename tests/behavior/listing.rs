@@ -1,4 +1,5 @@
-//! The names in use, as a client lists them. The answers of stores are checked in `testing::conformance`.
+//! The names in use, as a client lists them. The answers of stores are checked in
+//! `testing::conformance`.
 
 use std::time::Duration;
 
@@ -77,7 +78,7 @@ async fn a_listing_that_was_dropped_goes_on_where_it_was(store: Store) {
     }
     let (mut pages, mut names) = (locks.list("a:").page_size(3), Vec::new());
     loop {
-        // Dropped after one poll, unless it is done by then.
+        // The future is dropped after one poll, unless it is ready by then.
         let page = match tokio::time::timeout(Duration::ZERO, pages.next()).await {
             Ok(page) => page,
             Err(_) => pages.next().await,
@@ -125,7 +126,7 @@ async fn without_the_right_to_scan_only_the_list_is_refused(_: Store) {
     assert_eq!(listed(&locks, "", 5).await, Vec::<String>::new());
 }
 
-/// Some of them look like keys of names.
+/// Some of these keys look like keys of lock names.
 async fn keys_of_others_are_passed_over(_: Store) {
     let server = RedisServer::start();
     for number in 0..500 {

@@ -1,5 +1,5 @@
-//! The queue inside one process: what it passes on in memory, in which order, and when it must not. The facts about
-//! readers are in the folder of this file.
+//! The queue inside one process: what the client passes on in memory, in which order, and when it
+//! must not do so. The facts about readers are in the folder of this file.
 
 mod readers;
 
@@ -42,7 +42,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     facts
 }
 
-/// The purpose of the queue: many tasks, few requests.
+/// The purpose of the queue: many tasks use the lock, with few requests to the store.
 async fn a_contended_lock_is_passed_on_without_asking_the_store(store: Store) {
     let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(60)));
     let witness = Arc::new(Witness::exclusive());
@@ -68,12 +68,12 @@ async fn a_contended_lock_is_passed_on_without_asking_the_store(store: Store) {
     }
 
     assert_eq!(witness.assert_no_overlap().visits, 640);
-    // A turn of the process uses one ticket, and ends only when no other task waits.
+    // A turn of the process uses one ticket. The turn ends only when no other task waits.
     let asked = counts.all() - before;
     assert!(asked <= 60, "{asked} requests for 640 hand-overs");
 }
 
-/// The low 10 bits of a token have no room for more.
+/// A token has 10 low bits to count hand-overs, so it has no room for more.
 async fn a_ticket_is_passed_on_a_thousand_times_at_most(store: Store) {
     let (locks, _) = store.counted(Fair::Local(Duration::from_secs(3600)));
     let guard = locks.mutex("hot").acquire().await.unwrap();
@@ -103,7 +103,8 @@ async fn a_ticket_is_passed_on_a_thousand_times_at_most(store: Store) {
     assert_eq!(most, Some(1000));
 }
 
-/// The bound in time is an hour, so a turn of a process ends because all its tasks have been served.
+/// The bound in time is an hour, so a turn of a process ends because all its tasks have been
+/// served.
 async fn everybody_in_a_process_is_served_a_few_times_in_a_turn(store: Store) {
     let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(3600)));
     let guard = locks.mutex("hot").acquire().await.unwrap();
@@ -124,8 +125,8 @@ async fn everybody_in_a_process_is_served_a_few_times_in_a_turn(store: Store) {
         done.unwrap();
     }
 
-    // The first ticket began with an empty line and is passed on 64 times. The later ones are passed on 200 times each,
-    // and fewer times towards the end.
+    // When the first ticket was granted, no other task waited, so it is passed on 64 times. Each
+    // later ticket is passed on 200 times, and fewer times towards the end.
     assert!((4..=9).contains(&counts.enqueued()), "{counts:?}");
 }
 
@@ -155,7 +156,7 @@ async fn tokens_rise_over_hand_overs_of_both_kinds(store: Store) {
     }
 }
 
-/// Counts turns at the store instead of time.
+/// This fact counts turns at the store, because counts are exact and measured times are not.
 async fn a_holder_of_many_tasks_lets_other_processes_in(store: Store) {
     let stop = Arc::new(AtomicBool::new(false));
     let busy = store.client();
@@ -195,17 +196,18 @@ async fn a_holder_of_many_tasks_lets_other_processes_in(store: Store) {
         done.unwrap();
     }
     let during = turns.lock().unwrap().len() - before;
-    // Each of the three had 20 turns. Between two of them lie one or two turns of the busy client, a few more if one of
-    // the three was slow to ask again, and none if the busy client was.
+    // Each of the three clients had 20 turns, so there were 60. The busy client had one or two
+    // turns between two of these. It had more if one of the three was slow to enqueue again, and
+    // none if the busy client was slow itself.
     assert!(during <= 80, "{during} turns");
-    // The others did not keep the busy client out.
+    // The other clients did not keep the busy client out.
     eventually("it goes on", SOON, had(before + during + 3)).await;
     stop.store(true, Ordering::SeqCst);
     tasks.join_all().await;
 }
 
-/// The holder works for longer than the bound. A waiter of its process must not fall behind later waiters of other
-/// processes.
+/// The holder works for longer than the bound. A waiter of its process must not fall behind waiters
+/// of other processes that came later.
 async fn at_the_bound_the_next_stands_in_line_at_the_store(store: Store) {
     let locks = store.client();
     let guard = locks.mutex("a").acquire().await.unwrap();
@@ -238,9 +240,10 @@ async fn a_bound_of_zero_passes_nothing_on(store: Store) {
     assert_eq!(counts.enqueued(), 10);
 }
 
-/// Runs on a thread with a small stack, where a recursion would overflow.
+/// The chain runs on a thread with a small stack. A recursion would overflow it.
 async fn a_long_chain_of_dropped_waiters_ends_without_recursion(store: Store) {
-    // Longer than a thousand polls take on a busy machine: at the bound the process would take a second ticket.
+    // The bound is longer than a thousand polls take on a busy machine. When the bound is reached,
+    // the process takes a second ticket.
     let (locks, _) = store.counted(Fair::Local(Duration::from_secs(60)));
     let chain = {
         let locks = locks.clone();
@@ -255,7 +258,8 @@ async fn a_long_chain_of_dropped_waiters_ends_without_recursion(store: Store) {
                     let mut waiters: Vec<Pin<Box<dyn Future<Output = ()> + Send>>> = Vec::new();
                     for _ in 0..1_000 {
                         let lock = locks.mutex("a").wait(SOON);
-                        // Without `unconstrained`, all after the first hundred in one poll would only yield.
+                        // Without `unconstrained`, tokio would let only the first hundred waiters
+                        // do anything within one poll. The others would yield.
                         waiters.push(Box::pin(unconstrained(async move {
                             drop(lock.acquire().await);
                         })));
@@ -265,7 +269,8 @@ async fn a_long_chain_of_dropped_waiters_ends_without_recursion(store: Store) {
                         assert!(waiter.as_mut().poll(&mut cx).is_pending());
                     }
                     tickets(&locks, "a", 1_001).await;
-                    // The first waiter gets the lock and does not know it yet. Then all are dropped.
+                    // The first waiter was granted the lock and does not know it yet. Now all
+                    // waiters are dropped.
                     give_back(guard).await;
                     if reversed {
                         waiters.reverse();
@@ -300,11 +305,12 @@ async fn a_waiter_dropped_with_the_lock_in_its_hands_passes_it_on(store: Store) 
     let second = second.await.unwrap().unwrap();
     if second.grant_id().as_u64() >> 10 == ticket {
         assert_eq!(second.grant_id().as_u64() & 1023, 2, "passed on twice");
-    } // otherwise the machine was so slow that the bound was reached
+    } // otherwise a slow machine has reached the bound
     give_back(second).await;
 }
 
-/// The leader, which stands in line for its process, gives up. The next task must not start at the end of the line.
+/// The leader stands in line at the store for its process, and gives up. The next task of the
+/// process must keep this place in line.
 async fn a_leader_that_gives_up_leaves_its_place_at_the_store_to_the_next(store: Store) {
     let (holding, ours, theirs) = (store.client(), store.client(), store.client());
     let guard = holding.mutex("a").acquire().await.unwrap();
@@ -335,7 +341,8 @@ async fn a_leader_that_gives_up_leaves_its_place_at_the_store_to_the_next(store:
     later.await.unwrap();
 }
 
-/// The ticket is gone while its guard still exists. The waiters behind it ask the store.
+/// The lease has expired and its guard still exists. The waiters of the process send requests of
+/// their own.
 async fn a_lost_lock_whose_guard_remains_does_not_stop_the_line(store: Store) {
     let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(60)));
     let lock = locks.mutex("a").ttl(Duration::from_secs(2)).wait(SOON);
@@ -359,7 +366,7 @@ async fn a_lost_lock_whose_guard_remains_does_not_stop_the_line(store: Store) {
     give_back(next).await;
 }
 
-/// A new holder gets at least half of its ttl.
+/// A new holder gets at least half of its ttl, so a ticket with less time is released.
 async fn an_aged_ticket_is_not_passed_on(store: Store) {
     let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(60)));
     let lock = locks.mutex("a").ttl(Duration::from_secs(3)).wait(SOON);
@@ -394,7 +401,7 @@ async fn try_asks_nobody_when_the_process_itself_holds_the_lock(store: Store) {
     give_back(locks.mutex("a").try_acquire().await.unwrap()).await;
 }
 
-/// A caller that asks for a lease of 30 s must not get a ticket with one of 10 s.
+/// A caller that requests a lease of 30 s must not get a ticket with a lease of 10 s.
 async fn another_ttl_is_another_ticket(store: Store) {
     let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(60)));
     let guard = locks.mutex("a").acquire().await.unwrap();

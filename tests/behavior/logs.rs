@@ -1,4 +1,5 @@
-//! The log lines for an operator: which there are, at which level, and how often. `guide/logs.md` describes them.
+//! The log lines for an operator: which lines there are, at which level, and how often.
+//! `guide/logs.md` describes them.
 
 use std::collections::HashMap;
 use std::future::ready;
@@ -65,7 +66,7 @@ async fn one(level: Level, part: &str, message: &str) -> String {
     told[0].clone()
 }
 
-/// Shuts a client down, so that its keeper has logged everything.
+/// Shuts a client down. When this returns, its keeper has logged everything.
 async fn said(locks: Locks) {
     let dropped = tokio::task::spawn_blocking(move || drop(locks));
     dropped.await.unwrap();
@@ -144,7 +145,7 @@ async fn a_release_tells_for_how_long_the_lock_was_held(store: Store) {
     }
     let held_for = told[0].split("held_for=").nth(1).unwrap();
     let held_for = held_for.split(' ').next().unwrap().replace('µ', "u");
-    // `Duration` prints a sleep in milliseconds or seconds.
+    // `Duration` prints a time of this length in milliseconds or in seconds.
     let in_seconds = held_for
         .strip_suffix("ms")
         .map(|ms| ms.parse::<f64>().unwrap() / 1000.0);
@@ -188,7 +189,8 @@ async fn a_lock_that_was_deleted_under_its_holder_is_a_warning_at_its_release(st
     let name = |what: &str| marked(&store, what);
     let ended: [(&str, bool); 2] = [("released", true), ("dropped", false)];
     for (what, waits) in ended {
-        // A ticket that other tasks of the process may share, and one that they may not.
+        // First a ticket that other tasks of the process may share, and then one that they may not
+        // share.
         for (own, lock) in [
             (false, locks.mutex(name(what))),
             (true, locks.mutex(name(what)).max_hold(SOON)),
@@ -214,7 +216,7 @@ async fn a_lock_that_was_deleted_under_its_holder_is_a_warning_at_its_release(st
     }
 }
 
-/// The keeper sends a renewal, the lock is deleted, and its use ends before the answer arrives.
+/// While the keeper's renewal is in flight, the store loses the lock, and the use of the lock ends.
 async fn a_deleted_lock_is_a_warning_though_a_renewal_misses_it_after_its_use(store: Store) {
     for waits in [true, false] {
         let kit = Kit::new();
@@ -236,7 +238,8 @@ async fn a_deleted_lock_is_a_warning_though_a_renewal_misses_it_after_its_use(st
         release.arrived().await;
         renewal.let_go();
         if waits {
-            // The two requests use different connections. The releases of a drop use one connection, in order.
+            // The release and the renewal use different connections, so their answers may come in
+            // any order. If the guard is dropped, both use one connection, in order.
             one(Level::DEBUG, &name, "ticket lost").await;
         }
         release.let_go();
@@ -247,7 +250,7 @@ async fn a_deleted_lock_is_a_warning_though_a_renewal_misses_it_after_its_use(st
     }
 }
 
-/// In such a URL, a password may be in an unexpected place.
+/// In a URL that cannot be parsed, a password may be in an unexpected place.
 async fn a_url_that_was_not_opened_is_not_repeated(store: Store) {
     let owner = marked(&store, "own");
     let locks = Locks::builder()
@@ -260,7 +263,8 @@ async fn a_url_that_was_not_opened_is_not_repeated(store: Store) {
     assert!(told.contains("store=\"the store\""), "it names another");
 }
 
-/// If the store was away while the keeper tried, there is nobody to blame.
+/// The store was not reachable when the keeper released the ticket. The use of the lock had ended,
+/// so nothing was lost.
 async fn a_lease_that_runs_out_after_its_release_is_no_warning(store: Store) {
     let kit = Kit::new();
     let locks = kit.client().unwrap();
@@ -271,7 +275,7 @@ async fn a_lease_that_runs_out_after_its_release_is_no_warning(store: Store) {
     kit.clock().advance(Duration::from_secs(10));
     kit.thaw();
 
-    // Waits for the release, which the keeper repeats for longer than the lease.
+    // Waits until the keeper has released the ticket. It has tried for longer than the lease.
     locks.shutdown(SOON).await.unwrap();
     said(locks).await;
     assert_eq!(at(Level::WARN, &name), Vec::<String>::new());
@@ -375,7 +379,7 @@ async fn renewals_that_are_refused_are_one_warning_and_their_end_another(store: 
         .await
         .unwrap();
     let renewed = async || {
-        // The remaining time falls, except at a renewal.
+        // The remaining time rises only at a renewal.
         let mut last = guard.remaining();
         eventually("renewed", SOON, || {
             let now = guard.remaining();
@@ -389,7 +393,7 @@ async fn renewals_that_are_refused_are_one_warning_and_their_end_another(store: 
     server.command::<()>(&["ACL", "LOG", "RESET"]);
     eventually("denied several times", SOON, async || {
         let denied: Vec<HashMap<String, redis::Value>> = server.command(&["ACL", "LOG"]);
-        // Equal log entries of Redis are one entry with a count. A renewal tries twice.
+        // Redis joins equal log entries to one entry with a count. Each renewal causes two entries.
         let count = |entry: &HashMap<_, _>| matches!(entry["count"], redis::Value::Int(5..));
         denied.iter().any(count)
     })

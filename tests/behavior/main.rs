@@ -1,6 +1,6 @@
-//! The behaviour suite. A fact is a test whose name is a sentence. Each fact runs on every store that it applies to, in
-//! its own namespace, on real servers that the harness starts. `store.rs` has what a fact gets, and the other files are
-//! groups of facts.
+//! The behaviour suite. A fact is a test whose name is a sentence. Each fact runs on every store
+//! that it applies to, in its own namespace, on real servers that the harness starts. `store.rs`
+//! has the argument that every fact gets. The other files are groups of facts.
 //!
 //! The whole run fails when a password appears in its output or in the traces of the library.
 
@@ -77,7 +77,7 @@ fn main() {
     trials.extend(redis_quorum::facts(&stores::quorum::RedisQuorum));
     trials.extend(zookeeper_faults::facts(&stores::zookeeper::ZooKeeper));
     let mut arguments = Arguments::from_args();
-    // Facts wait more than they compute.
+    // More threads than cores are useful: facts wait more than they compute.
     arguments.test_threads.get_or_insert(4);
     let conclusion = libtest_mimic::run(&arguments, trials);
     let leaks = traces::found();
@@ -147,7 +147,8 @@ fn facts_of(store: Kind) -> Vec<Trial> {
     trials
 }
 
-/// Facts of the core, on a store whose clock and failures the test controls, and facts that need no store.
+/// Facts of the core, on a store whose clock and failures the test controls, and facts that need no
+/// store.
 fn facts_of_memory(store: Kind) -> Vec<Trial> {
     let groups = [
         kit::facts,

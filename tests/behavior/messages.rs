@@ -1,4 +1,4 @@
-//! Errors: their kind, and whether their text is true and names the next step.
+//! Errors: their kind, and whether their text is true and tells the next step.
 
 use std::time::Duration;
 
@@ -55,7 +55,7 @@ async fn a_max_hold_of_zero_is_refused_and_nothing_is_taken(store: Store) {
 
     assert_nothing_left(&store, &locks, "a").await;
     assert!(locks.inspect("b").await.unwrap().is_empty());
-    // The shortest limit ends at once, and the lock is lost for that reason.
+    // The shortest limit ends at once, and the loss has this limit as its reason.
     let least = locks.mutex("a").max_hold(Duration::from_nanos(1));
     let guard = least.acquire().await.unwrap();
     assert_eq!(guard.lost().await, LostReason::MaxHold);
@@ -88,7 +88,8 @@ async fn a_lease_that_nobody_was_to_renew_does_not_blame_a_renewal(store: Store)
     }
 }
 
-/// The caller waits with the same lock, with a lock that shares its lane, and with a lock that needs its own ticket.
+/// A caller holds a guard and waits for the same name. It waits with the same lock, with a lock
+/// that shares its lane, and with a lock that needs its own ticket.
 async fn a_caller_that_waits_for_its_own_guard_is_told_so(store: Store) {
     let locks = store.client();
     let changes: [fn(Lock) -> Lock; 3] = [
@@ -130,7 +131,7 @@ async fn a_caller_that_waits_for_its_own_guard_is_told_so(store: Store) {
 async fn a_waiter_for_another_client_is_not_told_that_it_is_its_own(store: Store) {
     let (locks, other) = (store.client(), store.client());
     let elsewhere = other.mutex("a").acquire().await.unwrap();
-    // A guard of another name.
+    // This guard is of another name, so the waiter does not wait for it.
     let here = locks.mutex("b").acquire().await.unwrap();
 
     let busy = locks.mutex("a").try_acquire().await.unwrap_err();
@@ -165,7 +166,7 @@ async fn an_ensure_spoilt_by_a_slow_reply_is_no_mistake(_: Store) {
     assert!(error.to_string().contains("slow"), "{error}");
     assert_eq!(error.name(), Some("a"));
     assert!(guard.is_valid());
-    // A time that no reply can give, however fast, is a mistake.
+    // A longer time than the fastest reply can give is a mistake of the caller.
     let error = guard.ensure(whole + Duration::from_millis(1)).await;
     assert_eq!(kind(error), ErrorKind::Config);
     guard.ensure(whole - Duration::from_secs(1)).await.unwrap();
@@ -188,7 +189,7 @@ async fn an_ensure_beyond_max_hold_is_a_mistake_with_any_ttl(_: Store) {
     give_back(guard).await;
 }
 
-/// A password like those of a generator.
+/// A password like those that a generator makes.
 async fn a_password_that_is_written_as_the_messages_say_gets_in(_: Store) {
     let password = "a:b#c/d?e@f%67g";
     let server = RedisServer::with(&["--requirepass", password]);
@@ -257,7 +258,7 @@ async fn unlikely_settings_are_warned_of_once(_: Store) {
             told.iter().all(|line| line.level == Level::WARN),
             "{told:?}"
         );
-        // Finds the warnings of this fact: no other one has such a ttl.
+        // Finds the warnings of this fact: no other fact has this ttl.
         let ttl = format!("(LOCK_TTL, {ttl}ms)");
         let told = told.into_iter().map(|line| line.text);
         told.filter(|text| text.contains(&ttl)).collect::<Vec<_>>()

@@ -45,7 +45,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// Each client visits the resources of all its names at the same time.
+/// Each client enters the resources of all its names at the same time.
 async fn many_clients_that_take_names_in_any_order_all_come_through(store: Store) {
     let resources: Arc<[Witness; 4]> = Arc::new(std::array::from_fn(|_| Witness::exclusive()));
     let mut tasks = JoinSet::new();
@@ -118,8 +118,8 @@ async fn a_lock_that_is_not_free_leaves_the_others_free(store: Store) {
     let busy = all.try_acquire().await.unwrap_err();
     assert_eq!((busy.kind(), busy.name()), (ErrorKind::Busy, Some("b")));
     if let Answers::TheCall = store.timings().answers {
-        // The first lock is given back before the answer. With another store its ticket may still be there for a
-        // moment.
+        // This store gives the first lock back before it answers. On another store its ticket may
+        // be there for a moment longer.
         assert!(locks.inspect("a").await.unwrap().is_empty());
     }
     let late = all.clone().wait(SLACK).acquire().await;
@@ -143,7 +143,7 @@ async fn a_lock_that_is_not_free_leaves_the_others_free(store: Store) {
 
 async fn one_wait_budget_covers_all_locks(store: Store) {
     let (locks, other) = (store.client(), store.client());
-    // Half of this is more than the slack.
+    // Half of the budget is more than the slack.
     let budget = Duration::from_secs(4);
     let first = other.mutex("a").acquire().await.unwrap();
     let second = other.mutex("b").acquire().await.unwrap();
@@ -161,7 +161,7 @@ async fn one_wait_budget_covers_all_locks(store: Store) {
         (error.kind(), error.name()),
         (ErrorKind::Timeout, Some("b"))
     );
-    // With a budget for each lock, the wait would last longer by half of it.
+    // If each lock had a budget of its own, the wait would last half a budget longer.
     assert!(waited >= budget && awake < budget + SLACK, "{waited:?}");
     tickets(&other, "a", 0).await;
     give_back(second).await;
@@ -180,7 +180,8 @@ async fn a_wait_of_zero_takes_free_locks_or_is_refused(store: Store) {
     give_back(in_the_way).await;
 }
 
-/// Locks that are given back because another one was busy were never used.
+/// The first lock was given back because the second one was busy. It was not in use, so its limits
+/// do not count yet.
 async fn limits_of_the_hold_begin_when_all_are_held(store: Store) {
     let (locks, other) = (store.client(), store.client());
     let in_the_way = other.mutex("b").acquire().await.unwrap();
@@ -193,7 +194,8 @@ async fn limits_of_the_hold_begin_when_all_are_held(store: Store) {
     let waits = tokio::spawn(async move { both.acquire().await });
     tickets(&other, "b", 2).await;
     tokio::time::sleep(most + most / 6).await; // no event reports that a hold would be over
-    // They are granted after this moment. How long after the grant this task continues depends on the machine.
+    // Both locks are granted after this moment. How long after the grant this task continues
+    // depends on the machine.
     let not_held = Instant::now();
     give_back(in_the_way).await;
 
@@ -238,7 +240,7 @@ async fn a_name_that_is_given_twice_is_locked_once_in_the_stronger_way(store: St
     assert_eq!(guard.release().await.unwrap(), Release::Released);
 }
 
-/// Counts the permits that another client can still get.
+/// The fact counts the permits that another client can get.
 async fn permits_of_one_semaphore_are_added_up(store: Store) {
     let (locks, other) = (store.client(), store.client());
     let (pool, elsewhere) = (locks.semaphore("s", 7), other.semaphore("s", 7));
@@ -263,7 +265,7 @@ async fn permits_of_one_semaphore_are_added_up(store: Store) {
 
 async fn more_permits_than_there_are_is_a_mistake_and_nothing_is_taken(store: Store) {
     let (locks, other) = (store.client(), store.client());
-    // Any request for it would find it taken.
+    // If the library sent a request for this name, the error would be `Busy`.
     let in_the_way = other.mutex("a").acquire().await.unwrap();
     let most = lockcore::backend::FULL.get() - 1;
     for (capacity, permits) in [(5, [2, 3, 1]), (most, [most, most, most])] {
@@ -295,7 +297,7 @@ async fn a_semaphore_of_two_capacities_is_a_mismatch(store: Store) {
     assert_nothing_left(&store, &locks, "s").await;
 }
 
-/// A part of the wait is spent at the first lock, the rest at the second.
+/// One part of the wait is spent on the first lock, and the rest on the second.
 async fn a_timeout_tells_the_whole_wait(store: Store) {
     let (locks, other) = (store.client(), store.client());
     let wait = Duration::from_secs(4); // half of it is more than SLACK
@@ -332,7 +334,7 @@ async fn a_name_as_mutex_and_as_semaphore_is_a_mismatch(store: Store) {
     assert_nothing_left(&store, &locks, "a").await;
 }
 
-/// The lost lock belongs to a client that is shut down.
+/// One of the locks belongs to a client that is shut down, so this lock is lost.
 async fn the_loss_of_one_stops_the_work_and_releases_the_others(store: Store) {
     let (stays, goes) = (store.client(), store.client());
     let both = Locks::all([stays.mutex("a"), goes.mutex("b")]);
@@ -380,7 +382,7 @@ async fn a_lock_lost_while_the_others_are_waited_for_is_an_error(store: Store) {
 
     let error = both.acquire().await.unwrap_err();
 
-    // The error comes at once, because the other locks would be useless.
+    // The error comes at once, because the caller cannot use the other locks without the lost one.
     assert_eq!(error.kind(), ErrorKind::Lost(LostReason::Expired));
     assert_eq!(error.name(), Some("a"));
     tickets(&other, "b", 1).await;

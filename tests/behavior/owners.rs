@@ -1,4 +1,4 @@
-//! The text that an application gives about itself, and who sees it.
+//! The text that an application states about itself, and in which answers it appears.
 
 use std::time::{Duration, Instant};
 
@@ -102,7 +102,8 @@ async fn any_text_of_one_line_comes_back_as_it_was(store: Store) {
     assert_nothing_left(&store, &locks, "a").await;
 }
 
-/// A lock would otherwise be passed on in memory, with a ticket that has the text of its first holder.
+/// Each of the three tasks gets a ticket of its own. A ticket that is passed on in memory would
+/// keep the text of its first holder.
 async fn a_ticket_is_shown_with_the_text_of_its_holder(store: Store) {
     let locks = named(&store);
     let first = locks.mutex("a").owner("first").acquire().await.unwrap();

@@ -43,7 +43,8 @@ fn begin(lock: Lock) -> JoinHandle<Guard> {
     tokio::spawn(async move { lock.wait(SOON).acquire().await.unwrap() })
 }
 
-/// The guard of a waiter that is granted by a wake-up. Its first renewal would come only after three seconds.
+/// Waits for the guard of a waiter that is granted by a wake-up. The waiter's first renewal would
+/// come only after three seconds.
 async fn at_once(waiter: JoinHandle<Guard>) -> Guard {
     let woken = tokio::time::timeout(Duration::from_secs(2), waiter).await;
     woken.expect("not woken").unwrap()
@@ -85,7 +86,7 @@ async fn a_waiter_for_permits_is_woken_when_they_are_given_back(store: Store) {
     assert_nothing_left(&store, &observer, "s").await;
 }
 
-/// Counts the permits inside the resource, where the holders meet.
+/// The fact counts the permits inside a resource that all holders enter.
 async fn permits_never_exceed_the_capacity_while_some_are_given_back(store: Store) {
     let pool = Arc::new(Witness::of(5));
     let mut tasks = JoinSet::new();
@@ -153,8 +154,8 @@ async fn guards_of_one_hold_give_back_from_the_same_permits(store: Store) {
     let one = locks.semaphore("s", 8).permits(8).acquire().await.unwrap();
     let other = one.reenter().unwrap();
 
-    // The two calls are made at the same time. They are carried out one after the other, and each gives back its own
-    // permits.
+    // The two calls are made at the same time. They are carried out one after the other, and each
+    // gives back its own number of permits.
     let (first, second) = tokio::join!(one.release_permits(3), other.release_permits(2));
     first.unwrap();
     second.unwrap();
@@ -202,7 +203,8 @@ async fn permits_given_back_by_a_call_dropped_at_any_poll_go_to_others(store: St
             async || {
                 let guard = guard.lock().await.take().unwrap();
                 assert!(guard.is_valid());
-                // In even rounds the keeper repeats the request. In odd rounds the ticket is released before that.
+                // In even rounds the keeper repeats the request. In odd rounds the ticket is
+                // released before the keeper can do so.
                 if round % 2 == 0 {
                     give_back(at_once(begin(other.semaphore("s", 5).permits(3))).await).await;
                     assert_eq!(permits(&store).await, [2]);
@@ -232,7 +234,7 @@ async fn giving_permits_back_is_repeated_until_it_is_acknowledged(_: Store) {
             |kit| kit.fail_next(Verb::Renew, Fault::Refused),
             ErrorKind::Unavailable,
         ),
-        // `Config` would mean that nothing has changed.
+        // `Config` is not passed on, because it would mean that nothing has changed.
         (
             |kit| kit.fail_next(Verb::Renew, Fault::Config),
             ErrorKind::Unavailable,
@@ -251,7 +253,7 @@ async fn giving_permits_back_is_repeated_until_it_is_acknowledged(_: Store) {
             assert_eq!(kind(guard.release_permits(2).await), expected);
 
             give_back(at_once(waits).await).await;
-            // Permits are given back only once.
+            // The repetitions have not given back more than three permits.
             guard.release_permits(1).await.unwrap();
             let places = locks.inspect("s").await.unwrap();
             assert_eq!(places[0].permits, 2);
@@ -261,7 +263,8 @@ async fn giving_permits_back_is_repeated_until_it_is_acknowledged(_: Store) {
     }
 }
 
-/// A renewal of all permits is under way when some are given back.
+/// Some permits are given back while a renewal of all permits is in flight. Its acknowledgement
+/// does not confirm that the store has the smaller number.
 async fn an_acknowledgement_of_an_earlier_renewal_gives_nothing_back(_: Store) {
     let kit = Kit::new();
     let (locks, other) = (kit.client().unwrap(), kit.client().unwrap());

@@ -1,4 +1,5 @@
-//! How many permits of a semaphore are free, taking all of them, and changing how many there are.
+//! How many permits of a semaphore are free, how all of them are taken, and how their number is
+//! changed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,7 +41,7 @@ fn resizing(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// Facts about what happens between the requests of one call, on the store for tests.
+/// Facts about events between the requests of one call, on the store for tests.
 pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
         a_drain_takes_the_rest_when_others_are_faster
@@ -52,7 +53,7 @@ pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
 }
 
 async fn available(semaphore: &Semaphore, permits: u32) {
-    // A release is seen by another client a moment later.
+    // Another client may see a release a moment later.
     eventually("the permits are available", SOON, async || {
         semaphore.available().await.unwrap() == permits
     })
@@ -87,7 +88,7 @@ async fn nothing_is_available_while_somebody_waits(store: Store) {
     let waits = begin(other.semaphore("s", 5).permits(4));
     tickets(&locks, "s", 2).await;
 
-    // Three are free, and nobody can have them.
+    // Three permits are free, but they are not available while somebody waits.
     assert_eq!(semaphore.available().await.unwrap(), 0);
     assert_eq!(kind(semaphore.drain().await), ErrorKind::Busy);
     assert_eq!(
@@ -139,7 +140,7 @@ async fn the_permits_of_a_name_in_other_use_are_a_mismatch(store: Store) {
     }
 }
 
-/// Counts the permits inside the resource, where the holders meet.
+/// The fact counts the permits inside a resource that all holders enter.
 async fn permits_never_exceed_the_capacity_while_many_drain_them(store: Store) {
     let pool = Arc::new(Witness::of(5));
     let mut tasks = JoinSet::new();
@@ -149,7 +150,7 @@ async fn permits_never_exceed_the_capacity_while_many_drain_them(store: Store) {
             let semaphore = locks.semaphore("s", 5);
             for _ in 0..15 {
                 let (guard, permits) = match number {
-                    // Takes some, so that the others find different numbers.
+                    // This task takes some permits, so that the others find different numbers.
                     0 => {
                         let permits = fastrand::u32(1..=3);
                         let lock = semaphore.permits(permits).wait(6 * SOON);
@@ -212,7 +213,7 @@ async fn a_drain_ends_when_others_are_faster_each_time(_: Store) {
     }
 
     assert_eq!(kind(drains.await.unwrap()), ErrorKind::Busy);
-    // It has taken none.
+    // The drain has taken no permit.
     assert_eq!(semaphore.available().await.unwrap(), 12);
     for guard in others {
         give_back(guard).await;
@@ -237,7 +238,7 @@ async fn a_store_without_stored_capacities_says_what_to_do(store: Store) {
     assert_eq!(semaphore.available().await.unwrap(), 5);
 }
 
-/// From 10 to 15 to 3, and back.
+/// The capacity goes from 10 to 15 to 3, and back.
 async fn a_semaphore_grows_and_shrinks_while_it_is_in_use(store: Store) {
     let (locks, other, operator) = (store.client(), store.client(), store.client());
     let semaphore = |locks: &Locks| locks.semaphore("s", 10);
@@ -271,10 +272,10 @@ async fn a_semaphore_grows_and_shrinks_while_it_is_in_use(store: Store) {
     forgotten(&semaphore(&locks)).await;
 }
 
-/// Nothing is stored any more.
+/// Forgets the stored capacity.
 async fn forgotten(semaphore: &Semaphore) {
     semaphore.forget_capacity().await.unwrap();
-    // There is nothing to forget.
+    // If there is nothing to forget, the call succeeds too.
     semaphore.forget_capacity().await.unwrap();
 }
 
@@ -292,7 +293,7 @@ async fn a_stored_capacity_counts_for_all_who_look(store: Store) {
     available(&theirs, 3).await;
     let places = locks.inspect("s").await.unwrap();
     assert_eq!((places.len(), places[0].capacity), (1, 4));
-    // It takes more than its caller states.
+    // The drain takes the permits that are there, even if they are more than its caller states.
     let (rest, permits) = theirs.drain().await.unwrap();
     assert_eq!(permits, 3);
     available(&ours, 0).await;
@@ -359,7 +360,7 @@ async fn permits_that_many_add_at_once_are_all_added(store: Store) {
     forgotten(&semaphore).await;
 }
 
-/// Counts the permits inside the resource. The capacity is never above 5.
+/// The fact counts the permits inside the resource. The capacity is never above 5.
 async fn permits_stay_within_the_capacity_while_it_changes(store: Store) {
     let pool = Arc::new(Witness::of(5));
     let mut tasks = JoinSet::new();
@@ -426,7 +427,8 @@ async fn whether_permits_were_added_is_unknown_if_somebody_else_was_next(_: Stor
         let changed = change.await.unwrap();
         match adds {
             true => assert_eq!(kind(changed), ErrorKind::Unknown),
-            // To set it again does no harm.
+            // The change of the other client is overwritten: setting a number a second time does no
+            // harm.
             false => changed.unwrap(),
         }
         assert_eq!(theirs.capacity().await.unwrap(), capacity);

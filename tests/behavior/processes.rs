@@ -1,5 +1,5 @@
-//! Holders and waiters in other processes, which are killed, are frozen, or end. The facts about their cost are in the
-//! folder of this file.
+//! Holders and waiters in other processes. These processes are killed, are frozen, or end. The
+//! facts about their cost are in the folder of this file.
 
 mod cost;
 
@@ -32,7 +32,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_signal_that_ends_a_service_leaves_no_lock
         a_crowd_of_processes_that_are_killed_overlaps_nowhere
     ];
-    // On a store with sessions, the place of a dead waiter lasts as long as its session.
+    // On a store with sessions, the ticket of a dead waiter lasts as long as its session.
     if !store.capability().sessions {
         facts.extend(crate::store_facts![store, crate::store::DEFAULT;
             a_killed_waiter_holds_up_the_line_for_two_seconds_at_most
@@ -48,8 +48,8 @@ pub(crate) fn facts_of_none(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// SIGTERM, as a deploy sends it, and Ctrl-C. On stores where leases end with sessions, the leases would also end with
-/// the process.
+/// SIGTERM, which a deployment sends, and Ctrl-C. The fact shows little on stores with sessions:
+/// there the locks end with the process in any case.
 async fn a_signal_that_ends_a_service_leaves_no_lock(store: Store) {
     let locks = store.client();
     for signal in [Signal::TERM, Signal::INT] {
@@ -66,7 +66,7 @@ async fn a_signal_that_ends_a_service_leaves_no_lock(store: Store) {
         service.signal(signal);
 
         let started = Instant::now();
-        // Much longer than a release takes, much shorter than the lease.
+        // The wait is much longer than a release takes, and much shorter than the lease.
         give_back(locks.mutex("deployed").wait(SOON).acquire().await.unwrap()).await;
         let waited = awake_since(started);
         assert!(waited < SLACK, "{signal:?}: free after {waited:?}");
@@ -75,7 +75,7 @@ async fn a_signal_that_ends_a_service_leaves_no_lock(store: Store) {
     }
 }
 
-/// The service is busy when the signal comes.
+/// The signal comes while the service does something else.
 async fn a_signal_that_comes_before_anybody_looks_is_not_missed(_: Store) {
     for signal in [Signal::TERM, Signal::INT] {
         let mut service = Process::start(&mut Command::new(env!("CARGO_BIN_EXE_service")));
@@ -108,7 +108,7 @@ fn holder_of(store: &Store, lock: &str, ttl: Duration) -> Holder {
     Holder::start(env!("CARGO_BIN_EXE_holder"), &options)
 }
 
-/// The allowed time from the end of a dead holder's lease to the next grant.
+/// The time that is allowed from the end of a dead holder's lease to the next grant.
 pub(crate) fn moments(store: &Store) -> Duration {
     store.timings().follows_the_dead + SLACK
 }
@@ -121,7 +121,8 @@ async fn a_killed_holder_is_followed_when_its_lease_is_over(store: Store) {
         let mut dying = holder(&store, "a", ttl);
         let token = dying.acquire();
         let locks = store.client();
-        // Its own renewals are 20 s apart, so only a recheck at the end of the holder's lease is fast enough.
+        // The waiter's renewals are 20 s apart, so only a recheck at the end of the holder's lease
+        // is fast enough.
         let waiter = begin(locks.mutex("a").ttl(Duration::from_secs(60)).wait(SOON));
         in_line(&store, &store.client(), "a", 1, 1).await;
 
@@ -156,7 +157,8 @@ async fn a_killed_waiter_holds_up_the_line_for_two_seconds_at_most(store: Store)
             dying.push(process);
             tickets(&locks, "a", 1 + dying.len()).await;
         }
-        // A waiter that is not asked to recheck learns it at its renewal, after a third of this.
+        // If the store does not ask the waiter to recheck, the waiter learns of its grant at its
+        // renewal, after a third of this ttl.
         let told = store.timings().tells_when_to_recheck;
         let ttl = Duration::from_secs(if told { 60 } else { 3 });
         let patient = begin(store.client().mutex("a").ttl(ttl).wait(3 * SOON));
@@ -178,13 +180,14 @@ async fn a_killed_waiter_holds_up_the_line_for_two_seconds_at_most(store: Store)
     }
 }
 
-/// Twenty wait. Three of them are cancelled and two are killed.
+/// Twenty waiters are in line. Three of them are cancelled and two are killed.
 async fn cancelled_and_killed_waiters_leave_the_order_of_the_others(store: Store) {
     let locks = store.client();
     let guard = locks.mutex("a").acquire().await.unwrap();
     let (served, mut order) = tokio::sync::mpsc::unbounded_channel();
     let (mut cancelled, mut killed) = (Vec::new(), Vec::new());
-    // A grant that no client hears of is cut short. A session is not.
+    // A grant that no client hears of ends early. On a store with sessions, it ends with the
+    // session.
     let dying = Duration::from_secs(if store.capability().sessions { 4 } else { 60 });
     for number in 1..=20 {
         if number == 5 || number == 15 {
@@ -192,7 +195,7 @@ async fn cancelled_and_killed_waiters_leave_the_order_of_the_others(store: Store
             process.ask_to_acquire();
             killed.push(process);
         } else {
-            // One client for each waiter: for the store these are twenty processes.
+            // One client for each waiter. For the store, these are twenty processes.
             let (client, served) = (store.client(), served.clone());
             let task = tokio::spawn(async move {
                 let ttl = Duration::from_secs(3);
@@ -257,11 +260,11 @@ async fn a_frozen_holder_is_followed_and_its_late_write_is_refused(store: Store)
     assert_eq!(frozen.release(), "AlreadyLost");
     assert!(next.is_valid());
     give_back(next).await;
-    // The thawed process works again. On a store with sessions, it has a new one.
+    // After the thaw the process works again, with a new session if the store has sessions.
     assert!(frozen.acquire() > old);
 }
 
-/// `main` returns right after the guard is dropped.
+/// The `main` of this process returns right after its guard is dropped.
 async fn a_process_that_ends_with_a_guard_leaves_no_lock(store: Store) {
     for _ in 0..3 {
         let mut ending = holder(&store, "a", Duration::from_secs(60));
@@ -272,7 +275,7 @@ async fn a_process_that_ends_with_a_guard_leaves_no_lock(store: Store) {
     }
 }
 
-/// Processes are killed one after another, while they ask, wait, hold or release.
+/// Processes are killed one after another, while they enqueue, wait, hold or release.
 async fn a_crowd_of_processes_that_are_killed_overlaps_nowhere(store: Store) {
     let folder = tempfile::tempdir().unwrap();
     let start = || {
@@ -282,8 +285,8 @@ async fn a_crowd_of_processes_that_are_killed_overlaps_nowhere(store: Store) {
                 .arg(folder.path())
                 .env("LOCK_URL", store.url())
                 .env("LOCK_NAMESPACE", &store.namespace)
-                // A process that stalls for longer than the lease between its check and its step overlaps. No lock can
-                // prevent that.
+                // If a process stalls for longer than the lease between its check and its step, its
+                // step overlaps with another one. No lock can prevent that.
                 .env("LOCK_TTL", "3s")
                 .env("LOCK_WAIT", "30s"),
         )
@@ -293,7 +296,7 @@ async fn a_crowd_of_processes_that_are_killed_overlaps_nowhere(store: Store) {
     let witness = FileWitness::in_folder(folder.path());
     let rounds = if tests::fact::long() { 60 } else { 6 };
     for _ in 0..rounds {
-        // A kill comes at any moment of the next visits.
+        // The kill comes at a random moment of the next visits.
         let visits = witness.visits() + 100 + random.usize(..20);
         eventually("the crowd moves", 3 * SOON, async || {
             witness.visits() > visits
@@ -322,7 +325,8 @@ async fn the_permits_of_a_killed_holder_are_back_after_its_lease(store: Store) {
     dying.acquire();
     let rest = pool.permits(1).try_acquire().await.unwrap();
     assert_eq!(kind(pool.permits(1).try_acquire().await), ErrorKind::Busy);
-    // Its own renewals are 20 s apart, so only a recheck at the end of the holder's lease is fast enough.
+    // The waiter's renewals are 20 s apart, so only a recheck at the end of the holder's lease is
+    // fast enough.
     let three = pool.permits(3).ttl(Duration::from_secs(60)).wait(SOON);
     let waiter = tokio::spawn(async move { three.acquire().await.unwrap() });
     in_line(&store, &locks, "s", 3, 1).await;

@@ -1,5 +1,6 @@
-//! Redis Cluster: masters that are replaced, slots that move, nodes that are silent, and what clients say when something
-//! is wrong. The facts that all stores share run on another cluster, which nobody breaks.
+//! Redis Cluster: masters that are replaced, slots that move, nodes that do not answer, and the
+//! errors of clients. The facts that apply to every store run on another cluster, where nothing
+//! breaks.
 
 mod failovers;
 mod maps;
@@ -32,12 +33,13 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 /// Longer than any failover takes.
 const TTL: Duration = Duration::from_secs(20);
 
-/// When the other nodes give up a silent master. A busy machine delays a node's answers for much less than this.
+/// The time after which the other nodes replace a silent master. A busy machine delays a node's
+/// answers for much less than this.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 const LONG_WAIT: Duration = Duration::from_secs(60);
 
-/// Allows more time, because a stalled machine must not look like a failing store.
+/// A client that allows more time, because a stalled machine must not look like a failing store.
 fn client(url: &str) -> Locks {
     builder(url).ttl(TTL).op_timeout(SOON).build().unwrap()
 }
@@ -47,8 +49,8 @@ fn key(name: &str) -> String {
     format!("test:1:{{{name}}}")
 }
 
-/// The connections on which clients have sent their latest request with a script. Those of a question for the map are
-/// gone in a moment.
+/// The connections of clients whose latest command was a script. A connection that has requested
+/// the map closes a moment later, so it is not listed.
 fn connections(node: &RedisServer) -> BTreeSet<u64> {
     let list: String = node.command(&["CLIENT", "LIST", "TYPE", "NORMAL"]);
     let scripts = list.lines().filter(|line| line.contains("cmd=evalsha"));
@@ -56,7 +58,8 @@ fn connections(node: &RedisServer) -> BTreeSet<u64> {
     scripts.map(id).collect()
 }
 
-/// How many requests this node has sent to another one, because it does not serve their slot.
+/// How many requests this node has redirected to another node, because it does not serve their
+/// slot.
 fn redirections(node: &RedisServer) -> u64 {
     let stats: String = node.command(&["INFO", "errorstats"]);
     let moved = stats

@@ -1,5 +1,5 @@
-//! Redis with `?durability=`: a lock counts when replicas have it, or the disk. Each fact has its own master and
-//! replicas.
+//! Redis with `?durability=`: a lock is granted when the replicas have stored it, or when it is on
+//! the disk. Each fact has its own master and replicas.
 
 mod failovers;
 mod groups;
@@ -28,10 +28,10 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     groups.into_iter().flat_map(|facts| facts(store)).collect()
 }
 
-/// The master waits half as long for its replicas.
+/// The operation timeout of the clients. The master waits for its replicas for half of it.
 const OP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A master with so many replicas, which all acknowledge its writes.
+/// A master with this many replicas. All of them acknowledge its writes.
 async fn servers(count: usize) -> (RedisServer, Vec<RedisServer>) {
     let master = RedisServer::start();
     let replicas = (0..count).map(|_| RedisServer::replica_of(&master));
@@ -40,33 +40,34 @@ async fn servers(count: usize) -> (RedisServer, Vec<RedisServer>) {
     (master, replicas)
 }
 
-/// Waits until the replicas acknowledge. A replica that is connected may do so only after its next message, which it
-/// sends once a second.
+/// Waits until the replicas acknowledge. A connected replica may begin to acknowledge only with its
+/// next message to the master. It sends one each second.
 async fn acknowledges(url: &str) {
     client(url).ready(STALL).await.unwrap();
 }
 
-/// The store with locks that so many replicas have.
+/// The URL of a store whose locks are stored on this many replicas.
 fn durable(master: &RedisServer, replicas: usize) -> String {
     format!("{}?durability=replicas:{replicas}", master.url())
 }
 
-/// A client whose operations take long before they fail.
+/// A client with long operation timeouts.
 fn client(url: &str) -> Locks {
     patient(url).build().unwrap()
 }
 
-/// A client whose operations fail after [`OP_TIMEOUT`], and whose leases outlast a fact.
+/// A client whose operations fail after [`OP_TIMEOUT`]. Its leases are longer than a fact.
 fn hasty(url: &str) -> Builder {
     builder(url).op_timeout(OP_TIMEOUT).ttl(LEASE)
 }
 
-/// How often the master was asked to wait since it started.
+/// How many `WAIT` commands the master has got since it started.
 fn waits(master: &RedisServer) -> u64 {
     *master.command_stats().get("wait").unwrap_or(&0)
 }
 
-/// A master with one replica that hears of everything this much later. The replica acknowledges writes meanwhile.
+/// A master with one replica. After `is_away`, the replica gets each write late, and acknowledges
+/// it when it gets it.
 struct Distant {
     master: RedisServer,
     link: Proxy,
@@ -96,12 +97,12 @@ impl Distant {
     }
 }
 
-/// The replica stops following, and is a master from now on.
+/// Makes a replica a master. It does not follow its old master after this.
 fn promote(replica: &RedisServer) {
     replica.command::<()>(&["REPLICAOF", "NO", "ONE"]);
 }
 
-/// Waits until so many tickets of a name are at the server, whether or not they count.
+/// Waits until the server has this many tickets of a name. The replicas need not have them.
 async fn tickets_at(server: &RedisServer, name: &str, count: usize) {
     tickets(&client(&server.url()), name, count).await;
 }

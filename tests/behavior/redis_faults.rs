@@ -1,5 +1,6 @@
-//! Redis servers that are down, full, read-only, slow, restarted or lying. Each fact has its own server. This file has
-//! what the groups of facts share. The groups are the files of this folder.
+//! Redis servers that are down, full, read-only, slow or restarted, and servers with wrong data or
+//! a wrong clock. Each fact has its own server. This file has what the groups of facts share. The
+//! groups are the files of this folder.
 
 mod cuts;
 mod data;
@@ -38,7 +39,7 @@ fn client(server: &RedisServer) -> Locks {
     patient(server.url()).build().unwrap()
 }
 
-/// A client for operations that have to fail within a second.
+/// A client for operations that must fail within a second.
 fn hasty(server: &RedisServer) -> Locks {
     builder(server.url()).build().unwrap()
 }

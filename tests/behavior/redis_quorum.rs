@@ -1,4 +1,5 @@
-//! A quorum of Redis servers: nodes that are down, slow, restarted or wrong about the time. Each fact has its own nodes.
+//! A quorum of Redis servers: nodes that are down, slow or restarted, and nodes with a wrong clock.
+//! Each fact has its own nodes.
 
 mod clocks;
 mod cost;
@@ -36,12 +37,12 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     groups.into_iter().flat_map(|facts| facts(store)).collect()
 }
 
-/// Allows more time, because a stalled machine must not look like a failing store.
+/// A client that allows more time, because a stalled machine must not look like a failing store.
 fn client(url: &str) -> Locks {
     builder(url).ttl(LEASE).op_timeout(SOON).build().unwrap()
 }
 
-/// A proxy in front of each node, and the URL of them.
+/// A proxy in front of each node, and the URL of the proxies.
 fn proxied(set: &Quorum) -> (Vec<Proxy>, String) {
     let proxies = set.nodes.iter().map(|node| Proxy::to(node.port()));
     let proxies: Vec<_> = proxies.collect();
@@ -49,7 +50,8 @@ fn proxied(set: &Quorum) -> (Vec<Proxy>, String) {
     (proxies, url)
 }
 
-/// No node has a ticket that lives. The next request for the name removes expired tickets.
+/// Checks that no node has a live ticket. Expired tickets may be there: the next request for the
+/// name removes them.
 async fn nothing_is_left_at(nodes: &[RedisServer]) {
     for node in nodes {
         nothing_is_left(&client(&node.url())).await;
@@ -73,8 +75,8 @@ async fn has_ticket(alone: &Locks) {
     .await;
 }
 
-/// Holds the lock `a` at all these nodes. One that the client has not reached yet, or that is slow, is not waited for, so
-/// the lock is taken again until it is everywhere.
+/// Holds the lock `a` at all these nodes. An acquire does not wait for a node that is slow or not
+/// connected. So this acquires the lock again until all nodes have the ticket.
 async fn held_everywhere(locks: &Locks, nodes: &[RedisServer]) -> Guard {
     let until = Instant::now() + 2 * SOON;
     loop {
@@ -92,14 +94,15 @@ async fn held_everywhere(locks: &Locks, nodes: &[RedisServer]) -> Guard {
     }
 }
 
-/// Lets a node remember a number for the lock `a` that is so far ahead of the clocks, as if another client had chosen it.
-/// So the nodes do not draw the same number next time. The lock is free.
+/// Makes a node remember a number for the lock `a` that is `ahead` of the clocks, as if another
+/// client had chosen it. So the nodes answer the next request with different numbers. The lock is
+/// free.
 fn has_drawn(node: &RedisServer, ahead: Duration) {
     let number = (std::time::UNIX_EPOCH.elapsed().unwrap() + ahead).as_micros();
     node.command::<()>(&["SET", "test:1:{a}", &format!("{number:016}")]);
 }
 
-/// The warnings of the check of a new connection.
+/// The warnings that the check of a new connection returns.
 async fn warnings(url: &str) -> Vec<String> {
     let events = EventSink::new(1, Namespace::new("test").unwrap(), |_| ());
     let connection = backend::open(url).unwrap().connect(events).await.unwrap();

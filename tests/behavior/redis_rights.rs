@@ -1,4 +1,5 @@
-//! Users and their rights at a Redis server: wrong passwords, missing rights, and that messages show neither password.
+//! Users and their rights at a Redis server: wrong passwords, missing rights, and that no message
+//! shows a password.
 
 use std::future::ready;
 use std::sync::{Arc, Mutex};
@@ -34,13 +35,13 @@ pub(crate) fn command(server: &RedisServer, words: &[String]) {
     server.command::<()>(&words.iter().map(String::as_str).collect::<Vec<_>>());
 }
 
-/// A client in the namespace of the guide's page.
+/// A client in the default namespace, which the guide's rights are for.
 fn client(url: String) -> Locks {
     Locks::builder().url(url).build().unwrap()
 }
 
-/// How often clients have sent HELLO, which is when they offer a password. A client that gets in sends it once more,
-/// without a password, to learn which server this is.
+/// How often clients have sent HELLO. A client sends it once with its password. If the password is
+/// right, it sends HELLO once more, without the password, to learn which server this is.
 fn offers(server: &RedisServer) -> u64 {
     *server.command_stats().get("hello").unwrap_or(&0)
 }
@@ -60,13 +61,13 @@ async fn a_user_with_the_documented_rights_can_do_everything_and_nothing_else(_:
         .unwrap();
     let waiter = begin(client(url.clone()).mutex("a").wait(SOON));
     tickets(&locks, "a", 2).await;
-    guard.ensure(Duration::from_millis(590)).await.unwrap_err(); // renews, and fails: that is not enough
+    guard.ensure(Duration::from_millis(590)).await.unwrap_err(); // a renewal is sent, and gives less time
     give_back(guard).await;
     give_back(waiter.await.unwrap().unwrap()).await;
     let dropped = locks.mutex("a").acquire().await.unwrap();
     drop(dropped);
     tickets(&locks, "a", 0).await;
-    // Information that the user may not read is skipped.
+    // `ready` skips information that the user may not read.
     server.command::<()>(&["ACL", "SETUSER", USER, "-info"]);
     locks.ready(SOON).await.unwrap();
     let denied: Result<String, _> = redis::cmd("GET")
@@ -86,8 +87,9 @@ async fn without_any_one_of_the_documented_rights_the_client_says_which_is_missi
     each_missing_right_is_named(&server, &documented, &more, client).await;
 }
 
-/// Takes each of the documented rights from a user, one after the other, and makes `more` changes to the rights of others.
-/// The error of each user must name the right that is missing, and nothing may be written.
+/// For each documented right, makes a user without this right. For each entry of `more`, makes a
+/// user with these changes. The error of each user must name the missing right, and nothing may be
+/// written.
 pub(crate) async fn each_missing_right_is_named(
     server: &RedisServer,
     documented: &[String],
@@ -96,8 +98,8 @@ pub(crate) async fn each_missing_right_is_named(
 ) {
     let commands = documented.iter().filter_map(|word| word.strip_prefix('+'));
     let mut without: Vec<_> = commands
-        .filter(|command| *command != "info") // only for readiness, which skips it
-        // It only ends messages that nobody waits for any more.
+        .filter(|command| *command != "info") // only `ready` needs it, and works without it
+        // This right is not needed: it only ends messages that nobody waits for.
         .filter(|command| *command != "unsubscribe")
         .map(|command| (vec![format!("-{command}")], command))
         .collect();
@@ -144,7 +146,7 @@ async fn a_right_that_is_taken_away_is_reported_and_noticed_when_it_is_back(_: S
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
 }
 
-/// A script has begun, and one of its commands is denied.
+/// A script has begun when one of its commands is denied.
 async fn a_command_that_is_denied_in_mid_life_is_named_and_costs_no_lease(_: Store) {
     let server = RedisServer::start();
     grant(&server, "lock", SECRET);
@@ -159,11 +161,11 @@ async fn a_command_that_is_denied_in_mid_life_is_named_and_costs_no_lease(_: Sto
         );
         assert!(text.contains("Minimum rights"), "{text}");
     };
-    // Much longer than the steps until it is renewed again, on a busy machine too.
+    // The lease is much longer than the steps up to its next renewal, even on a busy machine.
     let lock = locks.mutex("held").ttl(Duration::from_secs(9));
     let holds = lock.acquire().await.unwrap();
     let renewed = async || {
-        // The remaining time falls, except at a renewal.
+        // The remaining time rises only at a renewal.
         let mut last = holds.remaining();
         eventually("renewed", SOON, || {
             let now = holds.remaining();
@@ -196,7 +198,7 @@ async fn a_command_that_is_denied_in_mid_life_is_named_and_costs_no_lease(_: Sto
     change("+set");
     renewed().await;
 
-    // The release: first none of its commands is allowed, then half of them.
+    // The release: first none of its commands is allowed, and after that only half of them.
     change("-set");
     is_named(holds.release().await.unwrap_err(), ErrorKind::Config, "set");
     change("+set");
@@ -282,7 +284,8 @@ async fn a_wrong_password_is_a_mistake_and_does_not_show(_: Store) {
         shows_no_password(&(&error, error.to_string()));
         assert_eq!(kind(locks.ready(SOON).await), ErrorKind::Config);
     }
-    // Otherwise the search of the whole run would find nothing because it searches nothing.
+    // If no traces were searched, the search of the whole run for secrets would always find
+    // nothing.
     assert!(traces::seen() > traced, "no traces were searched");
 }
 
@@ -295,7 +298,8 @@ async fn a_wrong_password_is_offered_once_for_each_caller(_: Store) {
         assert_eq!(offers(&server), asked);
     }
 
-    // Much longer than the longest pause between two tries. Meanwhile others acquire locks, and leases come and go.
+    // This lease is much longer than the longest pause between two tries. Meanwhile another client
+    // acquires a lock and loses it.
     let other = client(server.url_with_user("default", SECRET));
     let offered = offers(&server);
     let lock = other.mutex("b").ttl(Duration::from_secs(4)).renew(false);
@@ -308,7 +312,8 @@ async fn a_wrong_password_is_offered_once_for_each_caller(_: Store) {
     );
 }
 
-/// The keeper tries while it has something to renew or to release, and no longer.
+/// The keeper connects while it has something to renew or to release. After that it does not offer
+/// the password again.
 async fn a_password_changed_under_a_holder_is_not_offered_for_ever(_: Store) {
     let server = RedisServer::start();
     grant(&server, "lock", WRONG);
@@ -328,7 +333,7 @@ async fn a_password_changed_under_a_holder_is_not_offered_for_ever(_: Store) {
         "{while_held} times in one lease"
     );
 
-    // The keeper gives up a release when the ticket has expired and one more operation has had its time.
+    // The keeper gives up a release one operation timeout after the ticket has expired.
     locks.shutdown(4 * ttl).await.unwrap();
     let given_up = offers(&server);
     assert!(given_up - before <= 60, "{} times", given_up - before);
@@ -352,7 +357,7 @@ async fn a_mistake_that_was_mended_is_noticed_by_the_next_caller(_: Store) {
         grant(&server, "lock", SECRET);
         give_back(locks.mutex("a").acquire().await.unwrap()).await;
         server.command::<()>(&["ACL", "DELUSER", USER]);
-        // The server closes that user's connections.
+        // When the user is deleted, the server closes its connections.
         eventually("noticed", SOON, async || {
             locks.mutex("a").try_acquire().await.is_err()
         })

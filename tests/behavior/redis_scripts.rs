@@ -1,6 +1,6 @@
-//! Facts about the scripts of the Redis store. The tests call one script at a time, and so create situations that a
-//! client cannot create at will. The groups of facts are in the folder `redis_scripts`. This file has the code that
-//! they share.
+//! Facts about the scripts of the Redis store. The tests call one script at a time. So they create
+//! situations that a client cannot create at will. The groups of facts are in the folder
+//! `redis_scripts`. This file has what they share.
 
 mod batches;
 mod cost;
@@ -55,7 +55,7 @@ fn id(name: &str) -> String {
     format!("{name:.>32}")
 }
 
-/// A connection of its own, beside that of the harness.
+/// A new connection, beside that of the harness.
 fn connect(server: &RedisServer) -> redis::Connection {
     let client = redis::Client::open(server.url()).unwrap();
     client.get_connection().unwrap()
@@ -75,7 +75,7 @@ fn asking(id: &str, permits: &str, capacity: &str, ttl_millis: &str) -> String {
     format!("+{ttl_millis:0>12}{id}:{permits:0>10}:{capacity:0>10}:00:me")
 }
 
-/// The argument of an enqueue when the client has seen no ticket of this name.
+/// The token argument of an enqueue, if the client has seen no ticket of this name.
 const UNSEEN: &str = "0000000000000000";
 
 fn release(server: &RedisServer, name: &str, mark_millis: &str) -> i64 {
@@ -97,7 +97,8 @@ fn renew_with(server: &RedisServer, name: &str, permits: &str) -> Vec<i64> {
     server.command(&call)
 }
 
-/// Renews several tickets in one call. Each ticket is its name, its permits and its ttl in milliseconds.
+/// Renews several tickets in one call. Each ticket is its name, its permits and its ttl in
+/// milliseconds.
 fn renew_all(server: &RedisServer, keys: &[&str], tickets: &[[&str; 3]]) -> Vec<i64> {
     let mut call = redis::cmd("EVAL");
     call.arg(script("renew")).arg(keys.len()).arg(keys);
@@ -125,7 +126,7 @@ fn records(server: &RedisServer) -> Vec<String> {
     records
 }
 
-/// The key of a ticket's record, and the field if the key is a hash.
+/// The key that has a ticket's record, and the field if the key is a hash.
 fn place(server: &RedisServer, name: &str) -> Option<(String, Option<String>)> {
     let state: Option<String> = server.command(&["GET", KEY]);
     if state?.contains(&id(name)) {
@@ -156,13 +157,13 @@ fn now(server: &RedisServer) -> u64 {
     seconds * 1000 + micros / 1000
 }
 
-/// Waits for the end of a lease. No script has looked at the line since.
+/// Waits for the end of a lease, and calls no script meanwhile.
 async fn lease_is_over(server: &RedisServer, name: &str) {
     let expires = expires(server, name);
     eventually("the lease is over", SOON, async || now(server) > expires).await;
 }
 
-/// Ends a lease early, so that the lease can be long and the test does not have to wait.
+/// Ends a lease early, so that no test has to wait for the end of a long lease.
 fn end_lease(server: &RedisServer, name: &str) {
     let record = record(server, name).unwrap();
     let over = format!("{}{:013}{}", &record[..16], 1, &record[29..]);
@@ -178,7 +179,8 @@ fn end_lease(server: &RedisServer, name: &str) {
     }
 }
 
-/// Makes a line of exclusive tickets `t1`, `t2` and so on: first the live ones, then the expired ones. The first holds.
+/// Makes a line of exclusive tickets `t1`, `t2` and so on: first the live ones, and then the
+/// expired ones. The first ticket holds.
 fn fill(server: &RedisServer, live: u32, dead: u32) {
     const FILL: &str = "local now = redis.call('TIME')[1] * 1000 \
         local function record(i, expires) \
@@ -196,7 +198,7 @@ fn fill(server: &RedisServer, live: u32, dead: u32) {
     server.command::<()>(&["EVAL", FILL, "1", KEY, &live, &dead]);
 }
 
-/// Asks for all ten permits.
+/// Enqueues a request for ten permits.
 fn ask(server: &RedisServer, name: &str, capacity: u32, waits: bool) -> redis::RedisResult<Value> {
     let record = asking(&id(name), "10", &capacity.to_string(), "60000");
     let script = script("enqueue");

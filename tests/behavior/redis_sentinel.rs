@@ -1,5 +1,6 @@
-//! Redis with Sentinel: masters that are replaced, and sentinels that are down, wrong or in disagreement. The facts
-//! that all stores share run on another set of servers and sentinels, which nobody breaks.
+//! Redis with Sentinel: masters that are replaced, and sentinels that are down, wrong or in
+//! disagreement. The facts that apply to every store run on other servers and sentinels, where
+//! nothing breaks.
 
 mod failovers;
 mod sentinels;
@@ -20,7 +21,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 /// Longer than any failover takes.
 const TTL: Duration = Duration::from_secs(20);
 
-/// Allows more time, because a stalled machine must not look like a failing store.
+/// A client that allows more time, because a stalled machine must not look like a failing store.
 fn client(url: &str) -> Locks {
     builder(url).ttl(TTL).op_timeout(SOON).build().unwrap()
 }

@@ -1,4 +1,4 @@
-//! Re-entry by scope: code gets the locks again that it already holds, and only those.
+//! Re-entry by scope: code acquires the locks again that it already holds, and no others.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -148,7 +148,7 @@ async fn the_read_side_inside_the_write_side_re_enters(store: Store) {
         .run(async |held| {
             read.run(async |inner| {
                 assert_eq!(inner.grant_id(), held.grant_id());
-                // Inside the read, the write is requested by a reader.
+                // Inside the read, the request for the write side comes from a reader.
                 let error = kind(catalog.write().acquire().await);
                 assert_eq!(error, ErrorKind::WouldDeadlock);
                 Ok::<_, Error>(())
@@ -159,7 +159,7 @@ async fn the_read_side_inside_the_write_side_re_enters(store: Store) {
         .unwrap();
 }
 
-/// Only the lock `acct:<number>` protects it.
+/// An account. Only the lock `acct:<number>` protects its balance.
 struct Account {
     number: u32,
     locks: Locks,
@@ -209,7 +209,8 @@ async fn readers_that_re_enter_do_not_wait_for_each_other(store: Store) {
         .run(async |_| {
             let one = catalog.read().acquire().await?;
             let other = catalog.read().try_acquire().await?;
-            // Both reads are inside the write side, so the write side has to wait for them again.
+            // Both reads are inside the write side. So a further request for the write side must
+            // wait for them.
             assert_eq!(kind(catalog.write().try_acquire().await), ErrorKind::Busy);
             let hasty = catalog.write().wait(Duration::from_millis(50));
             assert_eq!(kind(hasty.acquire().await), ErrorKind::Timeout);
@@ -221,7 +222,7 @@ async fn readers_that_re_enter_do_not_wait_for_each_other(store: Store) {
         .unwrap();
 }
 
-/// Two clients of one store.
+/// A client re-enters only its own locks, not those of another client of the same store.
 async fn another_client_does_not_re_enter(store: Store) {
     let (locks, _) = store.counted(DEFAULT);
     let elsewhere = Locks::connect("memory:").unwrap();
@@ -229,7 +230,7 @@ async fn another_client_does_not_re_enter(store: Store) {
     let outer = locks.mutex("a");
     outer
         .run(async |held| {
-            // The wait is in this task, which holds the lock.
+            // This task waits, and it is the task that holds the lock.
             let inner = other.mutex("a").wait(SOON);
             tokio::select! {
                 biased;
@@ -279,7 +280,7 @@ async fn a_scope_carries_the_lock_into_a_spawned_task(store: Store) {
         .await
         .unwrap();
 
-    // `run` has ended, and the work that it spawned has not.
+    // `run` has returned. The task that was spawned in it has not ended.
     assert_eq!(kind(locks.mutex("a").try_acquire().await), ErrorKind::Busy);
     go.send(()).unwrap();
     assert!(task.await.unwrap().unwrap());
@@ -355,7 +356,8 @@ async fn work_inside_is_stopped_when_the_lock_is_lost(store: Store) {
     assert_eq!(kind(ran), lost);
 }
 
-/// The branch that waits for its turn is dropped. The turn must not be lost.
+/// The inner wait is dropped before its turn comes. The next inner request must not wait for this
+/// turn.
 async fn a_dropped_inner_wait_leaves_its_turn(store: Store) {
     let locks = store.client();
     let (outer, inner) = (locks.mutex("a"), locks.mutex("a").wait(SOON));

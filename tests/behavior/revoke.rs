@@ -1,4 +1,5 @@
-//! Locks that another asks for, or takes away: the holder is told, has time, and is lost at the end of it.
+//! Locks that an operator asks back or takes away. The store tells the holder. The holder has a
+//! grace, and loses the lock at the end of it.
 
 mod processes;
 
@@ -42,7 +43,8 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 /// Short, because some stores tell a holder only at its renewal.
 const TTL: Duration = Duration::from_secs(6);
 
-/// A holder learns within a third of its ttl, and a batch of renewals may be later by as much.
+/// A holder learns of the request within a third of its ttl. A batch of renewals may be this much
+/// later.
 const LEARNS: Duration = Duration::from_secs(4);
 
 const GRACE: Duration = Duration::from_millis(300);
@@ -101,8 +103,8 @@ async fn a_holder_that_does_not_give_up_is_lost_when_its_time_is_over(store: Sto
     assert_nothing_left(&store, &operator, "a").await;
 }
 
-/// The first caller must not take the lock away after its own time, which may be shorter, because the holder may have
-/// learnt of the second request only.
+/// The holder may have learnt only of the second request. So the first caller must not take the
+/// lock away when its own grace is over, because that grace may be shorter.
 async fn a_request_with_more_time_that_replaces_another_is_kept_to(store: Store) {
     let (locks, other) = (store.client(), store.client());
     let brief = Duration::from_millis(500);
@@ -240,7 +242,8 @@ async fn work_that_only_hears_of_its_loss_goes_on(store: Store) {
     assert_nothing_left(&store, &operator, "a").await;
 }
 
-/// Otherwise the process could keep the lock for as long as its tasks want it.
+/// If the client handed the lock over, its process could keep the lock for as long as its tasks
+/// want it.
 async fn a_lock_that_was_asked_back_is_not_handed_over_inside_its_process(store: Store) {
     let (locks, other, operator) = (store.client(), store.client(), store.client());
     let guard = lock(&locks).acquire().await.unwrap();
@@ -358,11 +361,12 @@ async fn a_forced_release_ends_exactly_the_grant_that_it_names(store: Store) {
         Release::Released
     );
 
-    // The wake-up came with it: a renewal would come only after a third of the ttl.
+    // The second holder was woken by the forced release: its own renewal would come only after a
+    // third of the ttl.
     let began = Instant::now();
     let second = second.await.unwrap().unwrap();
     assert!(awake_since(began) < TTL / 4);
-    // Repeated, late or for a ticket that has left, it ends nobody else's grant.
+    // A forced release that is repeated, late, or for a ticket that is gone ends no other grant.
     for _ in 0..3 {
         let again = operator.force_release("a", named).await.unwrap();
         assert_eq!(again, Release::AlreadyLost);

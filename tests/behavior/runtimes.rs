@@ -1,4 +1,4 @@
-//! Users block their runtimes, end them, and drop guards outside of them.
+//! Users may block their runtimes, end them, and drop guards outside of them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -32,12 +32,12 @@ fn runtime() -> tokio::runtime::Runtime {
         .unwrap()
 }
 
-/// Runs a piece of a test on a thread where runtimes may be built and dropped.
+/// Runs a part of a test on a thread that may build and drop runtimes.
 async fn outside<T: Send + 'static>(piece: impl FnOnce() -> T + Send + 'static) -> T {
     tokio::task::spawn_blocking(piece).await.unwrap()
 }
 
-/// Every `#[tokio::test]` has its own runtime, and the client may be a static.
+/// Every `#[tokio::test]` has its own runtime. The client may be a static that all of them use.
 async fn a_client_survives_the_runtime_that_connected_first(store: Store) {
     let locks = store.client();
     outside(move || {
@@ -71,8 +71,8 @@ async fn the_end_of_a_runtime_is_no_trouble_with_the_store(store: Store) {
     assert!(told.is_err(), "{told:?}");
 }
 
-/// The leader, which stands in line for the process, ends with its runtime. The ticket's wake-up would go to that
-/// runtime, and nobody would receive it.
+/// The leader stands in line at the store for its process, and ends with its runtime. The next task
+/// must not use this ticket: its wake-up goes to a runtime that has ended.
 async fn a_place_in_line_is_not_left_to_a_runtime_that_has_ended(store: Store) {
     let (locks, theirs) = (store.client(), store.client());
     let guard = theirs.mutex("a").acquire().await.unwrap();
@@ -88,7 +88,7 @@ async fn a_place_in_line_is_not_left_to_a_runtime_that_has_ended(store: Store) {
     tickets(&locks, "a", 2).await;
     give_back(guard).await;
 
-    // It gets in by a wake-up: the new leader's first renewal is 20 s away.
+    // The waiter was granted by a wake-up: its first renewal would come only after 20 s.
     let started = Instant::now();
     give_back(heir.await.unwrap().unwrap()).await;
     let awake = awake_since(started);
@@ -120,7 +120,8 @@ async fn a_guard_dropped_when_its_runtime_shuts_down_releases(store: Store) {
 
     assert_eq!(count.load(Ordering::SeqCst), 100);
     if !store.kind.capability().queues {
-        // An enqueue that a node of a quorum had not answered went down with the runtime. Its release leaves a mark.
+        // An enqueue that a node of a quorum had not answered was lost with the runtime. Its
+        // release leaves a mark.
         eventually("nothing is left but marks", SOON, async || {
             store.litter_but_marks().is_empty()
         })
@@ -166,7 +167,7 @@ async fn a_guard_can_be_released_outside_of_any_runtime(store: Store) {
     assert_nothing_left(&store, &locks, "b").await;
 }
 
-/// A minimal executor that is not tokio.
+/// A minimal executor without tokio.
 fn futures_block_on<T>(future: impl Future<Output = T>) -> T {
     struct Unpark(std::thread::Thread);
     impl std::task::Wake for Unpark {
@@ -206,7 +207,7 @@ async fn a_current_thread_runtime_will_do(store: Store) {
     .await;
 }
 
-/// No worker runs anything for 10 s, and the lease is 3 s.
+/// No worker thread runs a task for 10 s. The lease lasts 3 s.
 async fn blocking_every_worker_for_ten_seconds_loses_no_lease(store: Store) {
     let locks = store.client();
     let users = locks.clone();
@@ -223,7 +224,7 @@ async fn blocking_every_worker_for_ten_seconds_loses_no_lease(store: Store) {
         let end = Instant::now() + Duration::from_secs(10);
         let held = guard.held();
         for _ in 0..2 {
-            // Blocks a worker on purpose: this is the mistake under test.
+            // Blocks a worker on purpose. This is the mistake that the fact is about.
             runtime.spawn(async move { std::thread::sleep(end - Instant::now()) });
         }
         while Instant::now() < end {

@@ -1,5 +1,6 @@
-//! A store whose server is down, cut off or silent. The facts are the same for every store that has a server, and each
-//! has its own server. Faults that only one store can have are in a file with its name.
+//! A store whose server is down, cut off or silent. The facts are the same for every store that has
+//! a server, and each fact has its own server. Faults that only one store can have are in a file
+//! with its name.
 
 use std::time::{Duration, Instant};
 
@@ -27,14 +28,14 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// Renewals of a lease this long are 40 s apart, so none of them plays a part.
+/// A ttl of a lease with renewals 40 s apart, so that none of them plays a part.
 const LONG: Duration = LEASE.saturating_mul(2);
 
-/// How long a client needs to reconnect when its server is up: it pauses for two seconds at most. Its first request
-/// after that waits neither for a renewal nor for the end of an operation.
+/// How long a client needs to reconnect when its server is up. It pauses for two seconds at most.
+/// After that, its first request waits neither for a renewal nor for the end of an operation.
 const RECONNECTED: Duration = Duration::from_secs(2).saturating_add(SLACK);
 
-/// A client of its own, behind a proxy that can be cut.
+/// A client behind its own proxy, which can be cut.
 fn proxied(server: &dyn Server) -> (Proxy, Builder) {
     let (proxy, url) = server.process().unwrap().through_a_proxy();
     (proxy, patient(url))
@@ -59,7 +60,7 @@ async fn a_cut_that_heals_before_the_deadline_loses_nothing(store: Store) {
     let locks = builder_here.build().unwrap();
     let guard = locks.mutex("a").acquire().await.unwrap();
     let remaining = guard.remaining();
-    let deadline = Instant::now() + remaining; // or earlier, because `remaining` was read before
+    let deadline = Instant::now() + remaining; // or earlier: `remaining` was read first
     let before = proxy.traffic().connections;
     let mut events = locks.events();
     for _ in 0..3 {
@@ -70,7 +71,7 @@ async fn a_cut_that_heals_before_the_deadline_loses_nothing(store: Store) {
     }
 
     eventually("renewed on a new connection", 2 * SOON, async || {
-        // Or later, because the clock is read first.
+        // The real deadline is this or later: the clock was read first.
         let later = Instant::now() + guard.remaining();
         proxy.traffic().connections > before && later > deadline
     })
@@ -81,7 +82,8 @@ async fn a_cut_that_heals_before_the_deadline_loses_nothing(store: Store) {
     give_back(guard).await;
 }
 
-/// Compares the steps: the last step of the work comes before the next holder's first.
+/// The fact compares steps: the last step of the work comes before the first step of the next
+/// holder.
 async fn a_cut_that_outlasts_the_lease_stops_the_work(store: Store) {
     let server = store.kind.start();
     let (proxy, builder_here) = proxied(&*server);
@@ -108,7 +110,8 @@ async fn a_lost_release_is_repeated(store: Store) {
     let server = store.kind.start();
     let (proxy, builder_here) = proxied(&*server);
     let elsewhere = patient(server.url()).build().unwrap();
-    // Long enough for one operation that fails, and for others that must succeed on a busy machine.
+    // The timeout is long enough for an operation that must fail, and for the others, which must
+    // succeed on a busy machine.
     let locks = builder_here.op_timeout(SOON / 3).build().unwrap();
     let guard = locks.mutex("a").acquire().await.unwrap();
     proxy.cut();
@@ -162,8 +165,8 @@ async fn a_lost_reply_is_asked_for_again_and_granted_once(store: Store) {
         let asked = Instant::now();
         let guard = locks.mutex(&name).wait(LEASE).acquire().await.unwrap();
 
-        // The repeated request gets the grant. A ticket that was taken twice would be granted only at its first
-        // renewal.
+        // The repeated request gets the grant of the first. If each request had taken a ticket, the
+        // second ticket would be granted only at its first renewal.
         let after = awake_since(asked);
         assert!(after < RECONNECTED, "{after:?}");
         assert_eq!(proxy.traffic().replies_lost, round + 1);
@@ -179,13 +182,14 @@ async fn a_lost_reply_is_asked_for_again_and_granted_once(store: Store) {
     .await;
 }
 
-/// The client does not know that the store has made the ticket smaller.
+/// The store has made the ticket smaller, and the client does not know it.
 async fn a_downgrade_whose_reply_is_lost_has_let_readers_in_and_no_writer(store: Store) {
     let server = store.kind.start();
     let process = server.process().unwrap();
     let other = patient(server.url()).build().unwrap();
     for acknowledged in [true, false, true, false] {
-        // A new proxy each time: after a reset, the keeper asks for the smaller ticket too, and may do so late.
+        // A new proxy each time: after a reset, the keeper also sends the request for the smaller
+        // ticket, perhaps late.
         let (proxy, builder_here) = proxied(&*server);
         let locks = builder_here.build().unwrap();
         let mut guard = locks.mutex("a").acquire().await.unwrap();
@@ -237,7 +241,7 @@ async fn a_lease_ends_on_time_while_its_renewal_hangs(store: Store) {
         "{:?}",
         awake_since(frozen)
     );
-    // The acknowledgement that arrives now brings nothing back.
+    // The acknowledgement arrives now. It does not bring the lease back.
     proxy.thaw();
     tickets(&patient(server.url()).build().unwrap(), "a", 0).await;
     assert!(!guard.is_valid());

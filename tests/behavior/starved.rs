@@ -1,5 +1,6 @@
-//! Futures that are polled a few times and then neither polled again nor dropped, as `select!` does with a `&mut
-//! future`. A grant to such a future is used by nobody, so it has to go to futures that are polled.
+//! Futures that are polled a few times, and after that neither polled nor dropped. `select!` does
+//! this with a `&mut future`. Nobody would use a grant to such a future, so the grant must go to a
+//! future that is polled.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
@@ -28,15 +29,16 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 
 const TTL: Duration = Duration::from_secs(2);
 
-/// Twice the ttl: the store's clock may end the ticket, and it starts when the keeper stops renewing.
+/// Twice the ttl: first the keeper stops renewing, and after that the store ends the ticket by its
+/// own clock.
 const SOON_AFTER_TTL: Duration = Duration::from_secs(4);
 
-/// The client has the default operation timeout, which is part of these bounds.
+/// A client with the default operation timeout, which is part of these bounds.
 fn client(store: &Store) -> Locks {
     store.client_with(Locks::builder())
 }
 
-/// A future whose task is busy with something else for ever.
+/// A future that its task never polls again.
 struct Starved(Pin<Box<dyn Future<Output = Result<Guard, Error>> + Send>>);
 
 impl Starved {
@@ -61,7 +63,7 @@ impl Starved {
     }
 }
 
-/// Counts holders and waiters, at the store and in this client.
+/// Whether there are `count` holders and waiters, at the store and in this client together.
 async fn are_there(locks: &Locks, count: usize) -> bool {
     let places = locks.inspect("a").await.unwrap();
     let local: u32 = places.iter().map(|place| place.local_waiters).sum();
@@ -141,7 +143,7 @@ async fn a_shared_grant_that_nobody_collects_lets_a_writer_in(store: Store) {
     assert_nothing_left(&store, &locks, "a").await;
 }
 
-/// The reply to its enqueue says "granted".
+/// The reply to the enqueue says "granted", and nobody polls the future that would read it.
 async fn an_answer_that_nobody_looks_at_keeps_nobody_out(store: Store) {
     let (locks, elsewhere) = (client(&store), client(&store));
     locks.ready(SOON).await.unwrap();
@@ -160,7 +162,8 @@ async fn an_answer_that_nobody_looks_at_keeps_nobody_out(store: Store) {
         if let Poll::Ready(outcome) = starved.poll() {
             give_back(outcome.unwrap()).await;
             match store.timings().answers {
-                // The answer may be there when the request is first polled, and then nothing is left to starve.
+                // On these stores the answer may be there at the first poll. Then there is no
+                // future left to starve.
                 Answers::TheCall | Answers::AThread => return,
                 Answers::AServer => {}
             }
@@ -209,7 +212,7 @@ async fn a_task_that_is_polled_again_gets_the_lock_after_all(store: Store) {
     assert_nothing_left(&store, &locks, "a").await;
 }
 
-/// It does not count from the moment when the task collects the grant.
+/// `max_hold` counts from the grant, not from the moment when the task takes the guard.
 async fn max_hold_counts_from_the_grant(store: Store) {
     let (locks, limit) = (client(&store), Duration::from_millis(700));
     let ttl = Duration::from_secs(5);
@@ -219,7 +222,8 @@ async fn max_hold_counts_from_the_grant(store: Store) {
         locks.inspect("a").await.unwrap().len() == 2
     })
     .await;
-    // Long enough to read the answer to its enqueue, which takes several steps on some stores.
+    // Polls for long enough to read the answer to the enqueue, which takes several steps on some
+    // stores.
     let polled = tokio::time::timeout(Duration::from_millis(500), &mut starved.0).await;
     assert!(polled.is_err(), "two are in");
     give_back(holder).await;
@@ -233,7 +237,8 @@ async fn max_hold_counts_from_the_grant(store: Store) {
     })
     .await;
 
-    // Until its limit is over. If a wake-up does not grant, the client learns of the grant later than others see it.
+    // Sleeps until the limit is over. If a wake-up does not grant, the client learns of the grant
+    // later than others see it.
     let learns = match store.kind.capability().wake_ups_grant {
         true => Duration::ZERO,
         false => limit,

@@ -1,4 +1,5 @@
-//! The store that a fact gets. It looks as if no other fact used it.
+//! The store that a fact gets. Each fact has a namespace of its own, so it sees nothing of other
+//! facts.
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -35,10 +36,10 @@ pub(crate) struct Store {
     server: Arc<dyn Server>,
 }
 
-/// The time that a bound allows on top, because this machine runs other tests too.
+/// The time that is added to each bound, because this machine runs other tests too.
 pub(crate) const SLACK: Duration = Duration::from_millis(1500);
 
-/// No fact takes longer than this. One that does hangs.
+/// No fact takes longer than this. A fact that does so hangs.
 const LONGEST_FACT: Duration = Duration::from_secs(120);
 
 type Running = Pin<Box<dyn Future<Output = ()>>>;
@@ -46,7 +47,7 @@ type Running = Pin<Box<dyn Future<Output = ()>>>;
 /// The policies that facts run under: the default, and one ticket per request.
 pub(crate) const DEFAULT: Fair = Fair::Local(Duration::from_millis(50));
 
-/// A fact for one store. It runs on its own multi-threaded runtime.
+/// A fact for one store. It runs on a multi-threaded runtime of its own.
 pub(crate) fn fact(
     kind: Kind,
     fair: Fair,
@@ -71,8 +72,8 @@ pub(crate) fn fact(
     })
 }
 
-/// The facts that every store has to pass, also a store outside this workspace, as far as the suite uses them for this
-/// store.
+/// The facts of the conformance kit, as far as this store's suite uses them. Every store must pass
+/// them, including stores outside this workspace.
 pub(crate) fn conformance(kind: Kind) -> Vec<Trial> {
     let capability = kind.capability();
     let mut facts = conformance::facts();
@@ -106,8 +107,8 @@ impl Subject for Served {
     }
 }
 
-/// A runtime that does not wait for its threads when it ends. A thread that hangs fails its fact, and the run does not
-/// hang.
+/// A runtime that does not wait for its threads when it ends. A thread that hangs makes its fact
+/// fail, but the run continues.
 struct LeftAlone(Option<Runtime>);
 
 impl Drop for LeftAlone {
@@ -118,7 +119,8 @@ impl Drop for LeftAlone {
     }
 }
 
-/// The facts of a module, for one store, under one policy, or under both when none is given.
+/// Makes tests of the facts of a module, for one store. They run under the given policy, or under
+/// both policies if none is given.
 #[macro_export]
 macro_rules! store_facts {
     ($kind:expr; $($name:ident)*) => {{
@@ -149,8 +151,8 @@ impl Store {
         }
     }
 
-    /// A new client. It has more time than the default: a stalled machine must not look like a failing store or a lost
-    /// holder.
+    /// A new client. Its timeouts are longer than the defaults: a stalled machine must not look
+    /// like a failing store or a dead holder.
     pub(crate) fn client(&self) -> Locks {
         self.client_with(Locks::builder().op_timeout(STALL).ttl(LEASE))
     }
@@ -160,12 +162,12 @@ impl Store {
         self.server.client(builder).unwrap()
     }
 
-    /// The store itself.
+    /// The store without a client.
     pub(crate) fn backend(&self) -> Arc<dyn Backend> {
         self.server.backend()
     }
 
-    /// A client whose store counts the calls.
+    /// A client whose calls to the store are counted.
     pub(crate) fn counted(&self, fair: Fair) -> (Locks, Arc<Counts>) {
         let (counted, counts) = Counted::around(self.backend());
         let locks = Locks::builder()
@@ -187,7 +189,7 @@ impl Store {
         self.kind.timings()
     }
 
-    /// The file of a fact for SQLite.
+    /// The SQLite file of a fact about SQLite.
     pub(crate) fn file(&self) -> &SqliteFile {
         self.file_if_any().unwrap()
     }
@@ -196,19 +198,19 @@ impl Store {
         self.server.downcast()
     }
 
-    /// The keys in the namespace that should not outlive its locks.
+    /// The keys in the namespace that should be gone when its locks are gone.
     pub(crate) fn litter(&self) -> Vec<String> {
         self.server.litter(&self.namespace)
     }
 
-    /// The same without marks, which stay for a minute.
+    /// The keys of [`litter`](Self::litter) without marks, which stay for a minute.
     pub(crate) fn litter_but_marks(&self) -> Vec<String> {
         self.server.litter_but_marks(&self.namespace)
     }
 }
 
-/// Waits until a name has neither holders nor waiters and nothing else is left. Clean-up has to do this long before a
-/// lease ends.
+/// Waits until a name has no holders, no waiters and no other remains. Clean-up must do this long
+/// before a lease ends.
 pub(crate) async fn assert_nothing_left(store: &Store, locks: &Locks, name: &str) {
     eventually("nothing is left", Duration::from_secs(3), async || {
         locks.inspect(name).await.unwrap().is_empty() && store.litter().is_empty()
@@ -231,8 +233,9 @@ pub(crate) fn shows_no_password(shown: &impl Debug) {
     );
 }
 
-/// Resolves when waiters stand in line behind the tickets that hold. At a store without a line they leave no trace: they
-/// have asked, or will.
+/// Resolves when the name has this many holders and waiters. At a store without a line, waiters
+/// leave no trace. There this waits for the holders only, and a waiter may not have sent its
+/// request yet.
 pub(crate) async fn in_line(
     store: &Store,
     locks: &Locks,

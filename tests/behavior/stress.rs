@@ -1,5 +1,6 @@
-//! Stress: many tasks want the same locks in every mode and give up at random moments, and the resource itself checks
-//! them. Facts about one kind of giving up are in `giving_up`, facts about each verb of the store in `histories`.
+//! Stress: many tasks want the same locks in every mode and give up at random moments. The resource
+//! itself checks that holders do not overlap. Facts about one kind of giving up are in `giving_up`,
+//! and facts about each verb of the store in `histories`.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -34,12 +35,12 @@ const CATALOG: &str = "catalog";
 const POOL: &str = "pool";
 const POOL_SIZE: u32 = 5;
 
-/// The resource that the locks protect, and counts of the results.
+/// The resource that the locks protect, and counts of the outcomes.
 #[derive(Debug)]
 struct Resource {
     catalog: Witness,
     pool: Witness,
-    /// Written by holders of the exclusive lock of the catalog.
+    /// The holders of the exclusive lock of the catalog write here.
     fence: FencedResource,
     served: AtomicU64,
     gave_up: AtomicU64,
@@ -78,7 +79,7 @@ impl Resource {
         }
     }
 
-    /// Panics if a holder broke the rules, or if there was nothing to check.
+    /// Panics if two holders overlapped, or if there was nothing to check.
     fn judge(&self, what: &str, began: Instant) {
         let catalog = self.catalog.assert_no_overlap();
         let pool = self.pool.assert_no_overlap();
@@ -115,8 +116,8 @@ impl Mode {
     }
 }
 
-/// Acquires a random lock in a random way. It may be dropped at any poll. A caller that waits without limit gets the
-/// lock.
+/// Acquires a random lock with a random wait. The future may be dropped at any poll. A caller with
+/// the whole `patience` must not time out.
 async fn visit(locks: &Locks, resource: &Resource, random: &mut fastrand::Rng, patience: Duration) {
     let mode = Mode::random(random);
     let wait = match random.u8(..4) {
@@ -156,7 +157,7 @@ async fn visit(locks: &Locks, resource: &Resource, random: &mut fastrand::Rng, p
     count.fetch_add(1, Ordering::Relaxed);
 }
 
-/// All clients at the same time, with several tasks each.
+/// Starts several tasks for each client. All of them run at the same time.
 fn crowd(clients: &[Locks; 3], resource: &Arc<Resource>, patience: Duration) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     for locks in clients {
@@ -182,7 +183,8 @@ async fn a_crowd_never_overlaps_and_leaves_nothing(store: Store) {
     let began = Instant::now();
     let clients = [store.client(), store.client(), store.client()];
     let observer = store.client();
-    // Without a line at the store, a caller that wants many permits may have to wait until most of the crowd has gone.
+    // On a store without a line, a caller that wants many permits may have to wait until most of
+    // the crowd has gone.
     let patience = match store.capability().queues {
         true => Duration::from_secs(10),
         false => Duration::from_secs(60),
@@ -198,12 +200,13 @@ async fn a_crowd_never_overlaps_and_leaves_nothing(store: Store) {
     resource.judge("a crowd", began);
 }
 
-/// Everything may fail except the data of the store.
+/// Every request may fail. The store loses no data.
 async fn a_crowd_at_a_store_that_fails_at_random_never_overlaps_and_leaves_nothing(_: Store) {
     let resource = Resource::new();
     let began = Instant::now();
     let kit = Kit::new();
-    // The clock runs fast (see `Trouble`). No lease ends by itself, so a ticket that is not released stays.
+    // The clock runs fast (see `Trouble`). The ttl is so long that no lease ends by itself. So a
+    // ticket that is not released stays.
     let client = || {
         let builder = Locks::builder()
             .ttl(Duration::from_secs(7200))
@@ -234,8 +237,9 @@ async fn a_crowd_at_a_store_that_fails_at_random_never_overlaps_and_leaves_nothi
     resource.judge("a crowd in trouble", began);
 }
 
-/// Processes are cut off for longer than their leases, in the middle of everything. Each step of the work under a lock
-/// is a write with its token, and none of these may be late. All run on the one thread that also moves the clock.
+/// Processes are cut off for longer than their leases, at random moments. Each step of the work
+/// under a lock is a write with its token. No write may be late. All tasks run on one thread, and
+/// this thread also moves the clock.
 async fn a_crowd_whose_leases_run_out_writes_nothing_late_and_leaves_nothing(store: Store) {
     let fair = store.fair;
     let crowd = move || {
@@ -256,7 +260,7 @@ async fn crowd_whose_leases_run_out(fair: Fair) {
     let began = Instant::now();
     let mut random = fastrand::Rng::new();
     let mut round = 0;
-    // Trouble hits random clients.
+    // Random processes are cut off.
     while round < rounds() || round < 100 && lost.get() < 5 {
         round += 1;
         let tasks = LocalSet::new();
@@ -296,7 +300,7 @@ async fn crowd_whose_leases_run_out(fair: Fair) {
                 cut_off.freeze();
                 for _ in 0..random.usize(20..60) {
                     kit.clock().advance(Duration::from_millis(500));
-                    tokio::time::sleep(Duration::from_millis(1)).await; // the trouble lasts this long
+                    tokio::time::sleep(Duration::from_millis(1)).await; // how long the trouble lasts
                 }
                 cut_off.thaw();
             }
@@ -316,8 +320,8 @@ async fn crowd_whose_leases_run_out(fair: Fair) {
     );
     assert_eq!(log.refused, 0);
     assert!(lost.get() >= 5 && log.accepted > 100);
-    // A clean-up without an answer is tried again after a pause on this clock. The clock moves by two seconds here at
-    // most, in which few leases end by themselves.
+    // If a clean-up gets no answer, the keeper repeats it after a pause on this clock. The clock
+    // moves by two seconds at most here. In this time few leases end by themselves.
     let looks = kit.client().unwrap();
     eventually("nothing is left", SOON, async || {
         kit.clock().advance(Duration::from_micros(500));
@@ -326,17 +330,18 @@ async fn crowd_whose_leases_run_out(fair: Fair) {
     .await;
 }
 
-/// Makes trouble. Two milliseconds of real time are a second on the store's clock.
+/// Makes trouble. A second on the store's clock is two milliseconds of real time.
 struct Trouble<'a> {
     kit: &'a Kit,
     random: fastrand::Rng,
-    /// Requests that are held back, and for how long.
+    /// Requests that are held back, and the time for which they have been.
     held: VecDeque<(Hold, Duration)>,
 }
 
 const STEP: Duration = Duration::from_secs(1);
-/// Longer than two operation timeouts, after which a client releases a ticket without an answer. Short enough to stay
-/// within the minute for which the store remembers such a release.
+/// How long a request is held back. After two operation timeouts without an answer, a client
+/// releases its ticket, so this is longer. It is shorter than the minute for which the store
+/// remembers the release.
 const LATE: Duration = Duration::from_secs(50);
 
 impl<'a> Trouble<'a> {
@@ -366,7 +371,7 @@ impl<'a> Trouble<'a> {
 
     async fn goes_on(&mut self) {
         self.kit.clock().advance(STEP);
-        tokio::time::sleep(Duration::from_millis(2)).await; // the trouble lasts this long
+        tokio::time::sleep(Duration::from_millis(2)).await; // how long the trouble lasts
         self.kit.thaw();
         for (_, age) in &mut self.held {
             *age += STEP;

@@ -55,7 +55,7 @@ fn schemes(store: &Store) -> Schemes {
     tls(store).schemes()
 }
 
-/// A server that asks clients for a certificate of this authority, in these versions of TLS.
+/// A server that requires a client certificate of this authority, with these versions of TLS.
 fn asking(
     store: &Store,
     identity: &Identity,
@@ -78,11 +78,11 @@ fn port(server: &dyn Server) -> u16 {
 }
 
 fn client(url: &str) -> Builder {
-    // The server may do this for the first time, on a busy machine.
+    // On a busy machine, the server may need time for its first TLS connection.
     Locks::builder().url(url).op_timeout(2 * SOON)
 }
 
-/// A URL with the password, which is the first thing that any client sends.
+/// A URL with the password. The password is the first thing that any client sends.
 fn url(store: &Store, server: &dyn Server) -> String {
     url_of(schemes(store).encrypted, port(server))
 }
@@ -91,7 +91,7 @@ fn url_of(scheme: &str, port: u16) -> String {
     format!("{scheme}://default:{SECRET}@127.0.0.1:{port}")
 }
 
-/// The same through a proxy that looks for the password.
+/// The URL of a proxy in front of the server. The proxy looks for the password.
 fn watched(store: &Store, server: &dyn Server) -> (Proxy, String) {
     let proxy = Proxy::to(port(server));
     proxy.lose_replies(SECRET.as_bytes(), 1);
@@ -99,7 +99,8 @@ fn watched(store: &Store, server: &dyn Server) -> (Proxy, String) {
     (proxy, url)
 }
 
-/// Checks that a request fails in time with this kind of error, and that the message has all these parts.
+/// Checks that a request fails in time with this kind of error, and that the message has all these
+/// parts.
 async fn refused(builder: Builder, expected: ErrorKind, told: &[&str]) {
     let locks = builder.op_timeout(ONE_OPERATION).build().unwrap();
     for waits in [true, false] {
@@ -141,7 +142,7 @@ async fn locks_are_handed_over_and_nothing_goes_out_in_plain_text(store: Store) 
     give_back(guard).await;
     give_back(waiter.await.unwrap().unwrap()).await;
 
-    // It gets in by a wake-up: the waiter's next recheck would come seconds later.
+    // The waiter was granted by a wake-up: its next recheck would come seconds later.
     assert!(released.elapsed() < Duration::from_secs(1));
     assert!(proxy.traffic().bytes_up > 1_000);
     assert_eq!(proxy.traffic().recognised, 0, "the password in plain text");
@@ -213,7 +214,7 @@ async fn a_server_without_tls_is_refused_and_told_nothing(store: Store) {
     let (proxy, url) = watched(&store, &*server);
     let builder = client(&url).ca_file(ca.file());
 
-    // A server in trouble behaves the same way, so this is not taken for a mistake.
+    // A server in trouble may behave like this too, so the error is not `Config`.
     let told = [schemes(&store).not_encrypted];
     refused(builder, ErrorKind::Unavailable, &told).await;
 
@@ -224,7 +225,7 @@ async fn a_server_without_tls_is_refused_and_told_nothing(store: Store) {
     }
 }
 
-/// A server that sends this answer to each client. It ignores the requests.
+/// The port of a server that sends this answer to each client and ignores all requests.
 fn says_only(answer: &'static [u8]) -> u16 {
     let listener = tests::ports::listen();
     listener.set_nonblocking(true).unwrap();
@@ -235,7 +236,8 @@ fn says_only(answer: &'static [u8]) -> u16 {
             let (mut client, _) = listener.accept().await.unwrap();
             client.read_u8().await.unwrap();
             client.write_all(answer).await.unwrap();
-            // Reads until the client closes: closing now would be a reset, which may overtake the answer.
+            // Reads until the client closes. If the server closed now, it would send a reset, which
+            // may overtake the answer.
             while client.read_u8().await.is_ok() {}
         }
     });
@@ -260,7 +262,8 @@ async fn a_server_of_another_protocol_is_a_mistake(store: Store) {
     }
 }
 
-/// The server resets the connection. A server in trouble does that too, so this is not taken for a mistake.
+/// The server resets the connection. A server in trouble may do this too, so the error is not
+/// `Config`.
 async fn a_client_without_tls_recognises_a_server_that_wants_it(store: Store) {
     let ca = Authority::new();
     let server = server(&store, &ca);
@@ -322,7 +325,7 @@ async fn a_mistake_is_not_tried_again_unasked(store: Store) {
         assert_eq!(proxy.traffic().connections, asked);
     }
 
-    // Much longer than the longest pause between two tries.
+    // This lease is much longer than the longest pause between two tries.
     let sound = client(&url(&store, &*server))
         .ca_file(ca.file())
         .build()
@@ -332,7 +335,7 @@ async fn a_mistake_is_not_tried_again_unasked(store: Store) {
     assert_eq!(proxy.traffic().connections, 3);
 }
 
-/// A helper process whose system trusts this authority.
+/// A helper process. Its system trusts the authority `system`.
 fn process(url: &str, system: &Authority, own: Option<&Authority>) -> Holder {
     let mut options = HolderOptions::mutex(url, "a");
     let path = |file: &Path| file.to_str().unwrap().to_owned();
@@ -472,7 +475,8 @@ async fn unusable_files_are_named_when_the_client_is_built(store: Store) {
     with(base().ca_file(ca.file()), &identity).build().unwrap();
 }
 
-/// The application installs a provider, or none. If the library had installed one, the application's would be refused.
+/// The application installs its own cryptography provider, or none. If the library had installed
+/// one, the process would refuse the application's provider.
 async fn the_process_is_left_without_a_cryptography_provider(store: Store) {
     let ca = Authority::new();
     let server = server(&store, &ca);

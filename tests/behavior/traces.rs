@@ -1,5 +1,5 @@
-//! Searches everything that the library and its driver trace during the suite for secrets. Also collects what the
-//! library logs for operators, for the facts about logs.
+//! Searches all traces of the library and of its driver for secrets while the suite runs. Also
+//! collects the lines that the library logs for operators, for the facts about logs.
 
 use std::fmt::{Debug, Write};
 use std::sync::Mutex;
@@ -17,14 +17,15 @@ pub(crate) const SECRETS: [&str; 2] = [SECRET, WRONG];
 /// The wrong password that some facts use.
 pub(crate) const WRONG: &str = "hunter2";
 
-/// Part of the names and owners in facts about lines below `INFO`. Keeping all such lines would take too much memory.
+/// A part of the names and owners in facts about lines below `INFO`. Only lines with this part are
+/// kept: all lines would take too much memory.
 pub(crate) const LOGGED: &str = "logged:";
 
 static FOUND: Mutex<Vec<String>> = Mutex::new(Vec::new());
 static LINES: Mutex<Vec<Line>> = Mutex::new(Vec::new());
 static SEEN: AtomicUsize = AtomicUsize::new(0);
 
-/// Starts to search the traces of all levels, of the whole process.
+/// Starts the search. It covers the traces of all levels in the whole process.
 pub(crate) fn search() {
     tracing::subscriber::set_global_default(Search).unwrap();
 }
@@ -83,7 +84,7 @@ impl Visit for Text {
 
 impl Subscriber for Search {
     fn enabled(&self, _: &Metadata<'_>) -> bool {
-        true // also the driver's traces
+        true // the driver's traces are searched too
     }
 
     fn new_span(&self, span: &Attributes<'_>) -> Id {

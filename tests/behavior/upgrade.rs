@@ -1,4 +1,5 @@
-//! Readers that become writers for a while: only alone, at once or not at all, and with a token of their own.
+//! Readers that become writers for a while. A reader is upgraded at once or not at all, only if no
+//! other reader is there, and gets a token of its own.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -52,7 +53,7 @@ async fn a_reader_that_is_alone_writes_and_then_reads_on(store: Store) {
     let second = reads(&other).await;
     assert_eq!(kind(guard.try_upgrade().await), ErrorKind::Busy);
     give_back(second).await;
-    // Dropping it is enough.
+    // The upgrade may also be dropped.
     drop(guard.try_upgrade().await.unwrap());
     give_back(reads(&other).await).await;
     give_back(guard).await;
@@ -67,7 +68,7 @@ async fn a_reader_that_is_not_alone_is_refused_at_once(store: Store) {
     let mut guard = reads(&locks).await;
     let began = Instant::now();
 
-    // A reader of the same process shares the ticket, unless every request has its own.
+    // A reader of the same process shares the ticket, unless every request has a ticket of its own.
     let beside = reads(&locks).await;
     assert_eq!(kind(guard.try_upgrade().await), ErrorKind::Busy);
     give_back(beside).await;
@@ -77,7 +78,8 @@ async fn a_reader_that_is_not_alone_is_refused_at_once(store: Store) {
     let elsewhere = reads(&other).await;
     assert_eq!(kind(guard.try_upgrade().await), ErrorKind::Busy);
     give_back(elsewhere).await;
-    // A writer that waits would wait for ever for this reader, if the reader came first.
+    // A waiting writer is in front of the upgrade and waits for this reader. If the upgrade waited
+    // too, both would wait for ever.
     let writer = begin(other.mutex("a").wait(SOON));
     tickets(&locks, "a", 2).await;
     assert_eq!(kind(guard.try_upgrade().await), ErrorKind::Busy);
@@ -89,7 +91,8 @@ async fn a_reader_that_is_not_alone_is_refused_at_once(store: Store) {
     assert_nothing_left(&store, &locks, "a").await;
 }
 
-/// Each reads a number, and writes the next one if it is alone. The number is not protected in any other way.
+/// Each reader reads the number. If it is alone, it writes the next number. Nothing else protects
+/// the number.
 async fn readers_that_upgrade_at_the_same_time_never_write_together(store: Store) {
     let (number, writes) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let witness = Arc::new(Witness::exclusive());
@@ -106,7 +109,7 @@ async fn readers_that_upgrade_at_the_same_time_never_write_together(store: Store
                     if let Ok(write) = guard.try_upgrade().await {
                         let visit = witness.enter(1);
                         tokio::task::yield_now().await;
-                        // The value is still the one that was read while others could only read.
+                        // The value has not changed since this task read it as a reader.
                         assert_eq!(number.swap(read + 1, Ordering::SeqCst), read);
                         writes.fetch_add(1, Ordering::SeqCst);
                         drop(visit);

@@ -1,4 +1,5 @@
-//! A view of several locks offers the same as a view of one, and nested code can ask which locks it runs under.
+//! A view of several locks has the same methods as a view of one lock. Nested code can ask which
+//! locks it runs under.
 
 use std::time::{Duration, Instant};
 
@@ -29,7 +30,7 @@ async fn several_locks_are_carried_into_a_task_and_held_until_it_ends(store: Sto
     let (end, ends) = tokio::sync::oneshot::channel::<()>();
     let inner = locks.clone();
     let job = tokio::spawn(guard.scope(async move {
-        // Granted at once, because both are held already.
+        // The locks are granted at once, because the scope holds both of them.
         let both = Locks::all(["a", "b"].map(|name| inner.mutex(name)));
         let again = both.try_acquire().await.unwrap();
         assert_eq!(again.release().await.unwrap(), Release::Released);
@@ -38,7 +39,7 @@ async fn several_locks_are_carried_into_a_task_and_held_until_it_ends(store: Sto
     }));
     begins.await.unwrap();
 
-    // Another guard still has them.
+    // The guard of the scope still holds both locks.
     assert_eq!(guard.release().await.unwrap(), Release::Released);
     for name in ["a", "b"] {
         assert_eq!(kind(other.mutex(name).try_acquire().await), ErrorKind::Busy);
@@ -132,7 +133,7 @@ async fn nested_code_can_list_the_locks_that_it_runs_under(store: Store) {
             assert_eq!(token, outer.get("a").unwrap().grant_id());
             assert_eq!(annotated(&locks).await?, ["a", "c", "s"]);
             let read = locks.rwlock("r").read().acquire().await?;
-            // A bare guard belongs to no scope.
+            // The bare guard `read` belongs to no scope.
             assert_eq!(names_under(), ["a", "s"]);
             read.while_held(async { assert_eq!(names_under(), ["a", "s", "r"]) })
                 .await?;
@@ -195,7 +196,7 @@ async fn code_runs_under_a_lock_only_while_that_is_held(store: Store) {
         })
         .await;
     ran.unwrap();
-    // The lock is released inside, and acquired again by another client.
+    // The lock is released inside its own scope. After that, the same client acquires it again.
     let guard = locks.mutex("b").wait(SOON).acquire().await.unwrap();
     let view = guard.held();
     let mut guard = Some(guard);
@@ -216,7 +217,7 @@ async fn code_can_tell_a_lock_of_its_client_from_one_of_another(store: Store) {
             assert_eq!(token(lockcore::held("a")), under);
             assert_eq!(token(locks.clone().held("a")), under);
             assert_eq!(token(other.held("a")), None);
-            // The innermost lock is of another store.
+            // The innermost lock is a lock of another store.
             let elsewhere = Locks::connect("memory:").unwrap();
             let inner: Result<(), Error> = elsewhere
                 .mutex("a")

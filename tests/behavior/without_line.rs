@@ -1,6 +1,6 @@
-//! The facts that a store without a queue leaves out, because they are about a line of requests at the store: its order,
-//! a hand-over to the next in it, or a waiter that other clients see there. Facts about the contract itself say what they
-//! need in `testing::conformance`.
+//! The facts that are left out on a store without a queue. They are about a line of requests at the
+//! store: its order, a hand-over to the next in line, or its waiters as other clients see them.
+//! Facts about the contract itself state what they need in `testing::conformance`.
 
 use libtest_mimic::Trial;
 
@@ -52,7 +52,7 @@ const NEED_A_LINE: &[&str] = &[
     "wake_ups_that_were_cut_off_are_caught_up_on",
 ];
 
-/// Leaves out what the store's capability does not allow.
+/// Removes the facts that the store's capability does not allow.
 pub(crate) fn leave_out(store: Kind, mut trials: Vec<Trial>) -> Vec<Trial> {
     let name_of = |trial: &Trial| trial.name().rsplit("::").next().map(str::to_owned);
     let names: Vec<_> = trials.iter().filter_map(name_of).collect();

@@ -1,5 +1,6 @@
-//! ZooKeeper servers that are down, restarted, cut off or deposed, and sessions that end. Each fact has its own
-//! servers. This file has what the groups of facts share. The groups are the files of this folder.
+//! ZooKeeper servers that are down, restarted, cut off or deposed, and sessions that end. Each fact
+//! has its own servers. This file has what the groups of facts share. The groups are the files of
+//! this folder.
 
 mod alone;
 mod crowds;
@@ -36,7 +37,8 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     groups.into_iter().flat_map(|facts| facts(store)).collect()
 }
 
-/// These facts look at requests to the server, so every acquisition gets its own ticket.
+/// The settings of a client. The facts look at requests to the server, so every acquisition gets
+/// its own ticket.
 fn builder(url: String) -> Builder {
     faults::patient(url).fair(Fair::Strict)
 }
@@ -67,7 +69,8 @@ async fn operator(server: &ZooKeeperServer) -> Client {
         .unwrap()
 }
 
-/// A client whose probes are not counted.
+/// A client for facts that count packets. Its session is so long that it sends no probe in the
+/// counted time.
 fn counted(server: &ZooKeeperServer) -> Locks {
     builder(server.url() + "?session_timeout=280s")
         .ttl(Duration::from_secs(120))

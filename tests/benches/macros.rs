@@ -1,5 +1,6 @@
-//! The macro and `run` beside the same function written by hand: they must not cost anything of their own.
-//! Time is criterion's; allocations are counted first, and one too many fails the bench.
+//! Compares the macro and `run` with the same function written by hand. They must not cost anything
+//! more. Criterion measures the time. Before that, this bench counts the allocations, and fails if
+//! there is one too many.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
@@ -12,7 +13,7 @@ async fn annotated(locks: &Locks, id: u64) -> Result<u64, Error> {
     Ok(id + 1)
 }
 
-/// Options that have nothing to do here.
+/// Options that have no effect here.
 #[distributed_lock(
     key = "order:{id}",
     locks = locks,
@@ -37,7 +38,8 @@ async fn by_hand(locks: &Locks, id: u64) -> Result<u64, Error> {
     Ok(next)
 }
 
-/// The allocations of one call in the calling thread, when everything that is made at first use is there.
+/// The allocations of one call in the calling thread. Everything that is made at the first use
+/// exists already.
 fn allocations<F: Future<Output = Result<u64, Error>>>(call: impl Fn() -> F) -> u64 {
     const CALLS: u64 = 1_000;
     let runtime = Builder::new_current_thread().build().unwrap();
@@ -50,7 +52,8 @@ fn allocations<F: Future<Output = Result<u64, Error>>>(call: impl Fn() -> F) -> 
     };
     calls(CALLS);
     let counted = allocation_counter::measure(|| calls(CALLS));
-    // The division leaves out what happens once in many calls: a vector that grows, or a fetch of identities.
+    // The division leaves out allocations that happen once in many calls: a vector that grows, or a
+    // fetch of identities.
     counted.count_total / CALLS
 }
 

@@ -1,6 +1,7 @@
-//! The memory store: what a lock costs when no server is asked. The bar is 0.8 µs for a pair; tokio's mutex, which knows
-//! neither names nor leases, is the floor. Time is criterion's; allocations are counted first, and one too many fails
-//! the bench.
+//! The memory store: the cost of a lock without a server. A pair must take at most 0.8 µs. The
+//! least possible cost is that of tokio's mutex, which has no names and no leases. Criterion
+//! measures the time. Before that, this bench counts the allocations, and fails if there is one too
+//! many.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
@@ -9,7 +10,8 @@ use lockcore::{Error, Lock, Locks};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Mutex;
 
-/// The allocations of one pair in the calling thread, when everything that is made at first use is there.
+/// The allocations of one pair in the calling thread. Everything that is made at the first use
+/// exists already.
 fn allocations(lock: &Lock) -> u64 {
     const PAIRS: u64 = 1_000;
     let runtime = Builder::new_current_thread().build().unwrap();
@@ -27,7 +29,8 @@ fn allocations(lock: &Lock) -> u64 {
 fn pairs(criterion: &mut Criterion) {
     let runtime = Runtime::new().unwrap();
     let lock = Locks::connect("memory:").unwrap().mutex("a");
-    // The request, the lease and the hold; an answer of each of the two verbs, and the lists of a release.
+    // The request, the lease and the hold, an answer of each of the two verbs, and the lists of a
+    // release.
     let allocations = allocations(&lock);
     println!("acquire and release: {allocations} allocations");
     assert!(allocations <= 7, "more than before");

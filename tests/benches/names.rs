@@ -1,11 +1,11 @@
-//! Names as keys: a plain one is copied, others are escaped, long ones hashed.
+//! Names as keys: a plain name is copied, another one is escaped, and a long one is hashed.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use lockcore::backend::{Name, Namespace};
 
-/// The length up to which a name stays readable at Redis.
+/// The length up to which a name is readable in its Redis key.
 const LIMIT: usize = 512;
 
 fn keys(criterion: &mut Criterion) {

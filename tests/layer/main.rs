@@ -1,5 +1,5 @@
-//! The layer of `lockcore-tower` on a real server of HTTP and a real store. Tests that need no server of a store are
-//! beside the layer, in tower-layer/tests.
+//! The layer of `lockcore-tower` on a real HTTP server and a real store. Tests that need no server
+//! of a store are beside the layer, in tower-layer/tests.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
@@ -41,12 +41,12 @@ const PARTS: usize = 50;
 const PAUSE: Duration = Duration::from_millis(100);
 const PART: &str = "0123456789";
 
-/// The delay with which the test may see an event on a busy machine.
+/// How much later than an event a test on a busy machine may see it.
 const BUSY: Duration = Duration::from_millis(500);
 
-/// A response of five seconds under a lease of two; the store is cut off after one. The server that holds the lock
-/// sends as long as it may believe in it, and not longer; the next holder comes in at another server when the lease
-/// has run out at the store.
+/// A response of five seconds is sent under a lease of two seconds. After one second the store is
+/// cut off. The server with the lock sends until its lease ends by its own clock, and no longer.
+/// The next holder is granted at another server when the lease has ended at the store.
 fn a_stream_whose_store_is_gone_breaks_off_before_the_next_is_let_in() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
@@ -92,8 +92,8 @@ fn a_stream_whose_store_is_gone_breaks_off_before_the_next_is_let_in() {
         let error = end.expect("an end that looks like one").unwrap_err();
         assert!(!error.is_timeout(), "{error:?}");
         assert!(last_made < next, "two at a time");
-        // The layer hears nothing from the store any more, so it gives up by its own clock. The last renewal was at
-        // most a third of the lease before the cut.
+        // The layer gets no answers from the store, so it stops by its own clock. The last renewal
+        // came at most a third of the lease before the cut.
         assert!(ended >= cut + LEASE / 3, "it gave up a lease that was still good");
         assert!(ended <= cut + LEASE + BUSY, "it went on after its lease");
         assert!(next <= cut + LEASE + BUSY, "the next one waited for long after");
@@ -109,7 +109,8 @@ fn by_order(locks: &Locks) -> LockLayer {
     LockLayer::new(locks.clone(), Key::template("order:{path.id}"))
 }
 
-/// Notes when it has made a part the last time, which is when it worked under its lock the last time.
+/// Streams a response. `last_made` gets the time of its last part, which is the last work under the
+/// lock.
 fn streaming(locks: &Locks, last_made: &Arc<Mutex<Option<Instant>>>) -> Router {
     let last_made = Arc::clone(last_made);
     let handler = async move || {
@@ -140,7 +141,7 @@ async fn serve(app: Router) -> SocketAddr {
     address
 }
 
-/// One request on a connection of its own.
+/// Sends one request on a connection of its own.
 async fn send(to: SocketAddr, request: hyper::http::request::Builder) -> Incoming {
     let io = TokioIo::new(TcpStream::connect(to).await.unwrap());
     let (mut client, connection) = hyper::client::conn::http1::handshake(io).await.unwrap();

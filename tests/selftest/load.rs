@@ -35,7 +35,7 @@ fn load(arguments: &[&str]) -> Command {
     command
 }
 
-/// The report of a run that needs no input: its last line.
+/// Runs a mode that needs no input, and returns its report, the last line.
 fn report(arguments: &[&str]) -> Value {
     let mut process = Process::start(&mut load(arguments));
     process.close_input();
@@ -122,7 +122,7 @@ fn a_lock_changes_hands_on_command() {
 }
 
 fn a_herd_releases_as_often_as_asked() {
-    // Fewer releases than waiters, and more.
+    // First with fewer releases than waiters, and then with more.
     for releases in ["3", "20"] {
         let arguments = ["memory:", "w6", "8", "0", releases, "a"];
         let mut process = Process::start(&mut load(&arguments));
@@ -185,7 +185,8 @@ fn the_driver_judges_four_processes_at_one_lock() {
         .output()
         .unwrap();
 
-    // Overlaps and errors are failures. The speed of a debug build on a busy machine is not checked.
+    // Overlaps and errors make the driver fail. The speed of a debug build on a busy machine does
+    // not.
     let table = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{table}");
     for figure in [

@@ -1,5 +1,5 @@
-//! Tests the harness with real servers: each fault does what its name says. Tests that need no server are beside the
-//! code, in tests/src.
+//! Tests the harness with real servers: each fault does what its name says. Tests that need no
+//! server are beside the code, in tests/src.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
@@ -25,7 +25,7 @@ fn main() {
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
 
-/// Facts that have the same needs, each named after its function.
+/// A list of facts that need the same servers. Each fact is named after its function.
 #[macro_export]
 macro_rules! facts {
     ($needs:expr; $($name:ident)*) => {{

@@ -21,13 +21,13 @@ pub(crate) fn facts() -> Vec<Trial> {
     facts
 }
 
-/// With this variable, this binary is a process that enters the resource and stays.
+/// If this variable is set, this program is a process that enters the resource and stays there.
 const INSIDE: &str = "LOCKCORE_HARNESS_INSIDE";
 
 fn a_process_killed_inside_has_left_the_witness() {
     if let Some(folder) = std::env::var_os(INSIDE) {
         let _visit = FileWitness::in_folder(folder).write();
-        // On a line of its own, because libtest-mimic, which captures no output, has already begun a line.
+        // On a line of its own: libtest-mimic captures no output, and has already begun a line.
         println!("\nINSIDE");
         loop {
             std::thread::park();

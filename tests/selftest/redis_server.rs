@@ -187,7 +187,7 @@ fn a_taken_port_is_recognised_and_another_tried() {
     let taken = tests::ports::listen();
     let port = taken.local_addr().unwrap().port().to_string();
 
-    // The argument overrides every port that the harness picks.
+    // This argument overrides every port that the harness chooses.
     let panic = std::panic::catch_unwind(|| RedisServer::with(&["--port", &port])).unwrap_err();
 
     let message = panic.downcast_ref::<String>().unwrap();
@@ -228,7 +228,7 @@ fn commands_are_counted() {
     assert!(!since.contains_key("info"));
 }
 
-/// With this variable, this binary is the test process that dies.
+/// If this variable is set, this program is the test process that is killed.
 const DOOMED: &str = "LOCKCORE_HARNESS_DOOMED";
 
 fn a_server_dies_with_a_test_process_that_is_killed() {
@@ -238,7 +238,7 @@ fn a_server_dies_with_a_test_process_that_is_killed() {
     if std::env::var_os(DOOMED).is_some() {
         let server = RedisServer::start();
         let folder = server.command::<Vec<String>>(&["CONFIG", "GET", "dir"])[1].clone();
-        // On a line of its own, because libtest-mimic, which captures no output, has already begun a line.
+        // On a line of its own: libtest-mimic captures no output, and has already begun a line.
         println!(
             "
 SERVER {} {folder}",
@@ -264,7 +264,8 @@ SERVER {} {folder}",
 
     doomed.kill();
 
-    // Init reaps it. Without that it stays as a zombie, which serves nobody either.
+    // The server is gone when init has reaped it. Where init does not reap, it is a zombie, which
+    // serves nobody either.
     wait_until("the server is gone", SOON, || {
         std::fs::read_to_string(format!("/proc/{pid}/stat"))
             .map_or(true, |stat| stat.contains(") Z "))
@@ -274,7 +275,7 @@ SERVER {} {folder}",
     });
 }
 
-/// How far the server's clock is ahead of ours, in seconds.
+/// How many seconds the server's clock is ahead of this process's clock.
 fn ahead(server: &RedisServer) -> i64 {
     let theirs = server.command::<Vec<String>>(&["TIME"])[0]
         .parse::<i64>()

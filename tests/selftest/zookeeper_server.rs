@@ -32,7 +32,7 @@ fn runtime() -> tokio::runtime::Runtime {
         .unwrap()
 }
 
-/// Holds a lock while a piece of a test runs.
+/// Holds a lock while a part of a test runs.
 fn holding(url: &str, piece: impl FnOnce()) {
     let locks = Locks::builder().url(url).namespace("test").build().unwrap();
     let guard = runtime().block_on(locks.mutex("a").acquire()).unwrap();
@@ -107,7 +107,7 @@ fn a_bridged_server_follows_and_does_not_notice_that_it_is_cut_off() {
     let follower = ensemble.followers()[1];
 
     ensemble.cut_off(follower);
-    std::thread::sleep(Duration::from_secs(5)); // half the time that it would take to notice
+    std::thread::sleep(Duration::from_secs(5)); // half of the time after which a server notices
 
     assert_eq!(follower.role().as_deref(), Some("follower"));
     assert_ne!(ensemble.leader().port(), follower.port());

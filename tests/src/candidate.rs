@@ -1,4 +1,5 @@
-//! Processes that campaign in an election, and observe it: the part `candidate` of the program `election` of this package.
+//! Processes that campaign in an election and observe it. They run the part `candidate` of this
+//! package's program `election`.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -7,7 +8,8 @@ use std::time::Duration;
 
 use crate::process::Process;
 
-/// A process with one candidate and one observer of the same election. It is killed when this is dropped.
+/// A process with one candidate and one observer of the same election. Dropping this kills the
+/// process.
 #[derive(Debug)]
 pub struct Candidate {
     process: Process,
@@ -15,13 +17,13 @@ pub struct Candidate {
     sees: Option<u64>,
 }
 
-/// Which election, and where.
+/// The settings of a candidate.
 #[derive(Clone, Debug)]
 pub struct Campaign<'a> {
     pub url: &'a str,
     pub namespace: &'a str,
     pub name: &'a str,
-    /// Of the [witness](crate::witness::FileWitness) that each leader enters.
+    /// The folder of the [witness](crate::witness::FileWitness) that each leader enters.
     pub folder: &'a Path,
     pub ttl: Duration,
 }
@@ -45,19 +47,20 @@ impl Campaign<'_> {
 }
 
 impl Candidate {
-    /// The token with which it has begun to lead since the last call of this, if it has.
+    /// The token of this candidate, if it has begun to lead since the last call.
     pub fn has_begun(&mut self) -> Option<u64> {
         self.listen();
         self.led.take()
     }
 
-    /// The leader that its observer was told of last, by its token.
+    /// The token of the leader that the observer has seen last. `None` if it has seen that nobody
+    /// leads.
     pub fn sees(&mut self) -> Option<u64> {
         self.listen();
         self.sees
     }
 
-    /// SIGKILL.
+    /// Sends SIGKILL.
     pub fn kill(self) {
         self.process.kill();
     }
@@ -66,7 +69,7 @@ impl Candidate {
         while let Some(line) = self.process.hear(Duration::ZERO) {
             match line.split_once(' ') {
                 Some(("LEADS", token)) => self.led = token.parse().ok(),
-                // `nobody` is no number.
+                // `nobody` is not a number, so this becomes `None`.
                 Some(("SEES", token)) => self.sees = token.parse().ok(),
                 _ => panic!("a candidate said {line:?}"),
             }

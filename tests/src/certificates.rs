@@ -1,5 +1,5 @@
-//! Certificates for servers and clients, made on demand: valid ones, and one of each bad kind. The files are removed
-//! with the authority that issued them.
+//! Certificates for servers and clients, made on demand: valid ones, and one of each bad kind. The
+//! files are removed when the authority that issued them is dropped.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,8 @@ use rcgen::{
 };
 use tempfile::TempDir;
 
-/// A CA of our own. Each has another name, so that a chain to the wrong one is noticed.
+/// A certificate authority of the tests. Each has a name of its own, so that a chain to the wrong
+/// authority is noticed.
 #[derive(Debug)]
 pub struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
@@ -54,7 +55,7 @@ impl Authority {
         self.issue(params(hosts, ExtendedKeyUsagePurpose::ServerAuth))
     }
 
-    /// The same, but expired.
+    /// A server's certificate that has expired.
     pub fn expired_server(&self, hosts: &[&str]) -> Identity {
         self.issue(expired(params(hosts, ExtendedKeyUsagePurpose::ServerAuth)))
     }
@@ -64,7 +65,7 @@ impl Authority {
         self.issue(params(&[], ExtendedKeyUsagePurpose::ClientAuth))
     }
 
-    /// The same, but expired.
+    /// A client's certificate that has expired.
     pub fn expired_client(&self) -> Identity {
         self.issue(expired(params(&[], ExtendedKeyUsagePurpose::ClientAuth)))
     }

@@ -1,9 +1,11 @@
-//! A child process that never outlives its test. It is killed when its value is dropped, which a panic does too. If the
-//! test process itself is killed and can drop nothing, a watcher kills the child.
+//! A child process that never outlives its test. Dropping the value kills the child, and a panic
+//! drops the value too. If the test process itself is killed, it drops nothing. Then a watcher
+//! kills the child.
 //!
-//! The watcher is a shell whose standard input is a pipe from us. When we end in any way, the pipe closes, and the
-//! shell kills the child. (`PR_SET_PDEATHSIG` would need `unsafe` code between fork and exec, and fires when the
-//! *thread* that started the child ends, which is too early in a test.)
+//! The watcher is a shell. Its standard input is a pipe from the test process. When the test
+//! process ends in any way, the pipe closes, and the shell kills the child. (`PR_SET_PDEATHSIG`
+//! would need `unsafe` code between fork and exec. It also fires when the *thread* that started the
+//! child ends, which is too early in a test.)
 
 use std::io::{self, Write as _};
 use std::os::unix::process::CommandExt as _;
@@ -15,11 +17,12 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use crate::eventually::poll;
 
-/// `$1` is the child, `$2` a folder of its own or nothing. A line means that the child was reaped and that its process
-/// id may belong to another process by now. End of input without a line means that we are gone.
+/// The watcher's script. `$1` is the child, and `$2` is a folder to remove, or nothing. If a line
+/// comes, the child was reaped: another process may have its process id by now. If the input ends
+/// without a line, the test process has ended.
 const WATCH: &str = r#"read -r line && exit 0; kill -KILL "$1"; [ -z "$2" ] || rm -rf -- "$2""#;
 
-/// A child that runs, or that has ended by itself and is not reaped yet.
+/// A child that runs, or that has ended by itself and has not been reaped yet.
 #[derive(Debug)]
 pub struct LeashedChild {
     child: Child,
@@ -27,9 +30,11 @@ pub struct LeashedChild {
 }
 
 impl LeashedChild {
-    /// Starts the command. `litter` is a temporary folder that the watcher removes when we are killed.
+    /// Starts the command. `litter` is a temporary folder. If the test process is killed, the
+    /// watcher removes this folder.
     ///
-    /// Child and watcher get process groups of their own, so that Ctrl-C at a terminal ends only us, and we end them.
+    /// The child and the watcher get process groups of their own. So Ctrl-C at a terminal ends only
+    /// the test process, which ends them.
     pub fn spawn(command: &mut Command, litter: Option<&Path>) -> io::Result<Self> {
         let child = command.process_group(0).spawn()?;
         let watcher = Command::new("sh")
@@ -53,12 +58,12 @@ impl LeashedChild {
         self.child.id()
     }
 
-    /// Its exit status, once it has ended.
+    /// The exit status, if the child has ended.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().unwrap()
     }
 
-    /// SIGSTOP; returns when every thread of the child has stopped.
+    /// Sends SIGSTOP. Returns when every thread of the child has stopped.
     pub fn freeze(&mut self) {
         self.signal(Signal::STOP);
         waitid(WaitId::Pid(self.id()), WaitIdOptions::STOPPED).unwrap_or_else(|error| {
@@ -66,16 +71,17 @@ impl LeashedChild {
         });
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT.
     pub fn thaw(&mut self) {
         self.signal(Signal::CONT);
     }
 
-    /// Sends SIGTERM, also to a frozen child. Panics if it does not end within the time.
+    /// Sends SIGTERM, and SIGCONT for a frozen child. Panics if the child does not end within this
+    /// time.
     pub fn stop(mut self, within: Duration) -> ExitStatus {
         self.signal(Signal::TERM);
-        // Not by `signal`, because the child may have ended meanwhile. Until it is reaped, its process id stays its
-        // own.
+        // `signal` would panic if the child had ended meanwhile. The process id belongs to the
+        // child until the child is reaped.
         kill_process(self.id(), Signal::CONT).unwrap();
         let status = poll(within, || self.ended());
         status.unwrap_or_else(|| {
@@ -96,7 +102,8 @@ impl LeashedChild {
     }
 
     pub(crate) fn signal(&mut self, signal: Signal) {
-        // Checked first: the process id of a reaped child may belong to another process.
+        // This must be checked first: if the child was reaped, another process may have its process
+        // id.
         if let Some(status) = self.ended() {
             panic!("child {} has ended by itself: {status}", self.pid());
         }
@@ -110,7 +117,7 @@ impl LeashedChild {
 
 impl Drop for LeashedChild {
     fn drop(&mut self) {
-        // Nothing here may panic, because the test may be panicking already.
+        // Nothing here may panic, because the test may already be panicking.
         let _ = self.child.kill();
         let _ = self.child.wait();
         if let Some(mut pipe) = self.watcher.stdin.take() {
@@ -138,7 +145,8 @@ mod tests {
         LeashedChild::spawn(Command::new("sleep").arg("600"), None).unwrap()
     }
 
-    /// The state letter of a process (Z is a zombie that nobody reaped), or `None` when there is no such process.
+    /// The state letter of a process. Z is a zombie, which nobody has reaped. `None` if there is no
+    /// such process.
     fn state(pid: u32) -> Option<char> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         stat.rsplit_once(") ")?.1.chars().next()
@@ -189,7 +197,7 @@ mod tests {
         let mut child =
             LeashedChild::spawn(Command::new("sleep").arg("600"), Some(&litter)).unwrap();
 
-        drop(child.watcher.stdin.take()); // what the kernel does when we are killed
+        drop(child.watcher.stdin.take()); // the kernel does this when the test process is killed
 
         wait_until("child killed", SOON, || child.ended().is_some());
         wait_until("folder removed", SOON, || !litter.exists());

@@ -1,5 +1,6 @@
-//! A server process of the harness: the folder of its own, its log, and the signals that stop it. It ends with its
-//! value, which a panic of the test drops too. Ports, settings and the question whether it serves are its owner's.
+//! A server process of the harness: its folder, its log, and the signals that stop it. The process
+//! ends when the value is dropped, which a panic of the test does too. The owner of the value knows
+//! the ports and the settings, and how to check whether the server serves.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -12,17 +13,18 @@ use url::Url;
 
 use crate::child::LeashedChild;
 
-/// Longer than any server takes to end, and short enough for a test that hangs on a server that it froze itself.
+/// Longer than any server takes to end. It is short for the sake of a test that hangs on a server
+/// that it has frozen itself.
 const END: Duration = Duration::from_secs(5);
 
-/// How often a new server tries another port. Another process may take the port between our check and the server's
-/// bind. This does not happen five times in a row.
+/// How many ports a new server tries. Another process may take a port between the check here and
+/// the server's bind. This does not happen five times in a row.
 const PORTS: usize = 5;
 
 /// A server that can be started again and again in one folder.
 #[derive(Debug)]
 pub(crate) struct Daemon {
-    /// For messages.
+    /// The name in messages.
     name: &'static str,
     /// Declared before the folder, so that the server is killed before its folder is removed.
     child: Mutex<Option<LeashedChild>>,
@@ -30,8 +32,8 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// A server that does not run yet. Its folder begins with this prefix, which must be short: the path of a Unix
-    /// socket may have 107 bytes.
+    /// A server that has not been started. The name of its folder begins with this prefix. The
+    /// prefix must be short: the path of a Unix socket may have 107 bytes.
     pub(crate) fn new(name: &'static str, prefix: &str) -> Self {
         Self {
             name,
@@ -44,7 +46,7 @@ impl Daemon {
         self.folder.path()
     }
 
-    /// Starts the command, whose output goes to the log.
+    /// Starts the command. Its output goes to the log.
     pub(crate) fn spawn(&self, command: &mut Command) {
         let log = self.log();
         let log = File::options().create(true).append(true).open(log).unwrap();
@@ -69,7 +71,7 @@ impl Daemon {
         self.running().is_some()
     }
 
-    /// Its exit status, once it has ended by itself.
+    /// The exit status, if the server has ended by itself.
     pub(crate) fn ended(&self) -> Option<ExitStatus> {
         self.running().as_mut().and_then(LeashedChild::ended)
     }
@@ -81,14 +83,14 @@ impl Daemon {
         }
     }
 
-    /// Sends SIGTERM, and waits for the end. Does nothing if the server is down.
+    /// Sends SIGTERM and waits for the end. Does nothing if the server is down.
     pub(crate) fn stop(&self) {
         if let Some(child) = self.running().take() {
             child.stop(END);
         }
     }
 
-    /// Sends SIGSTOP: connections stay open, and nothing is answered.
+    /// Sends SIGSTOP: connections stay open, and no answers come.
     pub(crate) fn freeze(&self) {
         self.with_child(LeashedChild::freeze);
     }
@@ -98,12 +100,12 @@ impl Daemon {
         self.with_child(LeashedChild::thaw);
     }
 
-    /// How many bytes the log has.
+    /// The number of bytes in the log.
     pub(crate) fn log_length(&self) -> usize {
         fs::metadata(self.log()).map_or(0, |log| log.len() as usize)
     }
 
-    /// The log from this byte on, over all starts of the server.
+    /// The log from this byte on. It covers all starts of the server.
     pub(crate) fn log_from(&self, byte: usize) -> String {
         let log = fs::read(self.log()).unwrap_or_default();
         String::from_utf8_lossy(&log[byte..]).into_owned()
@@ -132,12 +134,13 @@ impl Daemon {
     }
 }
 
-/// Starts a server, at another port if the port was taken. `start` returns `None` then.
+/// Starts a server. If its port was taken, `start` returns `None` and is called again.
 pub(crate) fn started<T>(mut start: impl FnMut() -> Option<T>) -> Option<T> {
     (0..PORTS).find_map(|_| start())
 }
 
-/// Whether a program can be run with this argument, which shows its version. The error says how to get it.
+/// Whether a program can be run. `version` is the argument that prints its version. The error says
+/// how to install the program.
 pub(crate) fn can_run(program: &str, version: &str, install: &str) -> Result<(), String> {
     let mut command = Command::new(program);
     let command = command.arg(version).stdout(Stdio::null());

@@ -1,17 +1,18 @@
-//! Waits for something to become true. This is the only place in the tests that polls: where an event can be awaited,
-//! await the event. The loop for async code is in the conformance suite, which needs it too.
+//! Waits until something is true. Only this module polls in the tests: where an event can be
+//! awaited, await the event. The loop for async code is in the conformance suite, which also needs
+//! it.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use lockcore::testing::conformance::steps::STEP;
-/// The same as [`wait_until`] for async code. It does not block the runtime's threads.
+/// Like [`wait_until`], for async code. It does not block the threads of the runtime.
 pub use lockcore::testing::conformance::steps::eventually;
 
 use crate::stalls;
 
-/// Asks until there is an answer. Returns `None` if there was none within the time, in which stalls of the machine do not
-/// count. After a slow answer there is one more try.
+/// Calls `answer` until it returns `Some`. Returns `None` if this does not happen within the time.
+/// Stalls of the machine do not count as time. After a slow answer, `answer` is called once more.
 pub fn poll<T>(within: Duration, mut answer: impl FnMut() -> Option<T>) -> Option<T> {
     stalls::watch();
     let began = Instant::now();
@@ -27,7 +28,8 @@ pub fn poll<T>(within: Duration, mut answer: impl FnMut() -> Option<T>) -> Optio
     }
 }
 
-/// Blocks the thread until the condition holds. Panics with `what` if it does not within the time.
+/// Blocks the thread until the condition holds. Panics with `what` if it does not hold within the
+/// time.
 pub fn wait_until(what: &str, within: Duration, mut holds: impl FnMut() -> bool) {
     if poll(within, || holds().then_some(())).is_none() {
         panic!("not within {within:?}: {what}");
@@ -75,7 +77,7 @@ mod tests {
         });
 
         assert!(answer.is_none());
-        asked.pop(); // asked once more after the limit
+        asked.pop(); // the call after the limit
         assert!(asked.iter().all(|at| *at < within), "{asked:?}");
     }
 

@@ -1,6 +1,6 @@
-//! A fact of the suite as a libtest-mimic trial. If it cannot run, it shows as ignored, with the reason. When the
-//! runner demands every server (as `tests/run` does), a fact without its server fails with that reason. A fact never
-//! passes because its server was missing.
+//! A fact of the suite as a libtest-mimic trial. If the fact cannot run, it shows as ignored, with
+//! the reason. But if the runner demands every server (as `tests/run` does), a fact without its
+//! server fails with this reason. A fact never passes because its server is missing.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Instant;
@@ -19,8 +19,8 @@ pub fn fact(
     judge(name.into(), needs, servers_required(), body)
 }
 
-/// `may` is the reason why this user may not run the fact here, which no server can change. It shows as ignored
-/// everywhere.
+/// Like [`fact`], but `may` is the reason why this user may not run the fact here. No server can
+/// change that, so the fact shows as ignored, even if the runner demands every server.
 pub fn fact_if_allowed(
     name: impl Into<String>,
     may: Result<(), String>,
@@ -29,12 +29,12 @@ pub fn fact_if_allowed(
     judge(name.into(), may, false, body)
 }
 
-/// Set by `tests/run`: there a missing server is a failure.
+/// Whether a missing server is a failure. `tests/run` sets this.
 pub fn servers_required() -> bool {
     is_on("LOCKCORE_REQUIRE_SERVERS")
 }
 
-/// Set by `tests/run --long`: soaks and large histories run too.
+/// Whether soaks and large histories run too. `tests/run --long` sets this.
 pub fn long() -> bool {
     is_on("LOCKCORE_LONG")
 }
@@ -51,15 +51,16 @@ fn judge(
             Ok(())
         }),
         Err(reason) if required => Trial::test(name, move || Err(Failed::from(reason))),
-        // The kind is printed in brackets before the name, also for ignored trials.
+        // The kind of a trial is printed in brackets before its name, also for an ignored trial. So
+        // it shows the reason.
         Err(reason) => Trial::test(name, || Ok(()))
             .with_kind(reason)
             .with_ignored_flag(true),
     }
 }
 
-/// Runs a fact. If it fails, prints for how long the machine stalled meanwhile. It is still a failure, because a lock
-/// has to be safe during a stall too.
+/// Runs a fact. If the fact fails, prints for how long the machine stalled meanwhile. A failure
+/// during a stall is a failure too, because a lock must be safe during a stall.
 fn run(name: &str, body: impl FnOnce()) {
     let began = Instant::now();
     if let Err(panic) = catch_unwind(AssertUnwindSafe(body)) {

@@ -1,7 +1,8 @@
-//! A wall clock of one server that a test can make jump, by libfaketime.
+//! The wall clock of one server. A test can make it jump, by libfaketime.
 //!
-//! The server preloads libfaketime, which reads its offset from a file each time the clock is read, so a jump takes
-//! effect at once. The monotonic clock stays correct, as it does when an operator or NTP changes the time of a machine.
+//! The server preloads libfaketime. This library reads its offset from a file each time the clock
+//! is read, so a jump takes effect at once. The monotonic clock stays correct, as it does when an
+//! operator or NTP changes the time of a machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,7 +25,7 @@ pub struct FakeClock {
 }
 
 impl FakeClock {
-    /// Makes a clock that is correct at first. Its offset is in a file in the folder.
+    /// Makes a clock that is correct at first. A file in the folder has its offset.
     pub fn in_folder(folder: &Path) -> Result<Self, String> {
         let clock = Self {
             library: library()?,
@@ -34,19 +35,19 @@ impl FakeClock {
         Ok(clock)
     }
 
-    /// Whether libfaketime is installed. The error says how to get it.
+    /// Whether libfaketime is installed. The error says how to install it.
     pub fn available() -> Result<(), String> {
         library().map(drop)
     }
 
-    /// Sets the clock, from its next reading on.
+    /// Sets the clock. It takes effect when the clock is read next.
     pub fn set(&self, clock: Clock) {
         let offset = match clock {
             Clock::Ahead(by) => format!("+{}\n", by.as_secs_f64()),
             Clock::True => "+0\n".into(),
             Clock::Behind(by) => format!("-{}\n", by.as_secs_f64()),
         };
-        // Renamed into place, so that the server never reads half an offset.
+        // The file is renamed into place, so that the server never reads half an offset.
         let draft = self.offset.with_extension("draft");
         fs::write(&draft, offset).unwrap();
         fs::rename(&draft, &self.offset).unwrap();
@@ -54,8 +55,9 @@ impl FakeClock {
 
     /// Makes the command's process use this clock.
     ///
-    /// The C library is loaded before the program's own libraries, so that its `malloc` is used. Debian's Redis links
-    /// jemalloc, which reads the clock while libfaketime still waits for its first memory from it, and both would hang.
+    /// The C library is loaded before the program's own libraries, so that its `malloc` is used.
+    /// Debian's Redis links jemalloc. jemalloc reads the clock while libfaketime waits for its
+    /// first memory from jemalloc, so both would hang.
     pub fn preload_into(&self, command: &mut Command) {
         command
             .env(
@@ -63,15 +65,15 @@ impl FakeClock {
                 format!("{} libc.so.6", self.library.display()),
             )
             .env("FAKETIME_TIMESTAMP_FILE", &self.offset)
-            .env("FAKETIME_NO_CACHE", "1") // otherwise a jump is seen up to 10 s late
+            .env("FAKETIME_NO_CACHE", "1") // with the cache, a jump would take effect up to 10 s late
             .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
-            .env("DONT_FAKE_MONOTONIC", "1"); // its name before libfaketime 0.9.9
+            .env("DONT_FAKE_MONOTONIC", "1"); // the name of this variable before libfaketime 0.9.9
     }
 }
 
 fn library() -> Result<PathBuf, String> {
     let multiarch = format!("/usr/lib/{}-linux-gnu/faketime", std::env::consts::ARCH);
-    // Debian and Ubuntu, Fedora, Arch.
+    // The folders of Debian and Ubuntu, of Fedora, and of Arch.
     let folders = [
         multiarch.as_str(),
         "/usr/lib64/faketime",

@@ -1,5 +1,6 @@
-//! The harness of the behaviour suite: servers that it starts itself and can stop, freeze, kill and cut off, helper
-//! processes that may die, and witnesses that check whether a lock really excluded others.
+//! The harness of the behaviour suite. It has servers that it starts itself and can stop, freeze,
+//! kill and cut off, and helper processes that may die. Its witnesses check whether a lock really
+//! excluded others.
 //!
 //! | module | what it gives |
 //! |---|---|
@@ -26,7 +27,8 @@
 //! | [`ports`] | loopback ports that no other process gets |
 //! | [`measure`], [`turns`] | how `load` and `bench` measure, and their record of when each task held a lock |
 //!
-//! An error in the harness itself panics with what to do about it: its only callers are tests.
+//! A mistake in the use of the harness panics. The message says what to do about it, because only
+//! tests use the harness.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,5 +1,6 @@
-//! How the programs `load` and `bench` measure: one clock for all processes of a machine, percentiles, and the cost of
-//! a process. The record of a lock's holders is in [`turns`](crate::turns).
+//! How the programs `load` and `bench` measure: one clock for all processes of a machine,
+//! percentiles, and the cost of a process. The record of a lock's holders is in
+//! [`turns`](crate::turns).
 
 use std::fs;
 
@@ -15,7 +16,8 @@ pub fn cpu_seconds() -> f64 {
     seconds(nanos(ClockId::ProcessCPUTime))
 }
 
-/// Processor time of all threads of another process so far, in seconds. Zero where there is no `/proc`.
+/// Processor time of all threads of another process so far, in seconds. Zero where there is no
+/// `/proc`.
 pub fn cpu_seconds_of(pid: u32) -> f64 {
     let threads = fs::read_dir(format!("/proc/{pid}/task"));
     let on_a_core = threads.into_iter().flatten().filter_map(|thread| {
@@ -53,7 +55,8 @@ impl Durations {
         Self(nanos)
     }
 
-    /// The value that so many percent of the durations do not exceed, in microseconds. Zero if there are none.
+    /// The smallest duration that at least `percent` percent of the durations do not exceed, in
+    /// microseconds. Zero if there are no durations.
     pub fn percentile_us(&self, percent: usize) -> f64 {
         let rank = (self.0.len() * percent).div_ceil(100).max(1);
         self.0

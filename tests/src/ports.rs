@@ -1,8 +1,9 @@
 //! Loopback ports for servers and proxies.
 //!
-//! They are below the range from which the kernel gives local ports to outgoing connections. Otherwise, while a server
-//! is down, a client that keeps reconnecting could get the server's own port, connect to itself, and keep the server
-//! from coming back.
+//! They are below the range from which the kernel takes the local ports of outgoing connections. A
+//! port of that range would be dangerous while its server is down. A client that keeps reconnecting
+//! could get this port as its local port and connect to itself. Then the server could not come
+//! back.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,7 +11,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::ops::Range;
 use std::sync::Mutex;
 
-/// A listener on a port that nobody else listens on.
+/// A listener on a port that no other process listens on.
 pub fn listen() -> TcpListener {
     let range = outside_the_ephemeral_range();
     let free = (0..1_000)
@@ -18,8 +19,9 @@ pub fn listen() -> TcpListener {
     free.unwrap_or_else(|| panic!("none of 1,000 loopback ports in {range:?} could be bound"))
 }
 
-/// A port that was free a moment ago. Each call returns another one, so a caller can get several and bind them later.
-/// Another process may take the port before a server binds it: be ready to ask again.
+/// A port that was free a moment ago. Each call returns a different port, so a caller can get
+/// several and bind them later. Another process may take the port before a server binds it, so the
+/// caller must be ready to call this again.
 pub fn free_port() -> u16 {
     static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
     let mut given = GIVEN.lock().unwrap();
@@ -30,7 +32,7 @@ pub fn free_port() -> u16 {
 }
 
 fn outside_the_ephemeral_range() -> Range<u16> {
-    // The kernel's default, where the range cannot be read.
+    // If the range cannot be read, this is the kernel's default.
     let told = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")
         .unwrap_or_else(|_| "32768 60999".into());
     let mut bounds = told
@@ -63,7 +65,8 @@ mod tests {
 
     #[test]
     fn no_free_port_is_given_twice() {
-        // With random draws from 22,000, about eight pairs of 600 would be equal.
+        // If the ports were drawn at random from 22,000, about eight pairs of the 600 would be
+        // equal.
         let ports: BTreeSet<u16> = (0..600).map(|_| free_port()).collect();
 
         assert_eq!(ports.len(), 600);

@@ -1,7 +1,7 @@
-//! Helper processes. They read commands as lines on standard input and answer with lines on standard output. [`Holder`]
-//! talks to the program `holder` of this package, which acquires and releases locks through the public API.
-//!
-//! They may be killed or frozen while they hold something. Their standard error is passed through.
+//! Helper processes. They read commands as lines on standard input and answer with lines on
+//! standard output. [`Holder`] talks to the program `holder` of this package, which acquires and
+//! releases locks through the public API. A helper may be killed or frozen while it holds
+//! something. Its standard error is passed through.
 
 use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -15,14 +15,14 @@ use rustix::process::Signal;
 use crate::child::LeashedChild;
 use crate::eventually::poll;
 
-/// For answers that only a busy machine may delay.
+/// The time for answers that only a busy machine may delay.
 const ANSWER: Duration = Duration::from_secs(20);
 
-/// A helper process. It is killed when this is dropped.
+/// A helper process. Dropping this kills it.
 #[derive(Debug)]
 pub struct Process {
     child: LeashedChild,
-    /// `None` once it is closed.
+    /// `None` when the input has been closed.
     input: Option<ChildStdin>,
     lines: mpsc::Receiver<String>,
 }
@@ -35,7 +35,7 @@ impl Process {
         let input = child.std().stdin.take();
         let output = child.std().stdout.take().unwrap();
         let (line, lines) = mpsc::channel();
-        // This thread ends when the child's output ends.
+        // This thread ends when the output of the child ends.
         thread::spawn(move || {
             for text in BufReader::new(output).lines().map_while(Result::ok) {
                 if line.send(text).is_err() {
@@ -54,7 +54,7 @@ impl Process {
         self.child.pid()
     }
 
-    /// Sends it a line.
+    /// Writes a line to the input of the process.
     pub fn say(&mut self, line: &str) {
         let input = self.input.as_mut().expect("its input is closed");
         if let Err(error) = writeln!(input, "{line}") {
@@ -62,12 +62,12 @@ impl Process {
         }
     }
 
-    /// Closes its input. Its output can still be read.
+    /// Closes the input of the process. Its output can still be read.
     pub fn close_input(&mut self) {
         self.input = None;
     }
 
-    /// Its next line, or `None` if there was none within the time.
+    /// The next line of the process, or `None` if none comes within the time.
     pub fn hear(&mut self, within: Duration) -> Option<String> {
         match self.lines.recv_timeout(within) {
             Ok(line) => Some(line),
@@ -76,7 +76,8 @@ impl Process {
         }
     }
 
-    /// The rest of its next line after `word`. Panics if another line comes, or none within the time.
+    /// Reads the next line, which must begin with `word`, and returns the rest of it. Panics if
+    /// another line comes, or none within the time.
     pub fn expect(&mut self, word: &str, within: Duration) -> String {
         let line = poll(within, || self.hear(Duration::from_millis(100)))
             .unwrap_or_else(|| panic!("no {word} within {within:?}"));
@@ -86,33 +87,33 @@ impl Process {
         }
     }
 
-    /// SIGKILL.
+    /// Sends SIGKILL.
     pub fn kill(self) {
         self.child.kill();
     }
 
-    /// SIGSTOP; returns when it has stopped.
+    /// Sends SIGSTOP. Returns when the process has stopped.
     pub fn freeze(&mut self) {
         self.child.freeze();
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT.
     pub fn thaw(&mut self) {
         self.child.thaw();
     }
 
-    /// SIGTERM, as a deploy sends it, or another one.
+    /// Sends this signal, for example SIGTERM as a deployment does.
     pub fn signal(&mut self, signal: Signal) {
         self.child.signal(signal);
     }
 
-    /// Its exit status, once it has ended within the time.
+    /// Waits until the process has ended, and returns its exit status.
     pub fn ended(&mut self, within: Duration) -> ExitStatus {
         let status = poll(within, || self.child.ended());
         status.unwrap_or_else(|| panic!("process {} goes on", self.pid()))
     }
 
-    /// Closes its input, after which it should end by itself.
+    /// Closes the input, after which the process should end by itself.
     pub fn finish(self, within: Duration) {
         let Self {
             mut child,
@@ -145,7 +146,8 @@ pub struct HolderOptions {
 }
 
 impl HolderOptions {
-    /// A mutex with defaults that suit most tests: renewed, and with a wait that is longer than a test needs.
+    /// A mutex with defaults that suit most tests: renewed, and with a wait that is longer than a
+    /// test needs.
     pub fn mutex(url: &str, name: &str) -> Self {
         Self {
             url: url.into(),
@@ -160,14 +162,14 @@ impl HolderOptions {
 }
 
 impl Holder {
-    /// Starts the program, which sends nothing to the store yet. In a test of this package the program is
-    /// `env!("CARGO_BIN_EXE_holder")`.
+    /// Starts the program. It sends nothing to the store yet. In a test of this package the program
+    /// is `env!("CARGO_BIN_EXE_holder")`.
     pub fn start(program: impl AsRef<OsStr>, options: &HolderOptions) -> Self {
         let mut command = Command::new(program);
         command
             .args(options.lock.split(' '))
             .args((!options.renew).then_some("--no-renew"))
-            // A stalled machine must not look like a failing store.
+            // A long timeout: a stalled machine must not look like a failing store.
             .env("LOCK_OP_TIMEOUT", "30s")
             .envs(options.variables.iter().cloned())
             .env("LOCK_URL", &options.url)
@@ -183,12 +185,12 @@ impl Holder {
         self.held(ANSWER)
     }
 
-    /// Makes it wait for the lock. [`held`](Self::held) returns when it has it.
+    /// Tells the process to wait for the lock. [`held`](Self::held) waits until it holds it.
     pub fn ask_to_acquire(&mut self) {
         self.0.say("acquire");
     }
 
-    /// Waits for the acquisition that was requested, and returns its token.
+    /// Waits until the process holds the lock, and returns the token.
     pub fn held(&mut self, within: Duration) -> u64 {
         self.0.expect("HELD", within).parse().unwrap()
     }
@@ -208,37 +210,37 @@ impl Holder {
         }
     }
 
-    /// Gives its lock away, and returns the text for the next process.
+    /// Detaches the lock, and returns the text for the next process.
     pub fn detach(&mut self) -> String {
         self.0.say("detach");
         self.0.expect("DETACHED", ANSWER)
     }
 
-    /// Takes over a lock that was given away. Returns the token, or the kind of the error.
+    /// Adopts a lock from its text. Returns the token, or the kind of the error.
     pub fn adopt(&mut self, text: &str) -> Result<u64, String> {
         self.0.say(&format!("adopt {text}"));
         self.held_or_failed()
     }
 
-    /// Downgrades its write hold, which lets readers in.
+    /// Downgrades the write hold, so that readers are granted.
     pub fn downgrade(&mut self) {
         self.0.say("downgrade");
         assert_eq!(self.0.expect("DOWNGRADED", ANSWER), "");
     }
 
-    /// Releases the lock: `Released` or `AlreadyLost`.
+    /// Releases the lock, and returns `Released` or `AlreadyLost`.
     pub fn release(&mut self) -> String {
         self.0.say("release");
         self.0.expect("RELEASED", ANSWER)
     }
 
-    /// Whether its guard considers itself valid.
+    /// Whether the guard of the process considers itself valid.
     pub fn is_valid(&mut self) -> bool {
         self.0.say("valid");
         self.0.expect("VALID", ANSWER).parse().unwrap()
     }
 
-    /// Waits until its guard is lost, and returns the reason.
+    /// Waits until the guard of the process is lost, and returns the reason.
     pub fn lost(&mut self, within: Duration) -> String {
         self.0.say("lost");
         self.0.expect("LOST", within)
@@ -248,12 +250,12 @@ impl Holder {
         &mut self.0
     }
 
-    /// Closes its input, after which it drops its guard, shuts its client down and ends.
+    /// Closes the input. After that the process drops its guard, shuts its client down and ends.
     pub fn finish(self, within: Duration) {
         self.0.finish(within);
     }
 
-    /// Sends SIGKILL, whatever it holds or waits for.
+    /// Sends SIGKILL, whatever the process holds or waits for.
     pub fn kill(self) {
         self.0.kill();
     }

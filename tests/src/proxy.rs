@@ -1,7 +1,7 @@
 //! A TCP proxy in front of a server. It cuts, freezes and delays connections, and loses replies.
 //!
-//! It runs on its own thread and runtime, so that a test that blocks its runtime does not stop it. Every method has
-//! taken effect when it returns. One connection is handled in `pump`.
+//! The proxy runs on its own thread and runtime. So a test that blocks its runtime does not stop
+//! the proxy. Each method has taken effect when it returns. `pump` handles one connection.
 
 mod pump;
 
@@ -21,7 +21,7 @@ use crate::ports::listen;
 #[derive(Debug)]
 pub struct Proxy {
     port: u16,
-    /// `None` only during the drop: the end of the rules ends the thread.
+    /// `None` only while the proxy is dropped: dropping the rules ends the thread.
     rules: Option<watch::Sender<Rules>>,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -30,18 +30,19 @@ pub struct Proxy {
 /// The traffic over the proxy's life.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Accepted connections, without those refused while cut.
+    /// The connections that were accepted. Connections that were refused during a cut are not
+    /// counted.
     pub connections: u64,
     /// Bytes from clients that were passed on.
     pub bytes_up: u64,
     /// Bytes from the server that were passed on.
     pub bytes_down: u64,
-    /// Reads from clients that returned data. For a client that sends one request at a time, this is the number of its
-    /// requests.
+    /// The number of reads from clients that returned data. For a client that sends one request at
+    /// a time, it is the number of its requests.
     pub chunks_up: u64,
-    /// Requests that [`Proxy::lose_replies`] recognised, whether or not they were answered.
+    /// Requests that contained the marker of [`Proxy::lose_replies`], with or without a reply.
     pub recognised: u64,
-    /// Connections that [`Proxy::lose_replies`] ended.
+    /// Connections that [`Proxy::lose_replies`] has ended.
     pub replies_lost: u64,
 }
 
@@ -62,16 +63,16 @@ impl Rules {
     }
 }
 
-/// The state that the connections share besides the rules.
+/// What all connections share, besides the rules.
 #[derive(Debug, Default)]
 struct Shared {
-    /// The server's port for new connections.
+    /// The port of the server that new connections lead to.
     server: AtomicU16,
-    /// Connections that are open now.
+    /// The number of connections that are open now.
     open: Mutex<usize>,
     closed_one: Condvar,
     trap: Mutex<Option<Trap>>,
-    /// See [`Proxy::rename`].
+    /// The texts of [`Proxy::rename`].
     renamed: Mutex<Option<(Vec<u8>, Vec<u8>)>>,
     connections: AtomicU64,
     bytes_up: AtomicU64,
@@ -89,7 +90,7 @@ struct Trap {
 }
 
 impl Proxy {
-    /// A proxy to a server on a loopback port. The server need not be up yet.
+    /// Makes a proxy to a server on a loopback port. The server may be down.
     pub fn to(server: u16) -> Self {
         let listener = listen();
         let port = listener.local_addr().unwrap().port();
@@ -120,30 +121,31 @@ impl Proxy {
         self.port
     }
 
-    /// The URL with which a Redis client reaches the server through the proxy.
+    /// The URL by which a Redis client reaches the server through the proxy.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Resets every connection and, until [`restore`](Self::restore), each new one as soon as it is accepted.
+    /// Resets every connection. Until [`restore`](Self::restore), resets each new connection as
+    /// soon as it is accepted.
     pub fn cut(&self) {
         self.change(|rules| rules.cut = true);
         self.wait_until_closed();
     }
 
-    /// The same for clients only. The server's ends of the connections stay open, and nothing is sent on them except,
-    /// in the end, a close.
+    /// Does the same as [`cut`](Self::cut), for clients only. The server's side of each connection
+    /// stays open. The proxy sends nothing on it, and closes it at the end.
     pub fn cut_clients(&self) {
         self.change(|rules| rules.clients_cut = true);
         self.wait_until_closed();
     }
 
-    /// Sends new connections to another server. Open connections stay.
+    /// Leads new connections to another server. Open connections stay.
     pub fn lead_to(&self, server: u16) {
         self.shared.server.store(server, Ordering::Relaxed);
     }
 
-    /// Lets connections in again.
+    /// Accepts connections again.
     pub fn restore(&self) {
         self.change(|rules| (rules.cut, rules.clients_cut) = (false, false));
     }
@@ -153,24 +155,27 @@ impl Proxy {
         self.change(|rules| rules.frozen = true);
     }
 
-    /// Ends a freeze, and passes on what was held back.
+    /// Ends a freeze, and passes on the bytes that were held back.
     pub fn thaw(&self) {
         self.change(|rules| rules.frozen = false);
     }
 
-    /// From now on, drops the events of a ZooKeeper server. Call this while the server sends nothing.
+    /// From now on, drops the events of a ZooKeeper server. Call this while the server sends
+    /// nothing.
     pub fn lose_events(&self) {
         self.change(|rules| rules.events_lost = true);
     }
 
-    /// Delays bytes that are read from now on: `up` from client to server, `down` from server to client.
+    /// Delays bytes that are read from now on: `up` from client to server, `down` from server to
+    /// client.
     pub fn delay(&self, up: Duration, down: Duration) {
         self.change(|rules| (rules.delay_up, rules.delay_down) = (up, down));
     }
 
-    /// The next `count` requests that contain the marker reach the server, which carries them out, but their connection
-    /// ends without a reply. All that the server sends after such a request is dropped, and the client gets a reset.
-    /// Pending replies to earlier requests on that connection are lost too. Replaces an earlier call.
+    /// Loses the replies to the next `count` requests that contain the marker. The server gets
+    /// these requests and carries them out. The proxy drops everything that the server sends after
+    /// one of these requests, and resets the connection of the client. Replies to earlier requests
+    /// that are in flight on this connection are lost too. Replaces an earlier call.
     pub fn lose_replies(&self, marker: &[u8], count: usize) {
         assert!(
             !marker.is_empty(),
@@ -182,7 +187,8 @@ impl Proxy {
         });
     }
 
-    /// From now on, replies have the second text in place of the first, if it comes in one piece. Both are of one length.
+    /// From now on, replaces the first text by the second in replies, if it comes in one piece.
+    /// Both texts must have the same length.
     pub fn rename(&self, from: &[u8], to: &[u8]) {
         assert_eq!(
             from.len(),
@@ -193,7 +199,7 @@ impl Proxy {
     }
 
     pub fn traffic(&self) -> Traffic {
-        // Waits for a write that is being counted.
+        // Waits until a write in progress has been counted.
         self.rules.as_ref().unwrap().send_if_modified(|_| false);
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Traffic {
@@ -206,7 +212,7 @@ impl Proxy {
         }
     }
 
-    /// Connections that are open now.
+    /// The number of connections that are open now.
     pub fn open_connections(&self) -> usize {
         *self.shared.open()
     }
@@ -222,7 +228,8 @@ impl Proxy {
     }
 
     fn change(&self, change: impl FnOnce(&mut Rules)) {
-        // Returns only when no connection is writing, because connections write while they borrow the rules.
+        // Connections write while they borrow the rules. So this returns only when no connection is
+        // writing.
         self.rules.as_ref().unwrap().send_modify(change);
     }
 }
@@ -251,8 +258,8 @@ async fn accept(
                 Err(_) => return Ok(()), // the proxy was dropped, and its connections end with the runtime
             },
         };
-        // Counted while the rules are borrowed, so either this sees a cut, or the cut sees this connection among the
-        // open ones.
+        // The connection is counted while the rules are borrowed. So either this code sees the cut,
+        // or the cut sees this connection among the open ones.
         let open = {
             let rules = rules.borrow();
             if rules.cut_for_clients() {
@@ -299,7 +306,7 @@ async fn serve(mut client: TcpStream, port: u16, rules: watch::Receiver<Rules>, 
             let _ = until_cut.wait_for(|rules| !rules.cut_for_clients()).await;
             drop(server);
         }
-        // After a failure of one side or a cut, the other side gets a reset too.
+        // If one side has failed, or after a cut, the other side gets a reset too.
         (Err(Broken::Failed), server) => {
             reset(&client);
             server.iter().for_each(reset);
@@ -307,7 +314,7 @@ async fn serve(mut client: TcpStream, port: u16, rules: watch::Receiver<Rules>, 
     }
 }
 
-/// Makes its close a reset, which drops data that is not sent yet.
+/// Makes the close of this stream a reset, which drops data that has not been sent yet.
 fn reset(stream: &TcpStream) {
     let _ = stream.set_zero_linger(); // fails only if the peer has reset it already
 }

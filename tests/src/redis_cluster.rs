@@ -1,4 +1,4 @@
-//! The nodes of a Redis Cluster: masters, which share the slots among them, and a replica for each of them.
+//! The nodes of a Redis Cluster: masters that share the slots, and a replica of each master.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::eventually::{poll, wait_until};
 use crate::ports::free_port;
 use crate::redis_server::RedisServer;
 
-/// The user of a replica at its master.
+/// The user that a replica logs in as at its master.
 const REPLICA: &str = "replica";
 
 const SLOTS: u16 = 16_384;
@@ -17,29 +17,31 @@ const SLOTS: u16 = 16_384;
 /// Time for the nodes to find each other, which takes seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Longer than any fact: a master that is gone is not replaced, except on request.
+/// Longer than any fact. With this timeout a dead master is replaced only on request.
 pub const NEVER: Duration = Duration::from_secs(3600);
 
-/// A cluster. Each node is its own process, and ends with this value.
+/// A cluster. Each node is a process of its own. All of them end when this is dropped.
 #[derive(Debug)]
 pub struct Cluster {
-    /// The masters of the beginning, and then their replicas in the same order, if there are any.
+    /// First the nodes that were started as masters. Then their replicas in the same order, if
+    /// there are any.
     pub nodes: Vec<RedisServer>,
 }
 
 impl Cluster {
-    /// Three masters and three replicas. A master that was silent for `timeout` is replaced by its replica. When this
-    /// returns, all know each other and a failover is possible.
+    /// Three masters and three replicas. If a master was silent for `timeout`, its replica replaces
+    /// it. When this returns, all nodes know each other, and a failover is possible.
     pub fn start(timeout: Duration) -> Self {
         Self::with(3, true, timeout, &[])
     }
 
-    /// One master with all slots, which is ready two seconds after its start.
+    /// One master with all slots. It is ready two seconds after its start.
     pub fn of_one() -> Self {
         Self::with(1, false, NEVER, &[])
     }
 
-    /// So many masters, with or without replicas, and with more arguments for all nodes.
+    /// A cluster with this number of masters, with or without replicas. `extra` has more arguments
+    /// for all nodes.
     pub fn with(masters: u16, replicas: bool, timeout: Duration, extra: &[&str]) -> Self {
         let timeout = timeout.as_millis().to_string();
         let count = if replicas { 2 * masters } else { masters };
@@ -47,7 +49,8 @@ impl Cluster {
             let bus = free_port().to_string();
             let mut arguments = vec!["--cluster-enabled", "yes", "--cluster-port", &bus];
             arguments.extend(["--cluster-node-timeout", &timeout]);
-            // A replica may take over however long ago it heard of its master, and goes on following it.
+            // A replica may take over even if it has heard nothing of its master for long. It never
+            // changes to another master.
             arguments.extend(["--cluster-replica-validity-factor", "0"]);
             arguments.extend(["--cluster-allow-replica-migration", "no"]);
             arguments.extend(["--masteruser", REPLICA, "--masterauth", REPLICA]);
@@ -95,7 +98,8 @@ impl Cluster {
         self.wait_until_complete();
     }
 
-    /// Waits until every running node sees a master for every slot, and every replica follows its master.
+    /// Waits until every running node sees a master for every slot, and every replica follows its
+    /// master.
     pub fn wait_until_complete(&self) {
         let running = || self.nodes.iter().filter(|node| node.is_running());
         let told = |node: &RedisServer, what: [&str; 2]| node.command::<String>(&what);
@@ -151,7 +155,7 @@ impl Cluster {
         self.nodes.iter().filter(is_master).collect()
     }
 
-    /// The running replica of a master, which may be down.
+    /// The running replica of a master. The master may be down.
     pub fn replica_of(&self, master: &RedisServer) -> &RedisServer {
         let port = format!("master_port:{}\r", master.port());
         let follows = |node: &&RedisServer| {
@@ -177,7 +181,7 @@ impl Cluster {
         master.command::<()>(&["CLIENT", "KILL", "USER", REPLICA]);
     }
 
-    /// Waits until all running nodes that answer see another master for the slot of this key.
+    /// Waits until all running nodes see another master for the slot of this key.
     pub fn wait_for_another_master_than(&self, port: u16, key: &str) {
         wait_until("another master", PATIENCE, || {
             let others = self.nodes.iter();
@@ -189,7 +193,8 @@ impl Cluster {
         });
     }
 
-    /// Makes the replica of a master the master. Both know it when this returns, and nothing is lost.
+    /// Makes the replica of a master the master. When this returns, both nodes know it, and no data
+    /// is lost.
     pub fn fail_over(&self, master: &RedisServer) {
         let replica = self.replica_of(master);
         replica.command::<()>(&["CLUSTER", "FAILOVER"]);
@@ -202,7 +207,7 @@ impl Cluster {
         self.wait_until_complete();
     }
 
-    /// Gives all slots to one of two masters, while they have no keys.
+    /// Gives all slots to one of two masters. The slots must have no keys.
     pub fn take_all_slots(&self, master: &RedisServer) {
         let id = id(master);
         for slot in 0..SLOTS {
@@ -214,7 +219,7 @@ impl Cluster {
         self.wait_until_complete();
     }
 
-    /// Begins to move the slot of a key to another master. The keys stay where they are.
+    /// Begins to move the slot of a key to another master. The keys are not moved yet.
     pub fn begin_moving(&self, key: &str, to: &RedisServer) -> u16 {
         let from = self.master_of(key);
         let slot = slot(from, key);
@@ -262,10 +267,10 @@ impl Cluster {
     }
 }
 
-/// One line of `CLUSTER SHARDS`.
+/// One entry of `CLUSTER SHARDS`.
 struct Shard {
     slots: Vec<std::ops::RangeInclusive<u16>>,
-    /// Port, role and health.
+    /// The port, the role and the health of each node.
     nodes: Vec<(u16, String, String)>,
 }
 

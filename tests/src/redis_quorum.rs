@@ -8,22 +8,23 @@ use tempfile::TempDir;
 use crate::faketime::Clock;
 use crate::redis_server::RedisServer;
 
-/// Far ahead, so that servers without files seem to be up for long enough to vote.
+/// How far the clock of a server without files is ahead. By its clock, such a server has been up
+/// for long enough to vote.
 const LONG_UP: Duration = Duration::from_secs(3600);
 
 /// The settings of a server that keeps every write.
 pub const KEEPS_ALL: [&str; 4] = ["--appendonly", "yes", "--appendfsync", "always"];
 
-/// The servers, each of which is its own process. They end with this value.
+/// The servers. Each is a process of its own. All of them end when this is dropped.
 #[derive(Debug)]
 pub struct Quorum {
     pub nodes: Vec<RedisServer>,
-    /// Where the servers that keep their data write it.
+    /// The folders of the servers that keep their data.
     _folders: Vec<TempDir>,
 }
 
 impl Quorum {
-    /// Servers that keep every write, so they vote as soon as they are up.
+    /// Servers that keep every write. So they vote as soon as they are up.
     pub fn start(count: usize) -> Self {
         let folders: Vec<_> = std::iter::repeat_with(folder).take(count).collect();
         let node = |folder: &TempDir| {
@@ -36,7 +37,8 @@ impl Quorum {
         }
     }
 
-    /// Servers that lose their data when they restart. They seem to be up for long, and so they vote until then.
+    /// Servers that lose their data when they restart. They vote from the start, because their
+    /// clocks say that they have been up for long. After a restart they do not vote.
     pub fn forgetful(count: usize) -> Self {
         let nodes = (0..count).map(|_| {
             let node = RedisServer::with_clock(&[]);
@@ -54,7 +56,7 @@ impl Quorum {
     }
 }
 
-/// A folder in memory if there is one: these servers wait for the disk at each write.
+/// A folder in memory, if there is one: these servers wait for the disk at each write.
 pub fn folder() -> TempDir {
     let memory = Path::new("/dev/shm");
     let builder = tempfile::Builder::new();

@@ -1,26 +1,28 @@
-//! Redis servers with real sentinels, which promote another server when the master is gone, or on request.
+//! Redis servers with real sentinels. The sentinels promote another server when the master is gone,
+//! or on request.
 
 use std::time::Duration;
 
 use crate::eventually::{poll, wait_until};
 use crate::redis_server::RedisServer;
 
-/// The sentinels' name for the master.
+/// The name by which the sentinels know the master.
 pub const SERVICE: &str = "mymaster";
 
-/// The user of the sentinels at the servers and at each other.
+/// The user that the sentinels log in as, at the servers and at each other.
 const SENTINEL: &str = "sentinel";
 
-/// The user of a replica at its master.
+/// The user that a replica logs in as at its master.
 const REPLICA: &str = "replica";
 
 /// Time for the servers and sentinels to find each other, which takes seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Longer than any fact: a master that is gone is not replaced, except on request.
+/// Longer than any fact. With this time a dead master is replaced only on request.
 pub const NEVER: Duration = Duration::from_secs(3600);
 
-/// A master, its replicas and their sentinels. Each is its own process, and ends with this value.
+/// A master, its replicas and their sentinels. Each is a process of its own. All of them end when
+/// this is dropped.
 #[derive(Debug)]
 pub struct Sentinels {
     pub servers: Vec<RedisServer>,
@@ -28,15 +30,16 @@ pub struct Sentinels {
 }
 
 impl Sentinels {
-    /// A master with two replicas, and three sentinels that replace a master after it was silent for `down_after`. When
-    /// this returns, all know each other and a failover is possible.
+    /// A master with two replicas, and three sentinels. The sentinels replace a master that was
+    /// silent for `down_after`. When this returns, all of them know each other, and a failover is
+    /// possible.
     pub fn start(down_after: Duration) -> Self {
         Self::with(down_after, &[])
     }
 
-    /// The same, with more arguments for the servers.
+    /// Like [`start`](Self::start), with more arguments for the servers.
     pub fn with(down_after: Duration, extra: &[&str]) -> Self {
-        // Each server may become the replica of another.
+        // Each server has these arguments, because each may become a replica.
         let mut arguments = vec!["--masteruser", REPLICA, "--masterauth", REPLICA];
         for user in [SENTINEL, REPLICA] {
             arguments.extend(["--user", user, "on", "nopass", "~*", "&*", "+@all"]);
@@ -65,7 +68,8 @@ impl Sentinels {
         set
     }
 
-    /// Waits until all replicas follow, all sentinels know them, and each sentinel knows the others.
+    /// Waits until all replicas follow, all sentinels know them, and each sentinel knows the
+    /// others.
     pub fn wait_until_complete(&self) {
         for sentinel in &self.sentinels {
             wait_until("the sentinels know all servers", PATIENCE, || {
@@ -79,7 +83,7 @@ impl Sentinels {
         }
     }
 
-    /// A failover requires this: a replica without it is skipped.
+    /// Whether the sentinel considers all replicas healthy. A failover skips other replicas.
     fn replicas_are_sound(&self, sentinel: &RedisServer) -> bool {
         let replicas: Vec<std::collections::HashMap<String, String>> =
             sentinel.command(&["SENTINEL", "REPLICAS", SERVICE]);
@@ -104,14 +108,15 @@ impl Sentinels {
         named.unwrap_or_else(|| panic!("the sentinels name a stranger at port {port}"))
     }
 
-    /// Waits until the replicas have all that was written.
+    /// Waits until the replicas have everything that was written.
     pub fn wait_until_replicated(&self) {
         let replicas = (self.servers.len() - 1).to_string();
         let reached: u64 = (self.master()).command(&["WAIT", &replicas, "10000"]);
         assert_eq!(reached.to_string(), replicas, "a replica does not follow");
     }
 
-    /// Waits until all replicas have the data of the master, which takes no writes now.
+    /// Waits until all replicas have the data of the master. The master must not take writes
+    /// meanwhile.
     pub fn wait_until_even(&self) {
         let offset = |server: &RedisServer, field: &str| {
             let told: String = server.command(&["INFO", "replication"]);
@@ -134,8 +139,8 @@ impl Sentinels {
         master.command::<()>(&["CLIENT", "KILL", "USER", REPLICA]);
     }
 
-    /// Makes the sentinels believe that the master is gone, while they cannot demote it. Clients of the master notice
-    /// nothing.
+    /// Makes the sentinels believe that the master is gone. They cannot make this server a replica,
+    /// so its clients notice nothing.
     pub fn hide_the_master(&self) {
         let words = ["ACL", "SETUSER", SENTINEL, "-@all"];
         self.master().command::<()>(&words);
@@ -146,11 +151,12 @@ impl Sentinels {
         server.command::<()>(&["ACL", "SETUSER", SENTINEL, "+@all"]);
     }
 
-    /// Requests a failover, and waits until all sentinels name another master. Some milliseconds of writes may be lost.
+    /// Requests a failover, and waits until all sentinels name another master. The writes of some
+    /// milliseconds may be lost.
     pub fn fail_over(&self) {
         let old = self.master().port();
         let accepted = poll(PATIENCE, || {
-            // Refused while no replica is suitable, or another failover is running.
+            // The sentinel refuses while no replica is suitable, or while another failover runs.
             let asked = self.sentinels[0].try_command::<()>(&["SENTINEL", "FAILOVER", SERVICE]);
             asked.ok()
         });
@@ -158,7 +164,8 @@ impl Sentinels {
         self.wait_for_another_master_than(old);
     }
 
-    /// Waits until all running sentinels name the same server, and not this one.
+    /// Waits until all running sentinels name the same server, and this is not the server at
+    /// `port`.
     pub fn wait_for_another_master_than(&self, port: u16) {
         wait_until("another master", PATIENCE, || {
             let running = self
@@ -180,8 +187,8 @@ pub fn url(sentinels: &[RedisServer]) -> String {
     format!("redis+sentinel://{}/{SERVICE}", hosts.join(","))
 }
 
-/// The settings of a sentinel that watches one master. It names this master until so many sentinels agree that it is
-/// gone.
+/// The settings of a sentinel that watches one master. It names this master until `quorum`
+/// sentinels agree that it is gone.
 pub fn settings(master: u16, quorum: u32, down_after: Duration) -> String {
     let down_after = down_after.as_millis();
     format!(

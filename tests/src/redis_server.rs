@@ -1,8 +1,9 @@
-//! A real Redis that the test owns. It starts on a free loopback port in a temporary folder, and can be stopped,
-//! killed, frozen, restarted, or given another time. [`proxy`](crate::proxy) cuts its network.
+//! A real Redis server that the test owns. It starts on a free loopback port in a temporary folder.
+//! The test can stop, kill, freeze and restart it, and change its clock. [`proxy`](crate::proxy)
+//! cuts its network.
 //!
-//! The harness talks to the server over a Unix socket, with a user of its own. So the server answers the harness,
-//! also when a test has changed ports or passwords.
+//! The harness talks to the server over a Unix socket, as a user of its own. So the server answers
+//! the harness even if a test has changed ports or passwords.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,23 +26,26 @@ const PROGRAM: &str = "redis-server";
 /// The harness's own user at the server.
 pub const USER: &str = "harness";
 
-/// A start takes 10 ms, and seconds on two saturated cores.
+/// The time for a start. A start takes 10 ms, or some seconds on two saturated cores.
 const START: Duration = Duration::from_secs(20);
 
-/// Longer than any answer takes, and short enough for a test that hangs on a server that it froze itself.
+/// Longer than any answer takes. It is short for the sake of a test that hangs on a server that it
+/// has frozen itself.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Calls per command since the server started or `CONFIG RESETSTAT`. Commands that scripts call count too.
+/// The calls of each command since the server started or since `CONFIG RESETSTAT`. Commands that
+/// scripts call are included.
 pub type CommandStats = BTreeMap<String, u64>;
 
-/// A running server. It ends with its value.
+/// A running server. It ends when this is dropped.
 #[derive(Debug)]
 pub struct RedisServer {
     port: u16,
     extra: Vec<String>,
-    /// Whether the port speaks TLS only.
+    /// Whether the port accepts TLS only.
     tls: bool,
-    /// A sentinel's settings, as lines of its file. `None` for a server that keeps data.
+    /// The settings of a sentinel, as lines of its file. `None` for a server that is not a
+    /// sentinel.
     sentinel: Option<String>,
     clock: Option<FakeClock>,
     daemon: Daemon,
@@ -53,18 +57,19 @@ impl RedisServer {
         Self::with(&[])
     }
 
-    /// A server with more arguments, for example `&["--maxmemory", "1mb"]`. They override the harness's own.
+    /// A server with more arguments, for example `&["--maxmemory", "1mb"]`. They override the
+    /// harness's own.
     pub fn with(extra: &[&str]) -> Self {
         Self::launch(extra, false, None, |_| None)
     }
 
-    /// A sentinel with these settings, as lines of its file, and with more arguments.
+    /// A sentinel. `settings` are lines of its file, and `extra` are more arguments.
     pub fn sentinel(settings: &str, extra: &[&str]) -> Self {
         Self::launch(extra, false, Some(settings.into()), |_| None)
     }
 
-    /// A server whose port speaks TLS only, with this certificate. With `clients`, it requires a client certificate of
-    /// that authority.
+    /// A server whose port accepts TLS only, with this certificate. With `clients`, it requires a
+    /// client certificate of this authority.
     pub fn with_tls(identity: &Identity, clients: Option<&Authority>, extra: &[&str]) -> Self {
         let arguments = tls_arguments(identity, clients);
         let mut arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
@@ -72,8 +77,8 @@ impl RedisServer {
         Self::launch(&arguments, true, None, |_| None)
     }
 
-    /// A sentinel whose port speaks TLS only. It uses TLS with its servers, whose certificates are of the same
-    /// authority.
+    /// A sentinel whose port accepts TLS only. It also uses TLS with its servers, whose
+    /// certificates must be from the same authority.
     pub fn sentinel_with_tls(identity: &Identity, authority: &Authority, settings: &str) -> Self {
         let mut arguments = tls_arguments(identity, Some(authority));
         arguments
@@ -89,12 +94,12 @@ impl RedisServer {
         })
     }
 
-    /// A replica of another server, in sync with it.
+    /// A replica of another server. When this returns, it has the data of that server.
     pub fn replica_of(master: &Self) -> Self {
         master.replica_with(&[])
     }
 
-    /// The same, with more arguments.
+    /// A replica of this server, with more arguments.
     pub fn replica_with(&self, extra: &[&str]) -> Self {
         let port = self.port.to_string();
         let mut arguments = vec!["--replicaof", "127.0.0.1", &port];
@@ -104,8 +109,8 @@ impl RedisServer {
         replica
     }
 
-    /// A coordinated failover: the replica becomes the master and this server its replica. No data is lost, and no
-    /// client connection is closed.
+    /// Makes the replica the master, and this server its replica, by a coordinated failover. No
+    /// data is lost, and no client connection is closed.
     pub fn fail_over_to(&self, replica: &Self) {
         let port = replica.port.to_string();
         self.command::<()>(&["FAILOVER", "TO", "127.0.0.1", &port]);
@@ -124,7 +129,7 @@ impl RedisServer {
         self.command(&["INFO", "replication"])
     }
 
-    /// Whether `redis-server` is installed. The error says how to get it.
+    /// Whether `redis-server` is installed. The error says how to install it.
     pub fn available() -> Result<(), String> {
         daemon::can_run(PROGRAM, "--version", "apt-get install redis-server")
     }
@@ -157,15 +162,17 @@ impl RedisServer {
         self.daemon.kill();
     }
 
-    /// Sends SIGTERM: the server ends normally and writes what it persists. Does nothing if the server is down.
+    /// Sends SIGTERM: the server ends normally, and first writes the data that it persists. Does
+    /// nothing if the server is down.
     pub fn stop(&self) {
         self.daemon.stop();
     }
 
-    /// Starts it again on the same port in the same folder. Stops it first if it is running.
+    /// Starts the server again on the same port in the same folder. Stops it first if it is
+    /// running.
     pub fn restart(&self) {
         self.stop();
-        // Another process may use the port for a moment, but not for long: see `ports`.
+        // Another process may have the port for a moment, but not for long: see `ports`.
         let started = poll(START, || match self.spawn() {
             Err(NotStarted::PortTaken) => None,
             outcome => Some(outcome),
@@ -177,7 +184,7 @@ impl RedisServer {
         }
     }
 
-    /// Sends SIGSTOP: connections stay open, and nothing is answered.
+    /// Sends SIGSTOP: connections stay open, and no answers come.
     pub fn freeze(&self) {
         self.daemon.freeze();
     }
@@ -187,7 +194,7 @@ impl RedisServer {
         self.daemon.thaw();
     }
 
-    /// Changes the wall clock of a server made by [`with_clock`](Self::with_clock).
+    /// Changes the wall clock of a server that [`with_clock`](Self::with_clock) has made.
     pub fn set_clock(&self, clock: Clock) {
         self.clock
             .as_ref()
@@ -195,7 +202,8 @@ impl RedisServer {
             .set(clock);
     }
 
-    /// Runs a command as the harness's user, for example `command::<u64>(&["DBSIZE"])`. Panics on an error.
+    /// Runs a command as the harness's user, for example `command::<u64>(&["DBSIZE"])`. Panics on
+    /// an error.
     pub fn command<T: FromRedisValue>(&self, arguments: &[&str]) -> T {
         self.try_command(arguments)
             .unwrap_or_else(|error| panic!("{arguments:?}: {error}"))
@@ -217,7 +225,8 @@ impl RedisServer {
         keys
     }
 
-    /// The harness's own commands count too. This one counts from the next reading on.
+    /// The calls of each command. The harness's own commands are included. The command that reads
+    /// them is included only in the next reading.
     pub fn command_stats(&self) -> CommandStats {
         parse_command_stats(&self.command::<String>(&["INFO", "commandstats"]))
     }
@@ -237,7 +246,7 @@ impl RedisServer {
         self.command::<()>(&["FLUSHALL", "SYNC"]);
     }
 
-    /// The end of the server's log, over all its starts.
+    /// The end of the server's log. It covers all starts of the server.
     pub fn log_tail(&self) -> String {
         self.daemon.log_tail()
     }
@@ -279,7 +288,8 @@ impl RedisServer {
         let logged_before = self.daemon.log_length();
         self.daemon.spawn(&mut self.command_line());
 
-        // It listens on the Unix socket after it has bound the port, and answers when it has read its data.
+        // The server listens on the Unix socket after it has bound the port. It answers when it has
+        // read its data.
         let ready = poll(START, || match self.daemon.ended() {
             Some(status) => Some(Err(status)),
             None => self.try_command::<()>(&["PING"]).is_ok().then_some(Ok(())),
@@ -323,13 +333,14 @@ impl RedisServer {
         settings.extend(["--unixsocket", socket]);
         settings.extend(["--user", USER, "on", "nopass", "~*", "&*", "+@all"]);
         settings.extend(["--save", "", "--appendonly", "no"]);
-        // A replica need not wait for further replicas.
+        // With this setting, a replica does not wait for further replicas.
         settings.extend(["--repl-diskless-sync-delay", "0"]);
         let settings = settings.into_iter().map(str::to_owned);
         settings.chain(self.extra.iter().cloned()).collect()
     }
 
-    /// A sentinel stores what it has learnt in its settings file, so the harness writes that only at the first start.
+    /// The settings file of a sentinel. The sentinel stores in this file what it has learnt. So the
+    /// harness writes the file only at the first start.
     fn sentinel_file(&self, own: &str) -> PathBuf {
         let file = self.daemon.folder().join(format!("{}.conf", self.port));
         if !file.exists() {
@@ -365,7 +376,7 @@ impl RedisServer {
 }
 
 fn tls_arguments(identity: &Identity, clients: Option<&Authority>) -> Vec<String> {
-    // It requires some authority even if it asks clients for no certificate.
+    // The server requires an authority even if it does not require client certificates.
     let authority = clients.map_or(identity.certificate.as_path(), Authority::file);
     let arguments = [
         "--tls-cert-file",
@@ -386,13 +397,14 @@ enum NotStarted {
     Failed(String),
 }
 
-/// Reads the answer to `INFO commandstats`: lines such as `cmdstat_config|set:calls=3,usec=17,…`.
+/// Reads the answer to `INFO commandstats`. It has lines like
+/// `cmdstat_config|set:calls=3,usec=17,…`.
 pub fn parse_command_stats(info: &str) -> CommandStats {
     command_figures(info, "calls")
 }
 
-/// The microseconds that the server has spent in each command. The time of a script includes the commands that it
-/// calls.
+/// The microseconds that the server has spent in each command. The time of a script includes the
+/// commands that the script calls.
 pub fn parse_command_micros(info: &str) -> CommandStats {
     command_figures(info, "usec")
 }

@@ -1,5 +1,5 @@
-//! A SQLite file in a temporary folder. Tests read and damage it from outside, with a connection of their own, like
-//! another program.
+//! A SQLite file in a temporary folder. Tests read and damage it with connections of their own, as
+//! another program would.
 
 use std::future::Future;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ pub struct SqliteFile {
     folder: TempDir,
 }
 
-/// A writer that locks the file until this is dropped.
+/// A writer that keeps the file locked until this is dropped.
 #[derive(Debug)]
 #[must_use = "the file is free when this is dropped"]
 pub struct Writer(Option<SqliteConnection>);
@@ -57,7 +57,7 @@ impl SqliteFile {
         })
     }
 
-    /// All rows except the last number of each name.
+    /// All rows that should not outlive the locks. The last number of each name is left out.
     pub fn litter(&self) -> Vec<String> {
         if !self.path().exists() {
             return Vec::new();
@@ -68,7 +68,7 @@ impl SqliteFile {
         )
     }
 
-    /// Begins a write transaction and does not end it.
+    /// Begins a write transaction, which lasts until the returned value is dropped.
     pub fn lock(&self) -> Writer {
         let path = self.path();
         elsewhere(async move {
@@ -84,7 +84,7 @@ impl SqliteFile {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        // Returns when the file is closed.
+        // This returns when the file is closed.
         if let Some(connection) = self.0.take() {
             let _ = elsewhere(connection.close());
         }
@@ -99,7 +99,7 @@ async fn connect(path: &Path) -> SqliteConnection {
         .unwrap()
 }
 
-/// Runs the work on another thread, so this works inside and outside a runtime.
+/// Runs the work on another thread. So this can be called inside and outside a runtime.
 fn elsewhere<T: Send>(work: impl Future<Output = T> + Send) -> T {
     let runtime = || {
         tokio::runtime::Builder::new_current_thread()

@@ -1,8 +1,9 @@
-//! The stores for the suite, `bench` and `with-store`: the list of them, and everything that these have to know about
-//! one store. A new store is a file beside this one and a line in [`ALL`].
+//! The stores for the suite, for `bench` and for `with-store`: a list of all stores, and everything
+//! that these programs must know about each store. To add a store, write a file beside this one and
+//! add a line to [`ALL`].
 //!
-//! [`Store`] describes a store before a server runs, and [`Server`] is a running one. Both have few default methods,
-//! because each store should say what may differ.
+//! [`Store`] describes a store whose server need not run. [`Server`] is a running server. Both
+//! traits have few default methods, because each store should state how it differs.
 
 pub mod cluster;
 pub mod durable;
@@ -43,15 +44,16 @@ pub fn by_url() -> impl Iterator<Item = &'static dyn Store> {
     ALL.iter().copied().filter(whole)
 }
 
-/// A store, whether or not a server runs.
+/// A store. Its server need not run.
 pub trait Store: fmt::Debug + Send + Sync {
-    /// The name in lower case. It is the first part of the names of facts, and an argument of `bench` and `with-store`.
+    /// The name in lower case. It is the first part of the names of facts, and an argument of
+    /// `bench` and `with-store`.
     fn name(&self) -> &'static str;
 
-    /// The error says why no server can run here, and what to do about it.
+    /// Whether a server can run here. The error says why not, and what to do about it.
     fn available(&self) -> Result<(), String>;
 
-    /// The promises of the store. No server has to run for this.
+    /// The promises of the store. No server needs to run for this.
     fn capability(&self) -> Capability;
 
     /// How much of the suite runs on this store.
@@ -62,13 +64,15 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// How fast the store is, and how its timing differs from others.
     fn timings(&self) -> Timings;
 
-    /// Whether a forked child can open its own client although its parent has one. If not, its error says so.
+    /// Whether a forked child can open a client of its own while its parent has one. If not, the
+    /// error of the child's client says so.
     fn serves_forked_children(&self) -> bool;
 
     /// A server for the caller alone.
     fn start(&self) -> Box<dyn Server>;
 
-    /// A server for a fact that does not break it. Other facts may use the same server, each in its own namespace.
+    /// A server for a fact that does not break it. Other facts may use the same server, each in its
+    /// own namespace.
     fn shared(&self) -> Arc<dyn Server>;
 
     /// A server for measurements.
@@ -76,16 +80,18 @@ pub trait Store: fmt::Debug + Send + Sync {
         self.start()
     }
 
-    /// How random histories run on it. `None` leaves them out.
+    /// How random histories run on this store. `None` if they do not run.
     fn histories(&self) -> Option<Histories>;
 
-    /// Its servers that speak TLS. `None` for a store without TLS, or whose TLS is tested under another name.
+    /// The servers of this store that support TLS. `None` for a store without TLS, and for a store
+    /// whose TLS is tested under another name.
     fn tls(&self) -> Option<&dyn Tls> {
         None
     }
 }
 
-/// A server that facts share. Its clients have only the rights of the store's guide, by the user of this URL.
+/// A server that facts share. Its clients have only the rights that the store's guide lists: they
+/// log in as the user in this URL.
 #[derive(Debug)]
 struct Shared<S> {
     server: S,
@@ -105,7 +111,7 @@ impl<S: Server> Server for Shared<S> {
         self.server.litter_but_marks(namespace)
     }
 
-    /// `None`, because no fact may break it.
+    /// `None`, because no fact may break this server.
     fn process(&self) -> Option<&dyn ServerProcess> {
         None
     }
@@ -116,8 +122,9 @@ impl<S: Server> Server for Shared<S> {
 pub enum Suite {
     /// All facts that its capability allows.
     Whole,
-    /// Only the facts about exclusion. It is one of the other stores in another form: over another kind of connection, for
-    /// which a client needs more than the URL, or with another setting.
+    /// Only the facts about exclusion. The store is another form of a store that runs all facts:
+    /// over another kind of connection, with a special setting, or with a client that needs more
+    /// than a URL.
     Exclusion,
 }
 
@@ -126,30 +133,33 @@ pub enum Suite {
 pub struct Timings {
     /// Where an answer comes from.
     pub answers: Answers,
-    /// The time from the end of a dead holder's lease until the next in line has the lock, on an idle machine.
+    /// The time from the end of a dead holder's lease until the next in line has the lock, on an
+    /// idle machine.
     pub follows_the_dead: Duration,
-    /// The store asks a waiter to recheck at a given time, because an earlier ticket may be dead. Otherwise the waiter
-    /// learns it at its renewal.
+    /// Whether the store asks a waiter to recheck at a given time, because an earlier ticket may be
+    /// dead. If not, the waiter learns of the dead ticket at its renewal.
     pub tells_when_to_recheck: bool,
 }
 
-/// Where the answer to a request comes from. This decides what can happen before it arrives.
+/// Where the answer to a request comes from. This decides what may happen before the answer
+/// arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answers {
     /// From the call itself: a request is never in flight.
     TheCall,
-    /// From another thread of the process: the answer may be there when the request is first polled.
+    /// From another thread of the process: the answer may be there when the request is first
+    /// polled.
     AThread,
     /// From a server.
     AServer,
 }
 
-/// A running server, or what a store has instead. It ends with its value.
+/// A running server, or its counterpart for a store without a server. It ends when this is dropped.
 pub trait Server: Any + fmt::Debug + Send + Sync {
     /// The URL for other processes.
     fn url(&self) -> String;
 
-    /// The store as clients of this process use it.
+    /// The store, as clients of this process use it.
     fn backend(&self) -> Arc<dyn Backend> {
         backend::open(&self.url()).unwrap()
     }
@@ -163,26 +173,28 @@ pub trait Server: Any + fmt::Debug + Send + Sync {
         builder.url(self.url()).build()
     }
 
-    /// The keys in a namespace that should not outlive its locks. Keys that keep tokens rising are left out.
+    /// The keys in a namespace that should be gone when its locks are gone. Keys that keep tokens
+    /// rising are left out.
     fn litter(&self, namespace: &str) -> Vec<String>;
 
-    /// The same without marks, which stay for a minute after a release, for an enqueue that may still arrive.
+    /// The same keys without marks. A mark stays for a minute after a release, because the enqueue
+    /// may still arrive.
     fn litter_but_marks(&self, namespace: &str) -> Vec<String> {
         self.litter(namespace)
     }
 
-    /// The server process, which a test may kill or cut off. `None` for an embedded store.
+    /// The server process. A test may kill it or cut it off. `None` for an embedded store.
     fn process(&self) -> Option<&dyn ServerProcess>;
 }
 
 impl dyn Server {
-    /// This server as its own type, for facts about one store only.
+    /// This server as a value of its own type, for facts about one store only.
     pub fn downcast<S: Server>(&self) -> Option<&S> {
         (self as &dyn Any).downcast_ref()
     }
 }
 
-/// A server that is its own process, with a port.
+/// A server that is a process of its own and has a port.
 pub trait ServerProcess: fmt::Debug + Send + Sync {
     fn port(&self) -> u16;
 
@@ -192,13 +204,14 @@ pub trait ServerProcess: fmt::Debug + Send + Sync {
     /// Sends SIGKILL. Does nothing if the server is down.
     fn kill(&self);
 
-    /// The text that an error has when the server is down. The error names the port too.
+    /// The text that an error contains when the server is down. The error also contains the port.
     fn says_when_down(&self) -> &'static str;
 
     /// Bytes by which a proxy recognises requests.
     fn marks(&self) -> Marks;
 
-    /// A proxy to the server that can cut, freeze and delay, and the URL through it.
+    /// A proxy to the server, and the URL through this proxy. It can cut, freeze and delay
+    /// connections.
     fn through_a_proxy(&self) -> (Proxy, String) {
         let proxy = Proxy::to(self.port());
         let url = self.url_at(proxy.port());
@@ -206,7 +219,8 @@ pub trait ServerProcess: fmt::Debug + Send + Sync {
     }
 }
 
-/// Bytes that such a request contains, and no other request that a fact sends meanwhile.
+/// Bytes that occur in a request of the given kind, and in no other request that a fact sends
+/// meanwhile.
 #[derive(Clone, Copy, Debug)]
 pub struct Marks {
     /// In the request that takes a ticket.
@@ -217,13 +231,13 @@ pub struct Marks {
     pub count: &'static [u8],
 }
 
-/// The servers of a store that speak TLS. If the store has passwords, clients log in with the
+/// The servers of a store with TLS. If the store has passwords, clients log in with the
 /// [secret](crate::watch::SECRET).
 pub trait Tls {
     fn schemes(&self) -> Schemes;
 
-    /// A server that speaks only these versions of TLS, for example `TLSv1.3`. With `clients`, it asks for client
-    /// certificates of that authority.
+    /// A server that accepts only these versions of TLS, for example `TLSv1.3`. With `clients`, it
+    /// requires client certificates of this authority.
     fn start(
         &self,
         identity: &Identity,
@@ -231,15 +245,16 @@ pub trait Tls {
         versions: &[&str],
     ) -> Box<dyn Server>;
 
-    /// A server that does not speak TLS.
+    /// A server without TLS.
     fn start_without(&self) -> Box<dyn Server>;
 
-    /// The text of an error about an answer of another protocol, from a server without TLS. `None` if the client does
-    /// not report what it received.
+    /// The text of the error that a client returns when a server without TLS answers in another
+    /// protocol. `None` if the client does not report such an answer.
     fn not_understood(&self) -> Option<&'static str>;
 }
 
-/// The URL schemes without TLS and with TLS, and the error texts when one is used instead of the other.
+/// The URL schemes without TLS and with TLS, and the error texts when one is used instead of the
+/// other.
 #[derive(Clone, Copy, Debug)]
 pub struct Schemes {
     pub plain: &'static str,
@@ -254,31 +269,33 @@ pub struct Histories {
     /// The numbers of short and of long histories.
     pub short: u64,
     pub long: u64,
-    /// The error says why none can run here, beyond [`Store::available`].
+    /// Whether histories can run here, if [`Store::available`] is `Ok`. The error says why not.
     pub available: fn() -> Result<(), String>,
     pub manner: Manner,
     pub start: fn() -> Box<dyn Stage>,
 }
 
-/// The times and limits that each store chooses for itself. Times are in milliseconds.
+/// The times and limits that each store may choose. Times are in milliseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Manner {
-    /// A grant that no client hears of ends after this time.
+    /// A grant that no client learns of ends after this time.
     pub unheard: Option<u64>,
-    /// The tolerance for the store's times. Zero where its clock stands still between two steps.
+    /// The tolerance for the store's times. Zero if the store's clock stands still between two
+    /// steps.
     pub slack: u64,
-    /// On Redis, the recheck time of a waiter is computed after its whole batch.
+    /// Whether the recheck time of a waiter is computed at the end of its whole batch, as on Redis.
     pub looks_after_batch: bool,
-    /// A ticket that becomes the first in line, because the first has left, is asked to recheck at the end of the
-    /// holders' leases.
+    /// Whether the store asks the first in line to recheck at the end of the holders' leases. It
+    /// does so when a ticket becomes the first because the one before has left.
     pub tells_first: bool,
-    /// Other tests check which tickets the store asks to recheck, and when.
+    /// Whether other tests check which tickets the store asks to recheck, and when.
     pub tells_in_its_own_way: bool,
-    /// A batch is carried out at once. It looks at the names of those tickets that exist.
+    /// Whether the store carries out a whole batch before it answers. Such a store computes the
+    /// grants of a name only if the request's ticket exists.
     pub by_id: bool,
-    /// A renewal always uses the ttl of the enqueue, whatever ttl it names.
+    /// Whether a renewal always uses the ttl of the enqueue, whatever ttl the renewal states.
     pub keeps_the_first_ttl: bool,
-    /// A wake-up may come later than the answer to the request that caused it.
+    /// Whether a wake-up may come later than the answer to the request that caused it.
     pub wakes_late: bool,
 }
 
@@ -289,18 +306,19 @@ pub trait Stage {
     /// Starts a new history.
     fn begin(&mut self) {}
 
-    /// Lets time pass. Not called where tickets live as long as sessions.
+    /// Lets time pass. Not called for a store whose tickets live as long as sessions.
     fn pass(&mut self, time: Duration);
 
-    /// How far the wall clock of the leases is ahead of ours.
+    /// How far the clock of the store's leases is ahead of this process's wall clock.
     fn ahead(&self) -> Duration {
         Duration::ZERO
     }
 
-    /// Loses all data. Returns `false` if it cannot.
+    /// Removes all data. Returns `false` if the store cannot do this.
     fn lose_data(&mut self) -> bool;
 
-    /// Removes one key of a name, like a server that is out of memory. Returns `false` if it has no such keys.
+    /// Removes one key of a name, like a server that is out of memory. Returns `false` if the store
+    /// has no such keys.
     fn evict(&mut self, _key: &str) -> bool {
         false
     }

@@ -1,5 +1,5 @@
-//! The toolchain of the expected output, which is messages of the compiler and output of rustdoc. It is the version in
-//! `rust-version` of `Cargo.toml`, the only one that this workspace is tested with.
+//! The toolchain of the expected output: compiler messages and output of rustdoc. It is the version
+//! in `rust-version` of `Cargo.toml`, the only version that this workspace is tested with.
 
 use std::process::Command;
 
@@ -7,10 +7,10 @@ use std::process::Command;
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
     Ours,
-    /// Another toolchain, whose texts differ. Nothing is compared, for this reason.
+    /// Another toolchain, whose texts differ. Nothing is compared. The text says why.
     Another(String),
-    /// The same where everything has to be compared, as in CI, or there is no toolchain. Then it is a failure not to
-    /// compare.
+    /// Another toolchain where everything must be compared, as in CI, or no toolchain at all. This
+    /// is a failure. The text says why.
     Fails(String),
 }
 
@@ -22,7 +22,7 @@ pub fn verdict() -> Verdict {
     }
 }
 
-/// For example `rustc 1.95.0 (59807616e 2026-04-14)`.
+/// The version of `rustc`, for example `rustc 1.95.0 (59807616e 2026-04-14)`.
 fn version() -> Result<String, String> {
     let output = Command::new("rustc").arg("--version").output();
     let output =
@@ -48,7 +48,8 @@ fn judge(version: &str, ours: &str, everything: bool) -> Verdict {
     }
 }
 
-/// `rustc 1.95.0 (59807616e 2026-04-14)` belongs to `1.95`, and not to `1.9`.
+/// Whether a version belongs to `ours`. `rustc 1.95.0 (59807616e 2026-04-14)` belongs to `1.95` and
+/// does not belong to `1.9`.
 fn belongs(version: &str, ours: &str) -> bool {
     let number = version.split_whitespace().nth(1).unwrap_or_default();
     let rest = number.strip_prefix(ours);

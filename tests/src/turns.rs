@@ -1,16 +1,18 @@
-//! The record of a contended lock: when each task asked for it, got it and released it. `load` writes it, and `bench`
-//! reads and evaluates it. Overlap is judged by these times, independently of the lock.
+//! The record of a contended lock: when each task requested it, held it and released it. `load`
+//! writes the record. `bench` reads and evaluates it. It finds overlaps from these times alone,
+//! independently of the lock.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 
 use crate::measure::{Durations, seconds};
 
-/// One acquisition, or a wait without success. Times are nanoseconds of [`now`](crate::measure::now).
+/// One acquisition, or a wait without a grant. Times are nanoseconds of
+/// [`now`](crate::measure::now).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
     pub asked: u64,
-    /// Zero if the task was still waiting at the end.
+    /// Zero if the task was waiting at the end.
     pub acquired: u64,
     /// Just before the call of `release`.
     pub release_called: u64,
@@ -57,20 +59,23 @@ pub fn read(file: &mut impl Read) -> io::Result<Vec<Turn>> {
 #[derive(Clone, Debug)]
 pub struct Contention {
     pub acquisitions: usize,
-    /// Hand-overs from one holder to the next per second, and how many of these went to another task.
+    /// Hand-overs per second from one holder to the next. The next field counts only those that
+    /// went to another task.
     pub hand_overs_s: f64,
     pub true_hand_overs_s: f64,
-    /// The acquisitions of the task that got fewest, and of the one that got most.
+    /// The acquisitions of the task that had fewest. The next field is for the task that had most.
     pub fewest: usize,
     pub most: usize,
-    /// Acquisitions before the previous holder called `release`. Each means that the lock failed.
+    /// Acquisitions that came before the previous holder called `release`. Each of them means that
+    /// the lock failed.
     pub overlaps: usize,
     pub waits: Durations,
     pub still_waiting: usize,
 }
 
 impl Contention {
-    /// Evaluates turns of different tasks that were acquired within `secs` after `start`. Overlaps count at any time.
+    /// Evaluates the turns of several tasks. Counts acquisitions within `secs` after `start`, and
+    /// overlaps at any time.
     pub fn of(turns: &[Turn], start: u64, secs: f64) -> Self {
         let end = start + (secs * 1e9) as u64;
         let mut held: Vec<&Turn> = turns.iter().filter(|turn| turn.acquired != 0).collect();

@@ -1,5 +1,5 @@
-//! Watches a test program. Its output, and the output of its own children, is passed on and searched for the passwords
-//! of its clients.
+//! Watches a test program. Passes on its output and the output of its children, and searches both
+//! for the passwords of its clients.
 
 use std::io::{self, BufRead as _, BufReader, Read, Write};
 use std::process::{Command, Stdio, exit};
@@ -7,14 +7,15 @@ use std::thread::{self, JoinHandle};
 
 use crate::child::LeashedChild;
 
-/// The password of the suite's clients, except in tests that need another one. It needs no escapes in URLs, so it looks
-/// the same everywhere.
+/// The password of the suite's clients, except in tests that need another one. It has no characters
+/// that a URL escapes, so it looks the same everywhere.
 pub const SECRET: &str = "marker-of-a-secret-5d1f0b7e";
 
 const WATCHED: &str = "LOCKCORE_WATCHED";
 
-/// Starts this program a second time and returns in that process, which does the work. The first process passes on the
-/// output of the second, and ends with its status, or as failed if a secret was printed.
+/// Starts this program a second time. In the second process this returns, and the second process
+/// does the work. The first process passes on the output of the second and ends with its status. If
+/// a secret was printed, the first process fails.
 pub fn output_for(secrets: &'static [&'static str]) {
     if std::env::var_os(WATCHED).is_some() {
         return;
@@ -44,7 +45,7 @@ pub fn output_for(secrets: &'static [&'static str]) {
     exit(status.code().unwrap_or(1));
 }
 
-/// Ends with the stream, and returns the number of lines that contain a secret.
+/// Passes on a stream until it ends. Returns the number of lines that contain a secret.
 fn pass_on(
     from: impl Read + Send + 'static,
     mut to: impl Write + Send + 'static,
@@ -55,7 +56,7 @@ fn pass_on(
         let mut line = Vec::new();
         let mut found = 0;
         while from.read_until(b'\n', &mut line).unwrap() > 0 {
-            // The reader of our output may be gone. The search continues.
+            // The reader of this output may be gone. The search continues in any case.
             let _ = to.write_all(&line).and_then(|()| to.flush());
             let text = String::from_utf8_lossy(&line);
             found += usize::from(secrets.iter().any(|secret| text.contains(secret)));

@@ -1,8 +1,9 @@
-//! The protected resource. It notices when visits overlap, and knows nothing of locks. A visit begins after the lock
-//! was granted and ends before it is released. Then an overlap means that the lock failed.
+//! The protected resource. It notices when visits overlap, and knows nothing of locks. A visit must
+//! begin after the lock was granted, and end before the lock is released. So an overlap means that
+//! the lock failed.
 //!
-//! [`Witness`] watches inside one process, [`FileWitness`] across several. [`FencedResource`] protects itself by
-//! tokens, and is the only one that can judge a holder that was *frozen* inside.
+//! [`Witness`] watches inside one process, and [`FileWitness`] across several. [`FencedResource`]
+//! protects itself by tokens. Only [`FencedResource`] can judge a holder that was *frozen* inside.
 
 use std::fs::{self, File, TryLockError};
 use std::io::Write as _;
@@ -11,16 +12,17 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use lockcore::testing::conformance::{Visit, Witness};
 
-/// Notices overlap among processes of one machine, which all open the same folder.
+/// Notices overlaps among processes of one machine. All of them must use the same folder.
 ///
-/// A visit holds `flock`s, and enters only where it finds no conflicting one. So no clocks are compared, and a process
-/// that was killed inside has left. A process that is *frozen* inside has not left: use a [`FencedResource`] for those.
+/// A visit takes `flock`s. If one of them is taken, visits overlap. So no clocks are compared, and
+/// a process that was killed inside has left. A process that is *frozen* inside has not left: for
+/// such processes use a [`FencedResource`].
 #[derive(Debug)]
 pub struct FileWitness {
     folder: PathBuf,
 }
 
-/// A visit to the resource, until it is dropped or the process dies.
+/// A visit to the resource. It ends when this is dropped or the process dies.
 #[derive(Debug)]
 #[must_use = "the visit ends when this is dropped"]
 pub struct FileVisit {
@@ -29,8 +31,8 @@ pub struct FileVisit {
 
 impl Drop for FileVisit {
     fn drop(&mut self) {
-        // Closing the file is not enough: a child that is just being started has a copy of the open file for a moment,
-        // and would keep the lock.
+        // Closing the file is not enough. A child that is just being started has a copy of the open
+        // file for a moment, and this copy would keep the lock.
         for file in &self.locked {
             let _ = file.unlock();
         }
@@ -38,7 +40,7 @@ impl Drop for FileVisit {
 }
 
 impl FileWitness {
-    /// Makes all files in this folder, which must exist.
+    /// A witness with all its files in this folder, which must exist.
     pub fn in_folder(folder: impl Into<PathBuf>) -> Self {
         Self {
             folder: folder.into(),
@@ -59,7 +61,7 @@ impl FileWitness {
         })
     }
 
-    /// Takes so many of the numbered slots. Every visitor must name the same capacity.
+    /// Takes `permits` of `capacity` numbered slots. Every visitor must state the same capacity.
     pub fn enter(&self, permits: u32, capacity: u32) -> FileVisit {
         self.enter_with(|| {
             let slots = (0..capacity).filter_map(|slot| {
@@ -71,12 +73,12 @@ impl FileWitness {
         })
     }
 
-    /// The number of visits, in all processes.
+    /// The number of visits of all processes.
     pub fn visits(&self) -> usize {
         self.log().lines().count()
     }
 
-    /// Visits that began although there was no room, as lines that name the process.
+    /// The visits that began although there was no room. Each line names its process.
     pub fn overlaps(&self) -> Vec<String> {
         self.log()
             .lines()
@@ -91,13 +93,13 @@ impl FileWitness {
     }
 
     fn enter_with(&self, take: impl FnOnce() -> Option<Vec<File>>) -> FileVisit {
-        // One visitor enters at a time. So a slot that is found taken was taken before this visit began, and all slots
-        // that are found taken were taken at the same moment.
+        // Only one visitor enters at a time. So a taken slot was taken before this visit began, and
+        // all slots are checked at one moment.
         let door = self.open("door");
         door.lock().unwrap();
         let taken = take();
         let what = if taken.is_some() { "visit" } else { "overlap" };
-        // One short write in append mode, so that lines of several processes do not mix.
+        // This is one short write in append mode, so that lines of several processes do not mix.
         let line = format!("{what} by process {}\n", std::process::id());
         self.open("log").write_all(line.as_bytes()).unwrap();
         FileVisit {
@@ -122,7 +124,8 @@ impl FileWitness {
     }
 }
 
-/// Only a lock that another visitor has is an overlap. A file system without locks is an error.
+/// Whether the lock was free. Only a lock of another visitor is an overlap. A file system without
+/// locks is an error.
 fn free(tried: Result<(), TryLockError>) -> bool {
     match tried {
         Ok(()) => true,
@@ -153,7 +156,8 @@ pub struct Refused {
 }
 
 impl FencedResource {
-    /// Writes with a token. An equal token passes, because one holder may write many times.
+    /// Writes with a token. A token that is equal to the highest is accepted, because one holder
+    /// may write many times.
     pub fn write(&self, token: u64) -> Result<(), Refused> {
         let mut log = self.lock();
         if token < log.highest {
@@ -224,8 +228,8 @@ mod tests {
         assert_eq!(witness.seen().overlaps, 1);
     }
 
-    // `flock` belongs to the open file, so two values in one process act like two processes. tests/selftest tests a
-    // process that is killed inside.
+    // A `flock` belongs to the open file. So two values in one process act like two processes.
+    // tests/selftest has a test with a process that is killed inside.
 
     #[test]
     fn file_visits_one_after_the_other_do_not_overlap() {

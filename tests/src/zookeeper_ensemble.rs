@@ -1,4 +1,4 @@
-//! Three ZooKeeper servers that elect a leader, and can be cut off from each other.
+//! Three ZooKeeper servers that elect a leader. A test can cut them off from each other.
 
 use crate::daemon;
 use crate::eventually::poll;
@@ -10,43 +10,43 @@ use crate::zookeeper_server::{START, ZooKeeperServer};
 #[derive(Debug)]
 pub struct Ensemble {
     servers: Vec<ZooKeeperServer>,
-    /// The proxies between the servers, if these can be cut off from each other.
+    /// The proxies between the servers, if the servers can be cut off from each other.
     bridges: Vec<Bridge>,
 }
 
-/// The leader of an ensemble with bridges, by its number.
+/// The number of the server that leads an ensemble with bridges.
 const FIRST_LEADER: usize = 2;
 
 /// A proxy for the connections from one server to another.
 #[derive(Debug)]
 struct Bridge {
     between: [usize; 2],
-    /// Whether it carries a follower's connection to its leader. Otherwise it carries votes.
+    /// Whether a follower uses this proxy to connect to its leader. If not, votes go through it.
     follows: bool,
     proxy: Proxy,
 }
 
 impl Ensemble {
-    /// Starts an ensemble, and returns when all three serve. Its ticks are 500 ms, so sessions of a second and more are
-    /// possible.
+    /// Starts an ensemble. Returns when all three servers serve. Its ticks are 500 ms, so a session
+    /// may be as short as a second.
     pub fn start() -> Self {
         Self::launch(false, 10)
     }
 
-    /// An ensemble whose servers can be cut off from each other. The second leads, and the others follow. A server that
-    /// is cut off notices it only after ten seconds.
+    /// An ensemble whose servers can be cut off from each other. The second server leads, and the
+    /// others follow. A server that is cut off notices it only after ten seconds.
     pub fn with_bridges() -> Self {
         Self::launch(true, 20)
     }
 
     fn launch(bridged: bool, sync_limit: u32) -> Self {
         ZooKeeperServer::available().unwrap_or_else(|reason| panic!("{reason}"));
-        // As for a single server, but here there are nine ports.
+        // As for a single server, all ports may be taken. Here there are nine ports.
         daemon::started(|| Self::try_launch(bridged, sync_limit))
             .expect("free ports were taken five times before the servers could bind them")
     }
 
-    /// `None` if another process has taken a port.
+    /// Starts the servers once. `None` if another process has taken a port.
     fn try_launch(bridged: bool, sync_limit: u32) -> Option<Self> {
         let ports: Vec<[u16; 3]> = (0..3)
             .map(|_| [free_port(), free_port(), free_port()])
@@ -54,8 +54,8 @@ impl Ensemble {
         let mut bridges = Vec::new();
         let servers: Vec<ZooKeeperServer> = (1..=3)
             .map(|number: usize| {
-                // A bridge to a leader that does not listen yet accepts a connection and breaks it. Then this limits
-                // the time until the server tries again.
+                // A bridge may lead to a leader that does not listen yet. It accepts the connection
+                // and breaks it. This limit is the time until the server tries again.
                 let init_limit = if bridged { 10 } else { 20 };
                 let mut lines = vec![
                     format!("initLimit={init_limit}"),
@@ -65,15 +65,17 @@ impl Ensemble {
                     if bridged && number != other {
                         for (follows, port) in [(true, &mut peer), (false, &mut election)] {
                             if follows && other != FIRST_LEADER {
-                                // A later leader listens late, and only a refused connection makes the others try
-                                // again.
+                                // No bridge leads to a later leader. A later leader begins to
+                                // listen late, and the other servers try again only if their
+                                // connection is refused.
                                 continue;
                             }
                             let proxy = Proxy::to(*port);
                             *port = proxy.port();
                             if !follows && number < other {
-                                // A server with a larger number is never called: it would call back to the caller's own
-                                // address, and so around the bridges.
+                                // A server must not call a server with a larger number. That server
+                                // would call back to the caller's own address, and so avoid the
+                                // bridges.
                                 proxy.cut();
                             }
                             bridges.push(Bridge {
@@ -91,7 +93,8 @@ impl Ensemble {
             .collect();
         let ensemble = Self { servers, bridges };
         let (first, later) = ensemble.servers.split_at(if bridged { 2 } else { 3 });
-        // Two servers are a majority, of which the second leads. The one that comes later follows.
+        // The first two servers are a majority, and the second of them leads. The third starts
+        // later and follows.
         for servers in [first, later] {
             for server in servers {
                 server.spawn();
@@ -113,14 +116,15 @@ impl Ensemble {
         Some(ensemble)
     }
 
-    /// Cuts the connections between a server and the others silently: neither side is told.
+    /// Cuts the connections between a server and the others silently: no server gets an error.
     pub fn cut_off(&self, server: &ZooKeeperServer) {
         for bridge in self.bridges_of(server) {
             bridge.proxy.freeze();
         }
     }
 
-    /// The same for the leader, but its followers are told: their connections to it are reset. The leader is not told.
+    /// Cuts the leader off, and resets its followers' connections to it. So the followers notice at
+    /// once, and the leader does not.
     pub fn cut_off_untold(&self, leader: &ZooKeeperServer) {
         for bridge in self.bridges_of(leader) {
             match bridge.follows {
@@ -149,7 +153,7 @@ impl Ensemble {
         &self.servers
     }
 
-    /// The server that leads. Waits for an election to end.
+    /// The server that leads. Waits until an election is over.
     pub fn leader(&self) -> &ZooKeeperServer {
         let leads = |server: &&ZooKeeperServer| server.role().as_deref() == Some("leader");
         poll(START, || self.servers.iter().find(leads)).expect("no leader was elected")
@@ -163,7 +167,7 @@ impl Ensemble {
             .collect()
     }
 
-    /// Waits until all three serve.
+    /// Waits until all three servers serve.
     pub fn wait_until_complete(&self) {
         let complete = poll(START, || {
             self.servers

@@ -1,7 +1,8 @@
-//! A real ZooKeeper server that the test owns. It runs on a free loopback port in a temporary folder, and can be
-//! stopped, killed, frozen and restarted. Three of them are in [`zookeeper_ensemble`](crate::zookeeper_ensemble).
+//! A real ZooKeeper server that the test owns. It runs on a free loopback port in a temporary
+//! folder. The test can stop, kill, freeze and restart it.
+//! [`zookeeper_ensemble`](crate::zookeeper_ensemble) starts three of them.
 //!
-//! The harness uses ZooKeeper's four-letter words, each on its own connection.
+//! The harness uses ZooKeeper's four-letter words. It sends each on a connection of its own.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -18,7 +19,8 @@ use crate::daemon::{self, Daemon};
 use crate::eventually::{poll, wait_until};
 use crate::ports::free_port;
 
-/// The paths of Debian's packages. The server's jar names its dependencies, except for logging and a part of TLS.
+/// The paths in Debian's packages. The server's jar names the jars that it depends on, except those
+/// for logging and for a part of TLS.
 const JARS: [&str; 4] = [
     "/usr/share/java/zookeeper.jar",
     "/usr/share/java/slf4j-simple.jar",
@@ -26,21 +28,23 @@ const JARS: [&str; 4] = [
     "/usr/share/java/netty-resolver.jar",
 ];
 
-/// A start takes half a second, and an election another half, or many seconds on two saturated cores.
+/// The time for a start. A start takes half a second, and an election another half second. On two
+/// saturated cores they take many seconds.
 pub(crate) const START: Duration = Duration::from_secs(60);
 
-/// Longer than any answer takes, and short enough for a test that hangs on a server that it froze itself.
+/// Longer than any answer takes. It is short for the sake of a test that hangs on a server that it
+/// has frozen itself.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// One server. It ends with its value.
+/// One server. It ends when this is dropped.
 #[derive(Debug)]
 pub struct ZooKeeperServer {
     pub(crate) port: u16,
-    /// The port that speaks TLS.
+    /// The port that accepts TLS, if there is one.
     encrypted: Option<u16>,
-    /// How often the harness has asked for its packet counts.
+    /// How often the harness has requested the packet counts of this server.
     packet_questions: AtomicU64,
-    /// Its number in its ensemble.
+    /// The number of this server in its ensemble.
     pub(crate) number: Option<usize>,
     /// Properties for the JVM.
     properties: &'static [&'static str],
@@ -48,7 +52,7 @@ pub struct ZooKeeperServer {
 }
 
 impl ZooKeeperServer {
-    /// A single server. Its ticks are 100 ms, so sessions of 200 ms and more are possible.
+    /// A single server. Its ticks are 100 ms, so a session may be as short as 200 ms.
     pub fn start() -> Self {
         Self::with(&[])
     }
@@ -58,36 +62,38 @@ impl ZooKeeperServer {
         daemon::with_user(&self.url(), user, password)
     }
 
-    /// A server that removes a name's node a second after the last ticket, instead of a minute.
+    /// A server that removes the node of a name one second after the last ticket. The default is a
+    /// minute.
     pub fn that_forgets_soon() -> Self {
         Self::launch(&[], &["-Dznode.container.checkIntervalMs=1000"])
     }
 
-    /// A server for measurements, whose JIT compiler is not limited. It needs a warm-up.
+    /// A server for measurements, with the whole JIT compiler. It needs a warm-up.
     pub fn for_load() -> Self {
         Self::launch(&[], &["-XX:TieredStopAtLevel=4"])
     }
 
-    /// A server with more lines in its configuration, for example `&["maxSessionTimeout=1000"]`. They override the
-    /// harness's own.
+    /// A server with more lines in its configuration, for example `&["maxSessionTimeout=1000"]`.
+    /// They override the harness's own.
     pub fn with(lines: &[&str]) -> Self {
         Self::launch(lines, &[])
     }
 
-    /// A server with a port that speaks TLS only, with this certificate. [`url`](Self::url) has that port. With
-    /// `clients`, it requires a client certificate of that authority. The harness uses the other port.
+    /// A server with a port that accepts TLS only, with this certificate. [`url`](Self::url) has
+    /// this port. With `clients`, the server requires a client certificate of this authority. The
+    /// harness uses the other port.
     pub fn with_tls(identity: &Identity, clients: Option<&Authority>, lines: &[&str]) -> Self {
         let folder = identity.key.parent().unwrap();
         let mut lines: Vec<String> = lines.iter().map(ToString::to_string).collect();
         let mut set = |line: String| lines.push(line);
         set("serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory".into());
         set("ssl.protocol=TLSv1.3".into());
-        // The server's default ciphers include none of TLS 1.3.
+        // By default, the server has no ciphers of TLS 1.3.
         set(
             "ssl.ciphersuites=TLS_AES_256_GCM_SHA384,TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384"
                 .into(),
         );
-        // One file has both, the key first.
+        // One file has the key and, after it, the certificate.
         let pair =
             [&identity.key, &identity.certificate].map(|file| fs::read_to_string(file).unwrap());
         let store = tempfile::Builder::new()
@@ -97,7 +103,7 @@ impl ZooKeeperServer {
         let store = store.into_temp_path().keep().unwrap();
         fs::write(&store, pair.concat()).unwrap();
         set(format!("ssl.keyStore.location={}", store.display()));
-        // It requires some authority even if it asks clients for no certificate.
+        // The server requires an authority even if it does not require client certificates.
         let authority = clients.map_or(identity.certificate.as_path(), Authority::file);
         set(format!("ssl.trustStore.location={}", authority.display()));
         set(format!(
@@ -129,14 +135,14 @@ impl ZooKeeperServer {
         .expect("five free ports were taken before ZooKeeper could bind them")
     }
 
-    /// Whether ZooKeeper is installed. The error says how to get it.
+    /// Whether ZooKeeper is installed. The error says how to install it.
     pub fn available() -> Result<(), String> {
         if let Some(missing) = JARS.iter().find(|jar| !Path::new(jar).exists()) {
             return Err(format!(
                 "there is no {missing}: apt-get install zookeeper libslf4j-java libnetty-java"
             ));
         }
-        // Checked once, because every fact needs the result and a JVM starts slowly.
+        // Checked only once, because every fact needs the result and a JVM starts slowly.
         static JAVA: OnceLock<Result<(), String>> = OnceLock::new();
         JAVA.get_or_init(|| daemon::can_run("java", "-version", "apt-get install default-jre"))
             .clone()
@@ -167,26 +173,28 @@ impl ZooKeeperServer {
         self.daemon.stop();
     }
 
-    /// Starts it again on the same port with its data. Stops it first if it is running. Returns when it serves.
+    /// Starts the server again on the same port with its data. Stops it first if it is running.
+    /// Returns when it serves.
     pub fn restart(&self) {
         self.restart_alone();
         wait_until("the restarted server serves", START, || self.serves());
     }
 
-    /// The same, without waiting until it is part of an ensemble.
+    /// Starts the server again, and does not wait until it serves. A server of an ensemble can
+    /// serve only when others run.
     pub fn restart_alone(&self) {
         self.stop();
         self.spawn();
     }
 
-    /// Kills it and starts it again without its data.
+    /// Kills the server and starts it again without its data.
     pub fn restart_empty(&self) {
         self.kill();
         fs::remove_dir_all(self.daemon.folder().join("data/version-2")).unwrap();
         self.restart();
     }
 
-    /// Sends SIGSTOP: connections stay open, and nothing is answered.
+    /// Sends SIGSTOP: connections stay open, and no answers come.
     pub fn freeze(&self) {
         self.daemon.freeze();
     }
@@ -196,7 +204,8 @@ impl ZooKeeperServer {
         self.daemon.thaw();
     }
 
-    /// The server's counters: `zk_packets_received` and so on. This question counts as a packet too.
+    /// The server's own counters: `zk_packets_received` and so on. This request is counted as a
+    /// packet too.
     pub fn mntr(&self) -> BTreeMap<String, String> {
         let told = self.ask("mntr").unwrap_or_default();
         told.lines()
@@ -205,10 +214,12 @@ impl ZooKeeperServer {
             .collect()
     }
 
-    /// Packets that it received and sent, without those of this question. For [`Packets::since`].
+    /// The packets that the server received and sent, for [`Packets::since`]. The packets of this
+    /// request are left out.
     ///
-    /// The server counts a reply after it has sent it, so right after an answer the count may be too low. This asks
-    /// until two answers agree, and only a few times if other clients keep the server busy.
+    /// The server counts a reply after it has sent it. So right after an answer the count may be
+    /// too low. This reads the counts until two readings agree, or a few times if other clients
+    /// keep the server busy.
     pub fn packets(&self) -> Packets {
         let mut last = self.count_packets();
         for _ in 0..5 {
@@ -220,7 +231,7 @@ impl ZooKeeperServer {
         last
     }
 
-    /// Uses the four-letter word whose answer always fits into one packet.
+    /// Reads the counts with the four-letter word whose answer always fits into one packet.
     fn count_packets(&self) -> Packets {
         let told = self.ask("srvr").unwrap_or_default();
         let asked_before = self.packet_questions.fetch_add(1, Ordering::Relaxed);
@@ -237,36 +248,37 @@ impl ZooKeeperServer {
         }
     }
 
-    /// The number of the last transaction that it knows.
+    /// The number of the last transaction that the server knows.
     pub fn transactions(&self) -> u64 {
         let told = self.ask("srvr").expect("a server that answers");
         let number = told.lines().find_map(|line| line.strip_prefix("Zxid: 0x"));
         u64::from_str_radix(number.expect("what it tells"), 16).unwrap()
     }
 
-    /// `leader`, `follower` or `standalone`. `None` while it does not serve.
+    /// `leader`, `follower` or `standalone`. `None` while the server does not serve.
     pub fn role(&self) -> Option<String> {
         self.mntr().remove("zk_server_state")
     }
 
-    /// Whether it serves clients.
+    /// Whether the server serves clients.
     pub fn serves(&self) -> bool {
         self.role().is_some()
     }
 
-    /// Sessions that it serves.
+    /// The number of sessions that this server serves.
     pub fn sessions(&self) -> usize {
         let told = self.ask("cons").unwrap_or_default();
         told.matches(",sid=0x").count()
     }
 
-    /// The watches that its clients have set, by the server's own count.
+    /// The number of watches that its clients have set. The server counts them.
     pub fn watches(&self) -> usize {
         let told = self.mntr().remove("zk_watch_count");
         told.map_or(0, |count| count.parse().unwrap())
     }
 
-    /// The paths of the ephemeral nodes under a path, sorted. Only a leader or a single server knows them.
+    /// The paths of the ephemeral nodes below a path, sorted. Only a leader or a single server
+    /// knows them.
     pub fn ephemerals(&self, under: &str) -> Vec<String> {
         let told = self.ask("dump").unwrap_or_default();
         let mut paths: Vec<String> = told
@@ -279,7 +291,7 @@ impl ZooKeeperServer {
         paths
     }
 
-    /// The end of the server's log, over all its starts.
+    /// The end of the server's log. It covers all starts of the server.
     pub fn log_tail(&self) -> String {
         self.daemon.log_tail()
     }
@@ -314,7 +326,7 @@ impl ZooKeeperServer {
         server
     }
 
-    /// Adds lines to its configuration.
+    /// Adds lines to the configuration of the server.
     fn configure(&self, lines: &[impl AsRef<str>]) {
         let file = self.daemon.folder().join("zoo.cfg");
         let mut config = File::options().append(true).open(file).unwrap();
@@ -323,7 +335,7 @@ impl ZooKeeperServer {
         }
     }
 
-    /// Returns `false` if the port was taken.
+    /// Starts the server. Returns `false` if its port was taken.
     fn try_spawn(&self) -> bool {
         self.spawn();
         let started = poll(START, || match self.daemon.ended() {
@@ -341,7 +353,7 @@ impl ZooKeeperServer {
         }
     }
 
-    /// Whether a server that has ended found its port taken by another process.
+    /// Whether the server has ended because another process had its port.
     pub(crate) fn found_its_port_taken(&self) -> bool {
         self.daemon.log_from(0).contains("BindException")
     }
@@ -349,14 +361,16 @@ impl ZooKeeperServer {
     pub(crate) fn spawn(&self) {
         let mut command = Command::new("java");
         command
-            // Small and quick to start, because tests need many servers for a few seconds each.
+            // The settings make the server small and quick to start: tests need many servers for a
+            // few seconds each.
             .args([
                 "-Xmx128m",
                 "-XX:+UseSerialGC",
                 "-XX:TieredStopAtLevel=1",
                 "-Xshare:auto",
             ])
-            // The tests kill processes but never cut the power, so writes need not be forced to the disk.
+            // The tests kill processes and never cut the power. So writes need not reach the disk
+            // at once.
             .arg("-Dzookeeper.forceSync=no")
             .arg("-Dorg.slf4j.simpleLogger.showDateTime=true")
             .args(self.properties)
@@ -367,7 +381,7 @@ impl ZooKeeperServer {
         self.daemon.spawn(&mut command);
     }
 
-    /// Asks with a four-letter word. `None` when nobody answers.
+    /// Sends a four-letter word, and returns the answer. `None` if no answer comes.
     fn ask(&self, word: &str) -> Option<String> {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
         let mut stream = TcpStream::connect_timeout(&address, ANSWER).ok()?;
@@ -379,7 +393,8 @@ impl ZooKeeperServer {
     }
 }
 
-/// The packets that a server received and sent. The start of the count is arbitrary, so use [`Packets::since`].
+/// The packets that a server received and sent. Their start values are arbitrary, so use
+/// [`Packets::since`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packets {
     pub received: u64,

@@ -1,9 +1,10 @@
-//! The messages of the compiler for functions that `#[distributed_lock]` refuses. Functions that it accepts are in
-//! `pass`, a program of its own: if no case has to run, trybuild checks all refused ones in one go, and links none.
+//! The compiler's messages for functions that `#[distributed_lock]` refuses. Functions that it
+//! accepts are in `pass`, a program of its own. If trybuild has to run no case, it checks all
+//! refused functions together and links none.
 //!
-//! After a change of a message: `TRYBUILD=overwrite cargo test -p ui`, then read the diff. Each toolchain words and places
-//! its messages in its own way, so with another one than that of `rust-version` in `Cargo.toml` this shows as ignored. Where
-//! `CI` is `true` it fails instead.
+//! After a change of a message, run `TRYBUILD=overwrite cargo test -p ui` and read the diff. Each
+//! toolchain has its own texts and positions for messages. So with a toolchain other than
+//! `rust-version` in `Cargo.toml`, this test shows as ignored. If `CI` is `true`, it fails instead.
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use toolchain::Verdict;
@@ -22,7 +23,8 @@ fn main() {
             trybuild::TestCases::new().compile_fail("fail/*.rs");
             Ok(())
         }),
-        // The kind is printed in brackets before the name, also for what is ignored.
+        // The kind of a trial is printed in brackets before its name, also for an ignored trial. So
+        // it shows the reason.
         Verdict::Another(reason) => Trial::test(name, || Ok(()))
             .with_kind(reason)
             .with_ignored_flag(true),

@@ -1,4 +1,4 @@
-//! Double barriers: parties enter together, leave together, and are told of those that are missing.
+//! Double barriers: parties enter together, leave together, and learn how many of them are missing.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// Short, because a place that was given up is noticed when a lease could have ended.
+/// Short, because the others notice a dropped place only when its lease could have ended.
 const TTL: Duration = Duration::from_secs(3);
 
 fn barrier(locks: &Locks) -> DoubleBarrier {
@@ -44,7 +44,8 @@ async fn left(leaving: JoinHandle<Result<Left, Error>>) -> Left {
     left.expect("hangs").unwrap().unwrap()
 }
 
-/// Waits until two parties have left. They are still there.
+/// Waits until two parties have left. Their tickets are kept, with one permit each, until all have
+/// left.
 async fn two_have_left(locks: &Locks) {
     eventually("they leave", SOON, async || {
         let places = locks.inspect("a").await.unwrap();
@@ -90,7 +91,7 @@ async fn the_next_group_enters_when_all_have_left(store: Store) {
     let leaving = [leaves(first), leaves(second)];
     two_have_left(&there).await;
 
-    // The rest of their places is enough for one of the next group.
+    // These two have given up enough permits for one party of the next group.
     eventually("it has its place", SOON, async || {
         let places = there.inspect("a").await.unwrap();
         places.iter().filter(|place| place.granted).count() == 4
@@ -125,7 +126,7 @@ async fn a_party_that_drops_its_place_is_missing(store: Store) {
     }
     tickets(&locks, "a", 0).await;
 
-    // The last one inside is missing, when the others have left.
+    // The last party inside drops its place after the others have left. It is missing too.
     let [first, second, third] = entered(&locks).await;
     let leaving = [leaves(second), leaves(third)];
     two_have_left(&locks).await;
@@ -136,10 +137,12 @@ async fn a_party_that_drops_its_place_is_missing(store: Store) {
     tickets(&locks, "a", 0).await;
 }
 
-/// About as long as a party takes to enter: the other is giving up then, has just done so, or is about to.
+/// About as long as a party takes to enter. So the other party is about to give up, is giving up,
+/// or has just given up.
 const LAST_MOMENT: Duration = Duration::from_millis(4);
 
-/// All come when their wait is nearly over, so that some have begun to give up. Either all enter, or nobody does.
+/// The second party comes when the wait of the first is nearly over, and the first may have begun
+/// to give up. Either both enter, or neither does.
 async fn a_party_that_enters_at_the_last_moment_is_inside(store: Store) {
     let locks = store.client();
     let mut entered = 0;
@@ -148,7 +151,7 @@ async fn a_party_that_enters_at_the_last_moment_is_inside(store: Store) {
         let barrier = locks.double_barrier("a", 2).wait(wait);
         let late = locks.double_barrier("a", 2).wait(4 * wait);
         let (first, second) = tokio::join!(barrier.enter(), async {
-            // There is no event: the other gives up at a time of its own.
+            // No event tells when the first party gives up, so this sleeps.
             tokio::time::sleep(wait - LAST_MOMENT).await;
             late.enter().await
         });
@@ -156,12 +159,14 @@ async fn a_party_that_enters_at_the_last_moment_is_inside(store: Store) {
             (Ok(first), Ok(second)) => {
                 entered += 1;
                 assert!(first.is_valid() && second.is_valid());
-                // Not by leaving: the wait of the first is too short for that.
+                // Both are dropped and do not leave: the wait of the first is too short for
+                // leaving.
                 drop((first, second));
                 tickets(&locks, "a", 0).await;
             }
             (first, second) => {
-                // On a busy machine an answer may take longer than the whole wait. Then the other may be inside.
+                // On a busy machine an answer may take longer than the whole wait. A party whose
+                // answer is late gets `Unknown`, and the other party may be inside.
                 let told =
                     |outcome: &Result<Inside, Error>| outcome.as_ref().err().map(Error::kind);
                 let told = [told(&first), told(&second)];

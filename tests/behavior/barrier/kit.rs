@@ -1,4 +1,5 @@
-//! Barriers on the store for tests, which loses, holds and forgets what a fact names.
+//! Barriers on the store for tests, which loses, holds back or forgets the messages that a fact
+//! names.
 
 use std::time::Duration;
 
@@ -45,7 +46,8 @@ async fn lost_requests_and_replies_keep_no_party_back(_: Store) {
                 tickets(&other, "a", 1).await;
                 let second = other.barrier("a", 2).wait(SOON);
                 let mut second = Box::pin(second.wait_for_all());
-                // The fault comes at the next request of this kind, wherever the two are by then.
+                // The fault hits the next request of this kind. How far the two parties are by then
+                // depends on `after`.
                 for _ in 0..after {
                     tokio::select! {
                         biased;
@@ -84,7 +86,7 @@ async fn lost_requests_and_replies_keep_nobody_inside(_: Store) {
     }
 }
 
-/// Two processes, and a barrier for two parties.
+/// Two processes, and in each of them a barrier for two parties.
 fn two() -> (Kit, Barrier, Kit, Barrier) {
     let here = Kit::new();
     let there = here.another_process();
@@ -93,18 +95,20 @@ fn two() -> (Kit, Barrier, Kit, Barrier) {
     (here, ours, there, theirs)
 }
 
-/// How long a party waits whose time a fact lets pass. The clock of these facts stands still until then.
+/// How long a party waits. The clock of these facts stands still until a fact advances it by this
+/// time.
 const WAIT: Duration = Duration::from_secs(60);
 
-/// A client of a kit whose clock stands still. Its leases are not renewed when [`WAIT`] has passed, and its requests are
-/// still waited for.
+/// A client of a kit whose clock stands still. After [`WAIT`] no renewal is due yet, and no request
+/// has timed out.
 fn patient(kit: &Kit) -> Locks {
     kit.clock().stop();
     let builder = Locks::builder().ttl(60 * WAIT).op_timeout(10 * WAIT);
     kit.client_with(builder).unwrap()
 }
 
-/// Resolves when a party has looked once more after this call, has found that it has to wait, and does so.
+/// Resolves when the party of this kit has read the list once more, has found the round not
+/// complete, and waits for changes again.
 fn waits_on(kit: &Kit) -> impl Future<Output = ()> {
     let mut look = kit.hold_next(Verb::Inspect);
     async move {
@@ -115,7 +119,8 @@ fn waits_on(kit: &Kit) -> impl Future<Output = ()> {
     }
 }
 
-/// Both parties find the round complete, and both change the counter.
+/// The list of each party is held back. Then both parties find the round complete, and both change
+/// the counter.
 async fn a_list_that_is_late_or_doubled_lets_no_party_go_on_alone_or_twice(_: Store) {
     let here = Kit::new();
     let there = here.another_process();
@@ -143,7 +148,7 @@ async fn a_list_that_is_late_or_doubled_lets_no_party_go_on_alone_or_twice(_: St
         assert_eq!(leaders, 1);
         tickets(&watches, "a", 0).await;
     }
-    // No round is left over for one that is alone.
+    // No complete round is left over that a single party could use.
     let mut watch = here.hold_next(Verb::Watch);
     let alone = waits(&locks.barrier("a", 2).wait(WAIT));
     soon(watch.arrived()).await;
@@ -159,7 +164,8 @@ async fn a_list_from_before_a_party_gave_up_does_not_count_it(_: Store) {
     let locks = patient(&here);
     let first = waits(&locks.barrier("a", 2).wait(WAIT));
     tickets(&locks, "a", 1).await;
-    // It has read that both are there, and does not know it yet.
+    // The second party has requested the list, and the store has answered that both are there. The
+    // answer is held back.
     let mut list = late.hold_list(2);
     let mut second = waits(&late.client_of(&there).barrier("a", 2).wait(6 * SOON));
     list.is_made().await;
@@ -183,7 +189,8 @@ async fn a_party_that_gave_up_before_the_round_was_counted_is_not_in_it(_: Store
     let locks = patient(&here);
     let first = waits(&locks.barrier("a", 2).wait(WAIT));
     tickets(&locks, "a", 1).await;
-    // It reads the counter, sees two places, and its change is late. It does not send the change a second time.
+    // The second party reads the counter and sees two places. Its change of the counter is held
+    // back, and it does not send the change a second time.
     let mut read = there.hold_next(Verb::Count);
     let mut second = waits(&patient(&there).barrier("a", 2).wait(2 * WAIT));
     soon(read.arrived()).await;
@@ -214,7 +221,8 @@ async fn a_party_whose_time_is_over_goes_on_if_it_was_counted(_: Store) {
     let mut read = here.hold_next(Verb::Count);
     watch.let_go();
     soon(read.arrived()).await;
-    // The reads from here on would be the news. It does not hear them before its time is over.
+    // The reads from here on would tell the first party that it was counted. They are held back
+    // until its time is over.
     let mut news = here.hold_next(Verb::Count);
     read.let_go();
 
@@ -227,7 +235,8 @@ async fn a_party_whose_time_is_over_goes_on_if_it_was_counted(_: Store) {
     drop(news);
 }
 
-/// One operation timeout more to learn whether it was counted, and one to learn whether it still has its place.
+/// After its wait a party may take two operation timeouts more. In the first it learns whether it
+/// was counted, and in the second whether it still has its place.
 async fn a_party_does_not_wait_much_longer_than_it_was_told(_: Store) {
     const OP_TIMEOUT: Duration = Duration::from_secs(5);
     for is_counted in [false, true] {
@@ -239,7 +248,7 @@ async fn a_party_does_not_wait_much_longer_than_it_was_told(_: Store) {
         let other = patient(&there);
         let first = waits(&locks.barrier("a", 2).wait(WAIT));
         tickets(&other, "a", 1).await;
-        // From here on the store does not answer what it asks.
+        // From here on the store does not answer the requests of the first party.
         let (mut withdraws, verb) = match is_counted {
             true => (None, Verb::Renew),
             false => (Some(here.hold_next(Verb::Renew)), Verb::Count),
@@ -260,7 +269,8 @@ async fn a_party_does_not_wait_much_longer_than_it_was_told(_: Store) {
         let error = soon(first).await.unwrap().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
         drop(held);
-        // The keeper frees the place. If it has to try again, that waits for the clock, but not for the lease to end.
+        // The keeper frees the place. If it has to try again, it waits until the clock has moved.
+        // It does not wait for the end of the lease.
         eventually("the place is free", SOON, async || {
             here.clock().advance(A_FEW_MILLIS);
             other.inspect("a").await.unwrap().is_empty()
@@ -273,7 +283,7 @@ async fn a_store_that_has_lost_its_data_lets_nobody_go_on(_: Store) {
     for breaks in [false, true] {
         let (here, ours, _, theirs) = two();
         let other = here.client().unwrap();
-        // A first round, so that the counter is there. Or none.
+        // With or without a first round, which creates the counter.
         if breaks {
             let (one, two) = tokio::join!(ours.wait_for_all(), theirs.wait_for_all());
             assert!(one.is_ok() && two.is_ok());

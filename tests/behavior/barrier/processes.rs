@@ -1,4 +1,4 @@
-//! Barriers between processes, some of which are killed.
+//! Barriers between processes. Some of the processes are killed.
 
 use std::process::Command;
 use std::time::Duration;
@@ -17,7 +17,8 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// How long a killed party keeps its place. A store with sessions allows no less.
+/// How long the store keeps the place of a killed party. A store with sessions allows no shorter
+/// ttl.
 const TTL: Duration = Duration::from_secs(4);
 
 fn party(store: &Store, parties: u32, folder: &str) -> Process {

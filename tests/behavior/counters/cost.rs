@@ -58,7 +58,8 @@ async fn a_latch_costs_one_message_for_each_process_and_change_however_many_wait
     })
     .await;
     let began = server.command_stats_since(&before);
-    // A push that comes during a look is followed by another look, so that each is done with before the next.
+    // The changes are counted without a pause in between. A push that comes during a look causes
+    // one more look.
     let before = server.command_stats();
     for left in [4, 3, 2, 1, 0] {
         assert_eq!(latch.count_down().await.unwrap(), left);
@@ -80,9 +81,11 @@ async fn a_latch_costs_one_message_for_each_process_and_change_however_many_wait
         calls(&spent, "publish"),
     );
     assert_eq!(calls(&spent, "publish"), 5);
-    // Five changes, and at most one read in each process for each, and one that was under way.
+    // Five scripts for the changes. Each process reads at most once for each change, and may finish
+    // one read that had begun before.
     assert!(calls(&spent, "evalsha") <= 5 + 6 * PROCESSES, "{spent:?}");
-    // A first look, one that watches, and one for the callers that came meanwhile; and the check of the rights.
+    // Until all wait, each process looks at most three times: a first look, the look of the watch,
+    // and one for callers that came meanwhile. It also checks its rights.
     let looks = calls(&began, "evalsha") + calls(&began, "eval");
     assert!(looks <= 6 * PROCESSES, "{began:?}");
 }
@@ -94,7 +97,7 @@ async fn changes_that_are_answered_are_not_remembered(store: Store) {
         counter.add(1).await.unwrap();
     }
     let key = format!("{}:1:{{a}}:count", store.namespace);
-    // The value, and the last change.
+    // Two fields: the value, and the last change.
     assert_eq!(server.command::<usize>(&["HLEN", &key]), 2);
     let lives: i64 = server.command(&["PTTL", &key]);
     assert!((35..=36).contains(&(lives / 3_600_000)), "{lives} ms");

@@ -1,4 +1,5 @@
-//! How the core asks for counters, on the store for tests, which loses what a fact names.
+//! How the core sends requests about counters. The store for tests loses the messages that a fact
+//! names.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -46,7 +47,7 @@ async fn a_lost_reply_and_a_lost_request_count_once(_: Store) {
             assert_eq!(latch.count_down().await.unwrap(), left - 1);
         }
     }
-    // Many answers are lost, one after the other.
+    // Five answers are lost, one after the other.
     for _ in 0..5 {
         kit.lose_next_reply(Verb::Count);
     }
@@ -67,7 +68,7 @@ async fn a_change_whose_answers_never_come_is_unknown_and_a_read_unavailable(_: 
     assert_eq!(kind(changed), ErrorKind::Unknown);
     assert_eq!(kind(soon(counter.get()).await), ErrorKind::Unavailable);
 
-    // All repetitions arrive.
+    // All repetitions of the change arrive now.
     kit.thaw();
     assert_eq!(soon(counter.add(1)).await.unwrap().value, 3);
 }
@@ -97,19 +98,19 @@ async fn a_refused_change_is_passed_on_at_once(_: Store) {
         assert_eq!(kind(counter.add(1).await), expected);
     }
     assert_eq!(counter.get().await.unwrap().value, 0);
-    // A mistake of the caller is one too.
+    // A mistake of the caller is refused at once too.
     let most = lockcore::Counter::MAX;
     counter.set(most).await.unwrap();
     assert_eq!(kind(counter.add(1).await), ErrorKind::Config);
     assert_eq!(counter.get().await.unwrap().value, most);
-    // After an answer that was lost, a refusal says nothing about the first try.
+    // After a lost answer, a refusal says nothing about the first try, so the outcome is unknown.
     kit.lose_next_reply(Verb::Count);
     kit.fail_next(Verb::Count, Fault::Refused);
     assert_eq!(kind(counter.set(1).await), ErrorKind::Unknown);
     assert_eq!(counter.get().await.unwrap().value, 1);
 }
 
-/// Counts the requests about counters, and the connections that are told.
+/// Counts the reads of counters, and the calls of `watch` and `unwatch`.
 #[derive(Debug)]
 struct Watched {
     connection: Arc<dyn Connection>,
@@ -198,7 +199,8 @@ async fn waiters_in_one_process_cost_one_watch_and_one_read_for_each_change(_: S
     }
     let [reads, watches, _] = spent.all();
     assert_eq!(watches, 1);
-    // A change that comes during a read is followed by another. So are the last waiter, and the watch.
+    // If a change comes during a read, another read follows. So each change costs at most two
+    // reads. The last waiter and the watch cost one each.
     assert!(reads - before <= 2 * 3 + 2, "{before} + {}", reads - before);
     drop(changes);
     eventually("it is watched no more", SOON, async || spent.all()[2] == 1).await;
@@ -243,8 +245,9 @@ async fn a_latch_that_a_store_has_lost_does_not_open(_: Store) {
     assert_eq!(soon(changes.next()).await.unwrap().value, 1);
     let latch = locks.latch("a");
     let mut waits = Box::pin(latch.wait_for_zero());
-    // The first change may be shown by a look that had begun before this waiter came, and the second cannot. The waiter is
-    // polled first, so it has seen that look too.
+    // The first change may have been shown by a look that began before this waiter came. The second
+    // change cannot: its look began later. The waiter is polled first, so it has seen that look
+    // too.
     tokio::select! {
         biased;
         outcome = &mut waits => panic!("{outcome:?}"),

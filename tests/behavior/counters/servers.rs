@@ -1,4 +1,4 @@
-//! Counters at real servers whose answers and messages are lost on the way.
+//! Counters at real servers. A proxy loses their answers and messages.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -55,7 +55,7 @@ async fn cuts_at_random_neither_lose_nor_double_a_change(store: Store) {
         });
     }
     for _ in 0..CUTS {
-        // At random moments of the traffic.
+        // The cut comes after a random number of further requests.
         let next = proxy.traffic().chunks_up + fastrand::u64(1..50);
         eventually("requests pass", 6 * SOON, async || {
             proxy.traffic().chunks_up >= next
@@ -82,7 +82,8 @@ async fn a_latch_that_opens_while_its_waiters_are_cut_off_lets_them_go_on(store:
     assert_eq!(changes.next().await.unwrap().value, 3);
     let waits = cut_off.latch("a").wait(6 * SOON);
     let waits = tokio::spawn(async move { waits.wait_for_zero().await });
-    // No look is under way when the second change has been seen: the next one follows a push, or the break.
+    // When this task has seen the second change, no look is in flight. So the next look is caused
+    // by a push or by the break.
     for left in [2, 1] {
         assert_eq!(elsewhere.count_down().await.unwrap(), left);
         assert_eq!(changes.next().await.unwrap().value, left as i64);

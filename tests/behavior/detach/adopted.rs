@@ -1,4 +1,4 @@
-//! The guard of an adopter is like every other guard.
+//! The guard of an adopter works like every other guard.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     facts
 }
 
-/// For stores that tell a holder at once that somebody asks for its lock.
+/// For stores that notify a holder at once when somebody asks for its lock.
 pub(crate) fn facts_of_messages(store: Kind) -> Vec<Trial> {
     if !store.capability().adopts {
         return Vec::new();
@@ -54,7 +54,7 @@ async fn an_adopted_lock_is_renewed_and_belongs_to_its_client(store: Store) {
     let adopted = handed_over(&locks, &other, ttl).await;
     let waiter = begin(locks.mutex("a").ttl(LEASE).wait(3 * SOON));
 
-    // For longer than the ttl, from whichever renewal.
+    // For longer than the ttl. The first renewal may come at any time.
     for _ in 0..4 {
         let aged = ttl / 5 * 4;
         eventually("it ages", SOON, async || adopted.remaining() < aged).await;
@@ -110,7 +110,8 @@ async fn an_adopted_lock_is_entered_again_downgraded_and_dropped(store: Store) {
         })
         .await
         .unwrap();
-    // A task of the same client that is not inside waits at the store, as a stranger does.
+    // A task of the same client that is outside the scope waits at the store, like any other
+    // client.
     assert_eq!(kind(other.mutex("a").try_acquire().await), ErrorKind::Busy);
     adopted.downgrade().await.unwrap();
     give_back(locks.rwlock("a").read().try_acquire().await.unwrap()).await;
@@ -129,12 +130,12 @@ async fn a_shutdown_releases_an_adopted_lock(store: Store) {
     let text = held(&locks).await.detach().await.unwrap();
     let late = other.adopt(&text).await;
     assert_eq!(kind(late), ErrorKind::Lost(LostReason::Shutdown));
-    // That has asked for nothing.
+    // The refused adoption has sent no request, so the text can be used.
     give_back(locks.adopt(&text).await.unwrap()).await;
     assert_nothing_left(&store, &locks, "a").await;
 }
 
-/// For a deployment: the next version of a service goes on with the job.
+/// For a deployment: the next version of a service continues the work under the same lock.
 async fn a_client_that_is_being_shut_down_can_give_its_lock_away(store: Store) {
     let (locks, other) = (store.client(), store.client());
     let guard = held(&locks).await;
@@ -171,7 +172,7 @@ async fn an_adopted_lock_is_asked_back(store: Store) {
     assert_nothing_left(&store, &locks, "a").await;
 }
 
-/// Its renewals are twenty seconds apart.
+/// The message comes at once. The adopter's renewals are twenty seconds apart.
 async fn an_ask_reaches_the_adopter_by_a_message(store: Store) {
     let (locks, other, operator) = (store.client(), store.client(), store.client());
     let adopted = handed_over(&locks, &other, LEASE).await;
@@ -197,7 +198,8 @@ async fn a_lock_that_somebody_asks_for_is_not_detached(store: Store) {
     assert_eq!(soon(asked).await.unwrap().unwrap(), Release::Released);
 }
 
-/// Nobody renews it on its way, so nobody has learnt of the request.
+/// Between detach and adoption nobody renews the ticket. So no client has learnt of the request
+/// yet.
 async fn a_lock_that_is_asked_for_on_its_way_is_given_up_by_its_adopter(store: Store) {
     let (locks, other, operator) = (store.client(), store.client(), store.client());
     let guard = locks.mutex("a").ttl(TTL).acquire().await.unwrap();

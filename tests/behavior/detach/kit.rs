@@ -56,7 +56,7 @@ async fn an_adoption_whose_messages_are_lost_is_asked_again_and_granted_once(_: 
     tickets(&locks, "a", 0).await;
 }
 
-/// The clock moves until `outcome` is there.
+/// Moves the clock until `outcome` is there.
 async fn in_time<T>(kit: &Kit, outcome: impl Future<Output = T>) -> T {
     let clock = async {
         loop {
@@ -83,7 +83,7 @@ async fn an_adoption_that_is_never_answered_is_unknown_and_takes_nothing_later(_
 
     assert_eq!(kind(outcome), ErrorKind::Unknown);
     soon(adoption.arrived()).await;
-    // The keeper waits for the reply, and then releases with a mark.
+    // The keeper waits for the reply, and after that it releases the ticket with a mark.
     in_time(&kit, release.arrived()).await;
     release.let_go();
     adoption.let_go();
@@ -138,7 +138,7 @@ async fn a_detach_that_the_store_does_not_acknowledge_gives_the_guard_back(_: St
         assert_eq!(failed, expected);
         guard = back;
     }
-    // It is renewed as before.
+    // The keeper renews the ticket again.
     for _ in 0..4 {
         let before = guard.remaining();
         kit.clock().advance(Duration::from_secs(4));
@@ -208,12 +208,12 @@ async fn a_renewal_that_is_late_disturbs_nobody(_: Store) {
     let mut events = locks.events();
     let mut renewal = kit.hold_next(Verb::Renew);
     kit.clock().advance(Duration::from_secs(250));
-    soon(renewal.arrived()).await; // of the keeper
+    soon(renewal.arrived()).await; // the keeper's renewal
 
     let adopted = other.adopt(&guard.detach().await.unwrap()).await.unwrap();
     renewal.let_go();
 
-    // Its answer is that the ticket is gone.
+    // The answer to the renewal says that the ticket is gone.
     eventually("the answer has arrived", SOON, async || {
         locks.ready(SOON).await.is_ok()
     })
@@ -240,7 +240,8 @@ async fn a_lock_is_detached_when_its_min_hold_is_over(_: Store) {
     tickets(&locks, "a", 0).await;
 }
 
-/// The request was sent twice, and its first copy is still on its way.
+/// The client sends the enqueue twice, because the connection breaks. The first copy arrives only
+/// after the adoption.
 async fn a_late_enqueue_of_a_lock_that_was_handed_over_takes_nothing(_: Store) {
     let (kit, locks, other) = kit();
     let mut first = kit.hold_next(Verb::Enqueue);

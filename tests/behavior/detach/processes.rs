@@ -1,4 +1,4 @@
-//! Locks that go from one process to another, of which some are killed.
+//! Locks that one process gives to another. Some of the processes are killed.
 
 use std::time::{Duration, Instant};
 
@@ -63,7 +63,7 @@ async fn an_adopter_that_is_killed_is_followed_when_its_lease_is_over(store: Sto
     let ttl = Duration::from_secs(2);
     let (mut gives, mut takes) = (process(&store, ttl), process(&store, ttl));
     let token = gives.acquire();
-    // Started and connected before, so that the text is used in time.
+    // The adopting process was started and connected before, so that it uses the text in time.
     let text = gives.detach();
     assert_eq!(takes.adopt(&text), Ok(token));
     let waiter = begin(locks.mutex("a").ttl(Duration::from_secs(60)).wait(3 * SOON));

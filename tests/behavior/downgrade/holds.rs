@@ -1,4 +1,5 @@
-//! The guard that is downgraded: its rights, its end, and downgrades that are dropped or refused.
+//! The guard that is downgraded: what it may do, how it ends, and downgrades that are dropped or
+//! refused.
 
 use std::time::{Duration, Instant};
 
@@ -89,7 +90,8 @@ async fn a_downgrade_dropped_at_any_poll_is_whole_or_has_not_begun(store: Store)
                 let guard = guard.lock().await.take().unwrap();
                 assert!(guard.is_valid());
                 assert_eq!(kind(guard.fencing_token()), ErrorKind::Config);
-                // In even rounds the keeper repeats the request. In odd rounds the ticket is released before that.
+                // In even rounds the keeper repeats the request. In odd rounds the ticket is
+                // released before the keeper can do so.
                 if round % 2 == 0 {
                     give_back(at_once(begin(other.rwlock("a").read())).await).await;
                     let writer = other.mutex("a").try_acquire().await;

@@ -1,4 +1,5 @@
-//! Several guards of one lock: the ticket becomes a reader's when the last guard that writes has ended.
+//! Several guards of one lock: the ticket becomes a reader's ticket when the last guard that writes
+//! has ended.
 
 use libtest_mimic::Trial;
 use lockcore::{Error, ErrorKind};
@@ -42,7 +43,7 @@ async fn a_read_that_outlives_its_write_lets_readers_in(store: Store) {
     let write = catalog.write();
     let reader = begin(other.rwlock("c").read().wait(SOON));
 
-    // The reader is in line, or it was granted first and has left.
+    // The reader is in line, or it was granted before the writer and has released.
     give_back(reader.await.unwrap()).await;
     let mut waits = None;
     let inner = write
@@ -110,7 +111,7 @@ async fn the_last_writer_of_several_lets_readers_in(store: Store) {
     }
 }
 
-/// The turn of the inner write becomes a reader's turn.
+/// The lane turns the inner write into a read hold.
 async fn a_write_inside_that_ends_lets_the_reads_beside_it_in(store: Store) {
     let locks = store.client();
     let catalog = locks.rwlock("c");

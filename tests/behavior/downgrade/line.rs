@@ -104,8 +104,8 @@ async fn a_reader_behind_a_waiting_writer_stays_behind_it(store: Store) {
     give_back(at_once(last).await).await;
 }
 
-/// On ZooKeeper, each waiter of a line this long watches only the ticket in front of it, and that ticket has another
-/// node after the downgrade.
+/// On ZooKeeper, in a line as long as this one, each waiter watches only the ticket in front of it.
+/// After the downgrade that ticket has another node.
 async fn a_crowd_of_writers_in_line_stays_in_line(store: Store) {
     let observer = store.client();
     let mut guard = store.client().mutex("c").acquire().await.unwrap();
@@ -129,7 +129,8 @@ async fn a_crowd_of_writers_in_line_stays_in_line(store: Store) {
     }
 }
 
-/// Each writer reads a number and writes it back. A second writer would make this one lose an update.
+/// Each writer reads a number and writes back one more. If two writers held the lock at once, an
+/// update would be lost.
 async fn no_writer_gets_in_while_a_writer_becomes_a_reader(store: Store) {
     let number = Arc::new(AtomicU64::new(0));
     let stop = Arc::new(AtomicBool::new(false));
@@ -173,7 +174,7 @@ async fn no_writer_gets_in_while_a_writer_becomes_a_reader(store: Store) {
 
         guard.downgrade().await.unwrap();
         assert_eq!(number.load(Ordering::SeqCst), mine);
-        // Gives another writer, if there were one, time to change the number.
+        // If there were another writer, this would give it time to change the number.
         elsewhere.inspect("n").await.unwrap();
         tokio::task::yield_now().await;
 

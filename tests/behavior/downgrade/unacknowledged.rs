@@ -29,7 +29,8 @@ fn kit() -> (Kit, Locks, Locks) {
     (kit, locks.unwrap(), other.unwrap())
 }
 
-/// A downgrade with an unknown outcome must not change what others may rely on.
+/// The store may have carried out the downgrade. So the guard only reads from now on, and the
+/// keeper repeats the request.
 async fn a_downgrade_that_is_not_acknowledged_is_a_read_hold_and_is_asked_for_again(_: Store) {
     type Befall = fn(&Kit);
     let faults: [(Befall, ErrorKind); 6] = [
@@ -47,7 +48,7 @@ async fn a_downgrade_that_is_not_acknowledged_is_a_read_hold_and_is_asked_for_ag
             |kit| kit.fail_next(Verb::Renew, Fault::Unknown),
             ErrorKind::Unknown,
         ),
-        // `Config` would mean that nothing has changed.
+        // `Config` is not passed on, because it would mean that nothing has changed.
         (
             |kit| kit.fail_next(Verb::Renew, Fault::Config),
             ErrorKind::Unavailable,
@@ -97,8 +98,8 @@ async fn a_lease_without_renewal_is_asked_for_again_too(_: Store) {
     give_back(guard).await;
 }
 
-/// A write hold with a read hold inside. The write is being released, and its request to let readers in has arrived at
-/// the store.
+/// A write hold with a read hold inside. The write hold is being released. The request that makes
+/// its ticket a reader's ticket has arrived at the store and is held back.
 async fn releasing(
     kit: &Kit,
     catalog: &RwLock,
@@ -113,8 +114,8 @@ async fn releasing(
     (releasing, inner, asked)
 }
 
-/// The lock was held until its end, so the release is no loss, whatever happens to the renewal that is no longer
-/// needed.
+/// The last read hold ends while that request is in flight, so nobody needs the answer. The lock
+/// was held until its end. So the release reports no loss, whatever the answer is.
 async fn a_write_released_while_its_last_read_ends_was_not_lost(_: Store) {
     for dropped in [true, false] {
         let (kit, locks, _) = kit();
@@ -130,7 +131,8 @@ async fn a_write_released_while_its_last_read_ends_was_not_lost(_: Store) {
     }
 }
 
-/// `min_hold` keeps the ticket, and the keeper repeats the downgrade.
+/// The release is dropped before the answer to its downgrade comes. `min_hold` keeps the ticket,
+/// and the keeper repeats the downgrade.
 async fn a_write_dropped_while_its_last_read_ends_is_kept_for_readers(_: Store) {
     let (kit, locks, other) = kit();
     let min_hold = Duration::from_secs(3600);
@@ -146,7 +148,8 @@ async fn a_write_dropped_while_its_last_read_ends_is_kept_for_readers(_: Store) 
     asked.let_go();
 }
 
-/// The store may already have let in readers of other clients.
+/// The future of the downgrade is dropped while its request is in flight. The store may already
+/// have granted readers of other clients, so no writer of this process may get the ticket.
 async fn a_ticket_on_its_way_to_the_readers_is_passed_on_to_nobody(_: Store) {
     let kit = Kit::new();
     let fair = Locks::builder().fair(Fair::Local(Duration::from_secs(60)));
@@ -165,7 +168,8 @@ async fn a_ticket_on_its_way_to_the_readers_is_passed_on_to_nobody(_: Store) {
             () = asked.arrived() => {}
         }
     }
-    // It goes to the store without waiting for the answer.
+    // The writer sends its own request to the store. It does not wait for the answer to the
+    // downgrade.
     eventually("the writer is in line at the store", SOON, async || {
         other.inspect("c").await.unwrap().len() == 2
     })
@@ -179,7 +183,8 @@ async fn a_ticket_on_its_way_to_the_readers_is_passed_on_to_nobody(_: Store) {
     tickets(&locks, "c", 0).await;
 }
 
-/// That renewal was sent while the ticket was a writer's, so its acknowledgement does not confirm the downgrade.
+/// The earlier renewal was sent while the ticket was a writer's ticket. So its acknowledgement does
+/// not confirm the downgrade.
 async fn an_acknowledgement_of_an_earlier_renewal_lets_nobody_in(_: Store) {
     let kit = Kit::new();
     kit.clock().stop();
@@ -193,7 +198,7 @@ async fn an_acknowledgement_of_an_earlier_renewal_lets_nobody_in(_: Store) {
     let before = guard.remaining();
     kit.fail_next(Verb::Renew, Fault::Unknown);
     assert_eq!(kind(guard.downgrade().await), ErrorKind::Unknown);
-    // The keeper's next renewal is held back, and so are all that follow.
+    // The keeper's next renewal is held back, and so are all that follow it.
     let mut again = kit.hold_next(Verb::Renew);
 
     of_the_writer.let_go();

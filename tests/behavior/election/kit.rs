@@ -1,4 +1,5 @@
-//! Elections on the store for tests, which holds requests, delays answers, and moves its clock as a fact asks.
+//! Elections on the store for tests, which holds requests back, delays answers, and moves its clock
+//! as a fact asks.
 
 use std::future::pending;
 use std::ops::ControlFlow;
@@ -27,7 +28,8 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 
-/// The observer has read the value of the second leader by itself, when the news of an older value arrive.
+/// The observer has already read a newer value of the second leader when the message with its older
+/// value arrives.
 async fn an_observer_never_goes_back_to_an_older_value(_: Store) {
     let (kit, late) = (Kit::new(), LateAnswers::default());
     let there = kit.another_process();
@@ -44,7 +46,7 @@ async fn an_observer_never_goes_back_to_an_older_value(_: Store) {
     let seen = soon(told.recv()).await.unwrap();
     assert_eq!(seen, Written::new(first.token(), "a"));
 
-    // The second leader holds, and has not written yet.
+    // The second leader holds the lock, and has not written its value yet.
     let mut write = there.hold_next(Verb::Count);
     let election = other.election("a").value("b");
     let campaign = tokio::spawn(async move { election.campaign().await });
@@ -53,7 +55,8 @@ async fn an_observer_never_goes_back_to_an_older_value(_: Store) {
     soon(first.resign()).await.unwrap();
     list.is_made().await;
     soon(write.arrived()).await;
-    // Its first value is in the news, which are late, and the observer reads its second one.
+    // The news with the leader's first value is held back. Meanwhile the observer reads the second
+    // value itself.
     let mut news = late.hold_value("b");
     write.let_go();
     news.is_made().await;
@@ -65,7 +68,7 @@ async fn an_observer_never_goes_back_to_an_older_value(_: Store) {
 
     let mut newer = late.hold_value("b, moved");
     news.let_go();
-    // It is read when the news before it have been passed on.
+    // The client makes this read only after it has passed on the news before it.
     newer.is_made().await;
     newer.let_go();
     second.set_value("b, moved again").await.unwrap();
@@ -75,8 +78,9 @@ async fn an_observer_never_goes_back_to_an_older_value(_: Store) {
     observes.abort();
 }
 
-/// A leader that resigns reads the value, and then makes a new version of it to tell the observers. Between the two
-/// steps another write arrives: a late one of the same leader, or one of the next leader. It must stay.
+/// A leader that resigns reads the value, and then makes a new version of it to tell the observers.
+/// Between the two steps another write arrives: a late one of the same leader, or one of the next
+/// leader. It must stay.
 async fn a_leader_that_resigns_does_not_overwrite_a_later_value(_: Store) {
     for is_its_own in [true, false] {
         let kit = Kit::new();
@@ -119,7 +123,8 @@ async fn a_leader_that_resigns_does_not_overwrite_a_later_value(_: Store) {
     }
 }
 
-/// A pause would wait for the clock, which stands still. The place in line itself is a new one.
+/// The candidate does not pause between two tries: a pause would wait for the clock, which stands
+/// still. Its new try has a new place in line.
 async fn a_candidate_whose_wait_is_over_stands_in_line_again_at_once(_: Store) {
     const WAIT: Duration = Duration::from_secs(60);
     let kit = Kit::new();
@@ -153,12 +158,13 @@ async fn a_candidate_whose_wait_is_over_stands_in_line_again_at_once(_: Store) {
     assert_eq!(token.ticket(), last);
 }
 
-/// Nobody else reads it. The store forgets what nobody has read or written for a day.
+/// The store forgets a value that nobody has read or written for a day. Here only the leader's own
+/// task reads the value.
 async fn the_value_of_a_leader_that_runs_outlives_the_day_after_which_a_store_forgets(_: Store) {
     let kit = Kit::new();
     kit.clock().stop();
     let there = kit.another_process();
-    // No renewal is due in the time of this fact.
+    // No renewal is due during this fact.
     let locks = there.client_with(Locks::builder().ttl(1_000 * HOUR));
     let locks = locks.unwrap();
     let (asks, asked) = mpsc::unbounded_channel::<oneshot::Sender<()>>();
@@ -171,7 +177,7 @@ async fn the_value_of_a_leader_that_runs_outlives_the_day_after_which_a_store_fo
                 async move {
                     while let Some(answer) = asked.lock().await.recv().await {
                         let _ = answer.send(());
-                        // One answer for each poll.
+                        // Yields, so that one poll of the task gives one answer.
                         tokio::task::yield_now().await;
                     }
                     pending::<ControlFlow<()>>().await
@@ -179,8 +185,9 @@ async fn the_value_of_a_leader_that_runs_outlives_the_day_after_which_a_store_fo
             })
             .await
     });
-    // Returns when the task of the leader was polled as a whole: the poll of the first answer may have begun before this,
-    // that of the second has not, and has ended before the third.
+    // Returns when the leader's whole task has been polled at least once. Each answer comes from a
+    // poll of its own. The poll of the first answer may have begun before this call. The poll of
+    // the second answer began after it, and ended before the third answer.
     let is_polled = async || {
         for _ in 0..3 {
             let (answer, answered) = oneshot::channel();
@@ -214,13 +221,14 @@ async fn a_lease_that_ended_while_its_value_was_sent_is_no_leadership(_: Store) 
     let campaign = tokio::spawn(async move { election.campaign().await });
     soon(write.arrived()).await;
 
-    // The request is still waited for.
+    // The lease ends. The operation timeout does not, so the client waits for the answer to the
+    // write.
     kit.clock().advance(ttl);
     write.let_go();
 
     let expired = ErrorKind::Lost(LostReason::Expired);
     assert_eq!(kind(soon(campaign).await.unwrap()), expired);
-    // It has arrived, and the next leader replaces it.
+    // The write has arrived, and the next leader replaces the value.
     let next = leads(&locks, "next").await;
     let told = locks.value("a").get().await.unwrap();
     assert_eq!(told, Some(Written::new(next.token(), "next")));

@@ -45,7 +45,8 @@ async fn next(leaders: &mut Leaders) -> Option<Written> {
     soon(leaders.next()).await.unwrap()
 }
 
-/// Reads until this leader is returned. It is the last one, so only earlier leaders may be returned before it.
+/// Reads until this leader is returned. It is the last leader, so only earlier leaders may be
+/// returned before it.
 async fn sees(leaders: &mut Leaders, token: FencingToken) -> Written {
     loop {
         match next(leaders).await {
@@ -103,7 +104,8 @@ async fn a_slow_observer_sees_the_newest_leader_and_not_all(store: Store) {
     }
     let last = leads(&locks, "last").await;
 
-    // What was read before the last leader had written may come first, but no leader of before.
+    // An earlier leader may come first, if it was read before the last leader wrote its value.
+    // After the last leader, none of them may come.
     let seen = loop {
         if let Some(seen) = next(&mut leaders).await {
             break seen;
@@ -121,7 +123,8 @@ async fn a_leader_that_was_taken_away_does_not_count_any_more(store: Store) {
     let first = leads(&locks, "first").await;
     sees(&mut leaders, first.token()).await;
     take_from(&first, &other).await;
-    // It has written nothing, and the next leader tells.
+    // The end of the first leader has written nothing. The observer learns of it by the next
+    // leader's value.
     let second = leads(&other, "second").await;
     assert!(second.token() > first.token());
     let seen = sees(&mut leaders, second.token()).await;
@@ -151,7 +154,7 @@ async fn an_observer_that_was_cut_off_while_leaders_changed_sees_the_newest(stor
         assert_eq!(*seen.text, format!("{round}.2"));
         assert_eq!(soon(events.recv()).await, Some(lockcore::Event::Restored));
     }
-    // It ends on nobody, too.
+    // The last change that the observer misses may also be that nobody leads.
     proxy.cut();
     assert_eq!(soon(events.recv()).await, Some(lockcore::Event::Suspended));
     last.resign().await.unwrap();
@@ -168,7 +171,7 @@ async fn a_leader_that_dies_without_a_successor_is_gone_with_its_lease(_: Store)
     let mut leaders = other.election("a").observe();
     sees(&mut leaders, leader.token()).await;
 
-    // Nothing renews the lease any more, and nobody tells.
+    // From here on, no renewal reaches the store, and no message tells the observer.
     for _ in 0..50 {
         kit.lose_next_request(Verb::Renew);
     }
@@ -183,9 +186,11 @@ async fn a_candidate_whose_value_cannot_be_written_does_not_lead(_: Store) {
     kit.fail_next(Verb::Count, backend::Fault::Refused);
     let refused = soon(locks.election("a").campaign()).await;
     assert_eq!(kind(refused), ErrorKind::Unavailable);
-    // Another candidate need not wait for the lease to end.
+    // The refused candidate has released its lock. Another candidate need not wait for the lease to
+    // end.
     drop(leads(&locks, "next").await);
-    // A run tries again by itself, and the lost reply of its first value is repeated.
+    // A run tries again by itself. Its first write is refused, and the reply to its second write is
+    // lost, so the client repeats it.
     kit.fail_next(Verb::Count, backend::Fault::Refused);
     kit.lose_next_reply(Verb::Count);
     let election = locks.election("b");

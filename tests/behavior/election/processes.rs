@@ -1,4 +1,4 @@
-//! Candidates in several processes, of which the leader is killed.
+//! Candidates in several processes. The leading process is killed.
 
 use std::time::Duration;
 
@@ -55,7 +55,7 @@ async fn a_leader_that_is_killed_is_followed_and_every_observer_sees_it(store: S
     let witness = FileWitness::in_folder(folder.path());
     assert_eq!(witness.visits(), 3);
     witness.assert_no_overlap();
-    // Nobody follows the last one, and it counts until its lease is over.
+    // Nobody follows the last leader. Observers report it until its lease is over.
     let locks = store.client();
     let mut leaders = locks.election("a").observe();
     while leaders.next().await.unwrap().is_some() {}

@@ -1,5 +1,5 @@
-//! The expected answers and wake-ups of a store: the pure rule, a clock that is a number, and what the contract adds to
-//! the rule (marks, wake-ups, numbers).
+//! The expected answers and wake-ups of a store. The model is the pure rule, a clock that is a
+//! number, and what the contract adds to the rule: marks, wake-ups, numbers.
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU32;
@@ -25,35 +25,39 @@ pub(super) struct Model {
     /// The time in milliseconds since the history began.
     pub(super) now: u64,
     pub(super) connected: [bool; CLIENTS],
-    /// Tickets that were released before they were enqueued, and until when the store remembers that.
+    /// Tickets that were released before they were enqueued, and the time until which the store
+    /// keeps the mark.
     marks: HashMap<usize, u64>,
-    /// Tickets that expired. A store may or may not still know them.
+    /// Tickets that expired. A store may or may not know them after that.
     pub(super) expired: HashSet<usize>,
     /// The highest number that each client has seen, and the highest exclusive grant of each name.
     highest_seen: [u64; CLIENTS],
     exclusive: [u64; NAMES],
-    /// The wake-ups that the store must have sent since the last check, and the clients that get them.
+    /// The wake-ups that the store must have sent since the last check, and the clients that get
+    /// them.
     to_wake: Vec<(usize, Wake)>,
-    /// The rechecks that the store must have requested since the last check, with their times, and those that it did
-    /// request.
+    /// The rechecks that the store must have requested since the last check, with their times. The
+    /// next field has those that it did request.
     to_look: Vec<(usize, Id, u64)>,
     pub(super) told_to_look: Vec<(usize, Id, Duration)>,
     pub(super) looks: usize,
-    /// Rechecks that answers have requested, by name and number, until the model knows whether they are right.
+    /// Rechecks that answers have requested, by name and number. They are checked later, when the
+    /// model knows the state after the whole step.
     rechecks: Vec<(usize, u64, Option<Duration>)>,
-    /// The answer of `inspect` for each name now.
+    /// What `inspect` answers now for each name.
     pub(super) seen: Vec<(usize, Vec<TicketInfo>)>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Known {
     ticket: usize,
-    /// The client knows that this ticket holds, by an answer or by a wake-up.
+    /// The client knows that this ticket holds, from an answer or a wake-up.
     told: bool,
 }
 
 impl Model {
-    /// `run` keeps the names and ids of this run apart from those of other runs on the same store.
+    /// `run` is a number that keeps the names and ids of this run apart from those of other runs on
+    /// the same store.
     pub(super) fn new(history: &History, run: u64, manner: Manner, capability: Capability) -> Self {
         let namespace = Namespace::new(NAMESPACE).unwrap();
         let name = |number| format!("{run}-{number}");
@@ -133,13 +137,13 @@ impl Model {
         self.settle(wish.name, Some(ticket));
         let valid_for = request.ttl;
         if let Some((known, _)) = self.queues[wish.name].find(request.id) {
-            // The same request came before.
+            // The same request was carried out before.
             known.expires_at = self.now + wish.ttl;
             let number = known.number;
             self.stands(ticket, number, valid_for, answer)?;
             return self.expect_rechecks();
         }
-        // A store may remember an expired mark or ticket for longer.
+        // A store may remember an expired mark or ticket for longer than the model.
         let ended = self.expired.contains(&ticket) || self.marks.contains_key(&ticket);
         if answer == Enqueued::Gone && ended {
             return Ok(());
@@ -155,7 +159,7 @@ impl Model {
         let seen = Some(request.highest_seen).filter(|seen| *seen <= micros + DAY_MICROS);
         let seen = seen.filter(|_| !self.capability.sessions);
         let floor = (last + 1).max(seen.map_or(0, |seen| seen + 1));
-        // The memory store counts over all names.
+        // The memory store has one sequence of numbers for all names.
         let highest = self.highest_seen.into_iter().max().unwrap_or(0);
         let ceiling = floor.max(highest + 1).max(micros + 1_000_000);
         if !(floor..=ceiling).contains(&number) {
@@ -216,7 +220,7 @@ impl Model {
         }
     }
 
-    /// Checks that an answer describes the state of a ticket.
+    /// Checks that an answer describes the ticket as the rule says.
     fn stands(
         &mut self,
         ticket: usize,
@@ -257,8 +261,8 @@ impl Model {
         Ok(())
     }
 
-    /// Call this before the answers of a batch are checked. A store that carries out a batch at once answers for each
-    /// ticket after all changes.
+    /// Makes the changes of a batch for a store that carries out the whole batch before it answers
+    /// for any of its tickets. Call it before the answers of the batch are checked.
     pub(super) fn renew_together(&mut self, tickets: &[usize], with: With) {
         if !self.manner.by_id {
             return;
@@ -361,7 +365,7 @@ impl Model {
         }
     }
 
-    /// On Redis, the first waiter that can hear it is asked to recheck.
+    /// On Redis, the store asks the first waiter that can hear it to recheck.
     fn tell_first(&mut self, name: usize) {
         let client = |known: &Ticket<Known>| self.wishes[known.payload.ticket].client;
         let mut waiting = self.queues[name].tickets().filter(|(_, holds)| !holds);
@@ -375,8 +379,8 @@ impl Model {
         }
     }
 
-    /// A ticket that is granted because of another one in the same batch learns this from its own answer. The store may
-    /// also wake it.
+    /// In a batch, one ticket may be granted because another ticket of the batch ends. The client
+    /// learns of this grant from the ticket's own answer. The store may also wake it.
     pub(super) fn of_one_batch(
         &mut self,
         tickets: &[usize],
@@ -388,7 +392,8 @@ impl Model {
         self.expect_rechecks()
     }
 
-    /// For a request that need not look at a name: if a waiter was woken, the store did look.
+    /// For a request after which the store need not compute the grants of its name. If the store
+    /// has woken a waiter, it has computed them.
     fn settle_if_looked(&mut self, name: usize, wakes: &[(usize, Wake)]) {
         let mut looked = self.queues[name].clone();
         looked.expire(self.now);
@@ -401,8 +406,8 @@ impl Model {
         }
     }
 
-    /// A request that looks at a name removes expired tickets. It wakes every ticket that now holds, except the ticket
-    /// of the request itself.
+    /// A request that computes the grants of a name removes its expired tickets. It wakes every
+    /// ticket that now holds, except the ticket of the request itself.
     fn settle(&mut self, name: usize, asker: Option<usize>) {
         let queue = &mut self.queues[name];
         let expired = queue
@@ -424,7 +429,7 @@ impl Model {
             known.payload.told = true;
             let wake = Wake::new(id, known.number);
             if self.connected[client] {
-                // Without wake-ups, a waiter learns it at its renewal.
+                // On a store without wake-ups, a waiter learns of its grant at its renewal.
                 if self.capability.pushes {
                     self.to_wake.push((client, wake));
                 }
@@ -434,7 +439,7 @@ impl Model {
         }
     }
 
-    /// The tickets of a session end with it.
+    /// With sessions, the tickets of a client end when its session ends.
     pub(super) fn disconnect(&mut self, client: usize) {
         self.connected[client] = false;
         if !self.capability.sessions {
@@ -450,19 +455,20 @@ impl Model {
         }
     }
 
-    /// Whether a wake-up that the store must send is missing.
+    /// Whether a wake-up that the store must send has not arrived yet.
     pub(super) fn is_still_to_wake(&self, wakes: &[(usize, Wake)]) -> bool {
         self.to_wake.iter().any(|told| !wakes.contains(told))
     }
 
-    /// Checks that the store has sent exactly the expected wake-ups, and that it shows what the rule says.
+    /// Checks that the store has sent exactly the expected wake-ups, and that `inspect` shows the
+    /// state that the rule says.
     pub(super) fn expect_wakes(&mut self, mut wakes: Vec<(usize, Wake)>) -> Result<(), String> {
-        // There is no other order between several connections.
+        // Sorted, because messages of different connections have no order.
         let order = |(client, wake): &(usize, Wake)| (wake.ticket, *client);
         let mut to_wake = std::mem::take(&mut self.to_wake);
         to_wake.sort_by_key(order);
         if self.capability.sessions {
-            // An event that comes after the answer only repeats it.
+            // A wake-up that comes after the answer only repeats the answer.
             wakes.retain(|told| to_wake.contains(told) || !self.is_told(told.1));
         }
         wakes.sort_by_key(order);
@@ -481,11 +487,11 @@ impl Model {
         Ok(())
     }
 
-    /// Checks that the store has requested exactly the expected rechecks. Waiters behind a grant that no client has
-    /// heard of are left out.
+    /// Checks that the store has requested exactly the expected rechecks. While a client is
+    /// disconnected, further rechecks are allowed: a grant that no client hears of ends early.
     fn expect_looks(&mut self) -> Result<(), String> {
         let mut told = std::mem::take(&mut self.told_to_look);
-        // Redis adds ten milliseconds, so that the lease has certainly ended.
+        // Redis adds ten milliseconds to a recheck, so that the lease has certainly ended by then.
         let late = Duration::from_millis(if self.manner.unheard.is_some() { 10 } else { 0 });
         for (client, id, at) in std::mem::take(&mut self.to_look) {
             let expected = Duration::from_millis(at - self.now);
@@ -509,7 +515,7 @@ impl Model {
         }
     }
 
-    /// Whether the ticket holds under this number and its client knows it.
+    /// Whether the ticket holds under this number and its client knows of the grant.
     fn is_told(&self, wake: Wake) -> bool {
         self.queues.iter().any(|queue| {
             queue.tickets().any(|(known, holds)| {
@@ -527,7 +533,8 @@ impl Model {
             let remaining = Duration::from_millis(known.expires_at - self.now);
             let holds = older <= u64::from(known.capacity);
             let told = known.payload.told;
-            // A ticket whose client knows of the grant holds to its end, and the client of each holder knows.
+            // A ticket that its client knows to be granted must hold. The client of each holder
+            // must know of the grant.
             (holds || !told)
                 && (told || !holds || !expired.is_empty())
                 && place.ticket == known.number
@@ -547,7 +554,7 @@ impl Model {
 
     fn note_exclusive(&mut self, ticket: usize, number: u64) -> Result<(), String> {
         let wish = self.wishes[ticket];
-        // Fewer permits than requested, if a renewal made the ticket smaller.
+        // The ticket has fewer permits than requested if a renewal has made it smaller.
         let known = self.queues[wish.name].find(self.ids[ticket]);
         let permits = known.map_or(wish.permits, |(known, _)| known.permits);
         let last = &mut self.exclusive[wish.name];
@@ -570,7 +577,8 @@ impl Model {
         self.expired.clear();
     }
 
-    /// The store can compute again when holders end. Without the state of the name there are no tickets.
+    /// If the key with the holders' ends is evicted, the store computes the ends again. If the key
+    /// with the state of the name is evicted, its tickets are gone.
     pub(super) fn evict(&mut self, name: usize, key: Key) {
         if key == Key::Ends {
             return;
@@ -578,7 +586,8 @@ impl Model {
         self.queues[name] = Queue::default();
         self.exclusive[name] = 0;
         let of_name = |ticket: &usize| self.wishes[*ticket].name == name;
-        // When the state is written again, it may say that there are no marks.
+        // When the store writes the state of the name again, the state may say that there are no
+        // marks.
         for (ticket, end) in &mut self.marks {
             if of_name(ticket) {
                 *end = (*end).min(self.now);
@@ -586,7 +595,7 @@ impl Model {
         }
     }
 
-    /// Whether a ticket of this client may still have to be woken.
+    /// Whether the store may have to wake a ticket of this client.
     pub(super) fn waits(&self, client: usize) -> bool {
         let tickets = self.queues.iter().flat_map(Queue::tickets);
         let waiting = tickets.filter(|(known, _)| !known.payload.told);
@@ -602,7 +611,7 @@ impl Model {
             .min()
     }
 
-    /// Only the first in line rechecks at the end of a holder's lease.
+    /// Only the first waiter in line rechecks at the end of a holder's lease.
     fn recheck(&self, name: usize, number: u64) -> Option<u64> {
         if self.capability.sessions {
             return None;
@@ -611,8 +620,8 @@ impl Model {
         (first.number == number).then(|| self.soonest(name))?
     }
 
-    /// On Redis: whether a request is asked to recheck because it led to a grant that no client hears of. No earlier
-    /// waiter would learn that this grant ends.
+    /// Whether the store has asked for a recheck because of a grant that no client hears of. Redis
+    /// does so: no earlier waiter would learn when this grant ends.
     fn is_told_to_look_again(&self, name: usize, recheck_in: Option<Duration>) -> bool {
         let Some((unheard, shown)) = self.manner.unheard.zip(recheck_in) else {
             return false;
@@ -621,7 +630,8 @@ impl Model {
             let client = self.wishes[known.payload.ticket].client;
             !self.connected[client] && known.expires_at <= self.now + unheard
         };
-        // Ten milliseconds later, so that the grant has certainly ended.
+        // The recheck is ten milliseconds later than the end of the grant, so that the grant has
+        // certainly ended.
         let shown_in_time = shown <= Duration::from_millis(unheard + 10);
         shown_in_time && self.queues[name].holders().any(nobody_hears)
     }
@@ -638,7 +648,8 @@ impl Model {
         }
     }
 
-    /// Compares two times and allows for a clock that runs on at the server.
+    /// Compares two times. The server's clock runs by itself, so a difference of `slack` is
+    /// allowed.
     fn is_about(&self, shown: Duration, expected: Duration) -> bool {
         shown <= expected && expected <= shown + Duration::from_millis(self.manner.slack)
     }

@@ -1,5 +1,5 @@
-//! A real store that plays a history: clients that come and go, a clock that the test moves, and the messages that
-//! arrive. `model` says which messages should arrive.
+//! A real store that plays a history: its clients, which connect and disconnect, a clock that the
+//! test moves, and the messages that arrive. `model` says which messages should arrive.
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -15,13 +15,14 @@ use super::model::Model;
 use super::{CLIENTS, History, Key, NAMES, NAMESPACE, STRIDE, Step, With};
 use crate::store::SOON;
 
-/// A store whose clock the test moves, and its clients. It serves one history after another, each with new names.
+/// A store whose clock the test moves, and its clients. It plays one history after another, each
+/// with new names.
 pub(super) struct World {
     stage: Box<dyn Stage>,
     manner: Manner,
     capability: Capability,
     backend: Arc<dyn Backend>,
-    /// `None` while disconnected.
+    /// `None` while the client is disconnected.
     clients: [Option<Arc<dyn Connection>>; CLIENTS],
     /// Renews and releases for all clients, like the keeper of the core. It never gets a wake-up.
     keeper: Arc<dyn Connection>,
@@ -65,8 +66,8 @@ impl World {
             self.histories += 1;
             let began = Instant::now();
             let outcome = self.play_once(history).await;
-            // If the machine was so busy that the store's clock ran further than the model allows, the history proves
-            // nothing.
+            // On a busy machine the store's clock may run further than the model allows. A history
+            // that took so long proves nothing, so it is played again.
             let slack = self.manner.slack;
             if slack == 0 || began.elapsed() < Duration::from_millis(slack / 2) {
                 return outcome;
@@ -78,14 +79,14 @@ impl World {
     async fn play_once(&mut self, history: &History) -> Result<(), String> {
         let mut model = Model::new(history, self.histories, self.manner, self.capability);
         self.stage.begin();
-        // Messages of an earlier, aborted history do not belong to this one.
+        // A history that failed may have left messages. This one does not count them.
         let _ = self.look(&mut model).await;
         model.told_to_look.clear();
         for (number, step) in history.steps.iter().enumerate() {
             let outcome = self.step(step, &mut model).await;
             outcome.map_err(|complaint| format!("step {number}, {step:?}: {complaint}"))?;
         }
-        // Releases everything, and checks each connection once more.
+        // Releases all tickets, several times, so that each connection is checked once more.
         let everything = Step::Release((0..history.requests.len()).collect(), false);
         for _ in 0..CLIENTS {
             let outcome = self.step(&everything, &mut model).await;
@@ -106,9 +107,11 @@ impl World {
             let here = |ticket: &&usize| self.clients[model.wishes[**ticket].client].is_some();
             tickets.iter().filter(here).copied().collect()
         };
-        // A client without a session has no tickets and no connection.
+        // On a store with sessions, a disconnected client has no tickets. Nothing can be sent for
+        // it either.
         let possible = match &step {
-            // The store makes all tickets of a batch smaller before it answers for any of them.
+            // The store makes all tickets of a batch smaller before it answers for any of them, so
+            // only the first is renewed.
             Step::Renew(tickets, with) if with_session && with.most.is_some() => {
                 &Step::Renew(here(&tickets[..1]), *with)
             }
@@ -129,8 +132,9 @@ impl World {
                 return self.expect(wakes, model).await;
             }
             Step::Renew(tickets, with) => {
-                // A store that still knows an expired ticket looks at its name. The woken clients are known for sure
-                // only if all are connected and nothing else was renewed.
+                // A store that knows an expired ticket computes the grants of its name. The model
+                // knows for sure which clients it wakes only if all clients are connected and
+                // nothing else was renewed.
                 let expired = tickets.iter().any(|ticket| model.expired.contains(ticket));
                 if expired && (model.connected != [true; CLIENTS] || tickets.len() > 1) {
                     return Ok(());
@@ -158,7 +162,7 @@ impl World {
                 }
                 let wakes = self.look(model).await?;
                 for (at, (ticket, answer)) in tickets.iter().zip(answers).enumerate() {
-                    // A ticket that a batch names twice may be found twice.
+                    // If a batch names a ticket twice, the store may find the ticket twice.
                     let again = tickets[..at].contains(ticket) && answer == Released::Released;
                     if again {
                         continue;
@@ -177,7 +181,8 @@ impl World {
                 model.disconnect(*client);
             }
             Step::Connect(client) => {
-                // A connected client is disconnected first: from now on its new connection gets the wake-ups.
+                // A connected client is disconnected first, so that its new connection gets all
+                // further wake-ups.
                 self.disconnect(*client).await;
                 model.disconnect(*client);
                 self.clients[*client] = Some(connect(&*self.backend, *client, &self.tell).await);
@@ -205,8 +210,8 @@ impl World {
         self.expect(wakes, model).await
     }
 
-    /// Splits tickets by the connection that renews and releases them: the keeper, or with sessions the client itself.
-    /// Keeps the order.
+    /// Splits tickets by the connection that renews and releases them: the keeper, or the client
+    /// itself on a store with sessions. Keeps the order.
     fn batches<'a>(
         &self,
         tickets: &'a [usize],
@@ -225,12 +230,14 @@ impl World {
             .collect()
     }
 
-    /// Messages that a server sends on its own may come later than its answers, but they must come.
+    /// Compares the wake-ups with the model. Messages that a server sends by itself may come later
+    /// than its answers. So this waits for those that must come.
     async fn expect(&self, mut wakes: Vec<(usize, Wake)>, model: &mut Model) -> Result<(), String> {
         if self.manner.wakes_late {
             let by = Instant::now() + SOON;
             while model.is_still_to_wake(&wakes) && Instant::now() < by {
-                // Other tasks of this thread deliver them, so waiting must not block the thread.
+                // Other tasks of this thread deliver the messages, so this wait must not block the
+                // thread.
                 tokio::time::sleep(Duration::from_millis(1)).await;
                 wakes.extend(self.heard(model)?);
             }
@@ -251,11 +258,11 @@ impl World {
         self.told.try_iter().filter_map(wake).collect()
     }
 
-    /// The wake-ups that arrived since the last look. The result of [`inspect`](Connection::inspect) is kept for
-    /// [`Model::expect_wakes`].
+    /// Returns the wake-ups that arrived since the last call. Keeps the results of
+    /// [`inspect`](Connection::inspect) for [`Model::expect_wakes`].
     ///
-    /// A connection delivers what was published earlier before it answers. So this asks every connection that has
-    /// waiters, and the others in turn.
+    /// Before a connection answers, it delivers what was published earlier. So this calls `inspect`
+    /// on every connection that has waiters, and on one of the others in turn.
     async fn look(&self, model: &mut Model) -> Result<Vec<(usize, Wake)>, String> {
         model.looks += 1;
         let turn = model.looks % CLIENTS;
@@ -265,7 +272,7 @@ impl World {
             .map(|(client, connection)| {
                 let name = (model.looks + client) % NAMES;
                 let look = connection.inspect(model.names[name].clone());
-                (name, tokio::spawn(look)) // all of them together
+                (name, tokio::spawn(look)) // all calls run at the same time
             })
             .collect();
         model.seen.clear();
@@ -290,7 +297,8 @@ impl World {
         .await;
     }
 
-    /// Shortens a failing history: leaves out steps, in ever smaller pieces, while it still fails.
+    /// Shortens a failing history: leaves out ever smaller pieces of it, as long as the rest fails
+    /// too.
     pub(super) async fn shrink(
         &mut self,
         mut history: History,
@@ -314,7 +322,7 @@ impl World {
         (history, complaint)
     }
 
-    /// The store's wall clock.
+    /// The store's wall clock in microseconds.
     fn micros(&self) -> u64 {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap() + self.stage.ahead();
         now.as_micros() as u64

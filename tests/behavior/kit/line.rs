@@ -35,7 +35,7 @@ async fn a_lost_wake_up_is_made_up_for_by_a_renewal(_: Store) {
 
         kit.lose_next_wake_up();
         give_back(guard).await;
-        // A wake-up would have arrived together with this release.
+        // If there were a wake-up, it would have arrived before the answer to this request.
         give_back(locks.mutex("other").acquire().await.unwrap()).await;
         assert!(locks.inspect("a").await.unwrap()[0].granted);
         assert!(!waiter.is_finished());
@@ -51,7 +51,8 @@ async fn a_waiter_from_before_a_break_is_woken_after_it(_: Store) {
     let theirs = kit.another_process();
     let waiter = begin(theirs.client().unwrap().mutex("a").wait(SOON));
     tickets(&locks, "a", 2).await;
-    // A client that reconnects asks about all its tickets. Here the wake-up has to bring the news.
+    // A client that reconnects renews all its tickets. These renewals are held back, so only the
+    // wake-up can tell the waiter.
     let _no_renewal = [(); 30].map(|()| theirs.hold_next(Verb::Renew));
     let mut again = theirs.hold_next(Verb::Connect);
 
@@ -102,12 +103,14 @@ async fn one_process_is_cut_off_while_another_works(_: Store) {
     give_back(next).await;
 }
 
-/// This shows as much as one process can: a client that is cut off for ever is as good as killed.
+/// A client that is cut off for ever is like one that was killed. More cannot be shown in one
+/// process.
 async fn cancelled_and_cut_off_waiters_leave_the_order_of_the_others(_: Store) {
     let (kit, locks) = kit();
     let guard = locks.mutex("a").acquire().await.unwrap();
     let (served, mut order) = mpsc::unbounded_channel();
-    // A waiter behind one that is gone learns it at its renewal, after a third of its own ttl.
+    // A waiter behind a ticket that is gone learns of this at its renewal, after a third of its own
+    // ttl.
     let (short, look) = (Duration::from_millis(400), Duration::from_secs(1));
     let (mut cancelled, mut cut_off) = (Vec::new(), Vec::new());
     for number in 1..=20 {
@@ -154,7 +157,7 @@ async fn cancelled_and_cut_off_waiters_leave_the_order_of_the_others(_: Store) {
         last = Some(token);
     }
     assert!(
-        awake_since(left) < 2 * look + SLACK, // one renewal for each waiter that was cut off
+        awake_since(left) < 2 * look + SLACK, // one renewal for each of the two cut-off waiters
         "{:?}",
         awake_since(left)
     );
@@ -165,7 +168,7 @@ async fn cancelled_and_cut_off_waiters_leave_the_order_of_the_others(_: Store) {
     tickets(&locks, "a", 0).await;
 }
 
-/// Counts requests to the store.
+/// This counts the requests to the store.
 async fn a_hand_over_costs_as_many_requests_with_a_hundred_waiters_as_with_one(store: Store) {
     for waiters in [1, 10, 100] {
         let (locks, counts) = store.counted(Fair::Strict);
@@ -182,13 +185,15 @@ async fn a_hand_over_costs_as_many_requests_with_a_hundred_waiters_as_with_one(s
         give_back(guard).await;
         tasks.join_all().await;
 
-        // Each releases its ticket and sends nothing else: a woken waiter holds without a further request.
+        // Each waiter releases its ticket and sends nothing else: a woken waiter holds without a
+        // further request.
         assert_eq!(counts.all() - before.0, waiters + 1);
         assert_eq!(counts.renewals(), before.1);
     }
 }
 
-/// Exact to the nanosecond, for a holder that keeps working and for tasks that pass the ticket on.
+/// The bound is exact to the nanosecond, for a holder that continues its work and for tasks that
+/// pass the ticket on.
 async fn a_process_keeps_a_lock_among_its_own_until_the_bound_and_no_longer(_: Store) {
     let kit = Kit::new();
     kit.clock().stop();
@@ -209,7 +214,7 @@ async fn a_process_keeps_a_lock_among_its_own_until_the_bound_and_no_longer(_: S
     assert_eq!(ticket(&second), ours, "not passed on within the bound");
     let third = begin(locks.mutex("a").wait(SOON));
     tickets(&locks, "a", 2).await;
-    // When this is done, the keeper has looked at the clock.
+    // When this request is done, the keeper has looked at the clock.
     give_back(locks.mutex("other").acquire().await.unwrap()).await;
     assert_eq!(at_the_store().await, 1);
 
@@ -224,7 +229,8 @@ async fn a_process_keeps_a_lock_among_its_own_until_the_bound_and_no_longer(_: S
     give_back(third).await;
 }
 
-/// The leader of a process's queue has used up its time. The store has not failed.
+/// The leader of a lane runs out of time. The store has not failed, so the tasks behind the leader
+/// get no error.
 async fn a_leader_that_runs_out_of_time_does_not_fail_the_others(_: Store) {
     let kit = Kit::new();
     kit.clock().stop();
@@ -241,7 +247,8 @@ async fn a_leader_that_runs_out_of_time_does_not_fail_the_others(_: Store) {
     tickets(&ours, "a", 4).await;
     let mut asked = kit.hold_next(Verb::Enqueue);
 
-    // The reader gives up. The writer behind it cannot use its place and sends its own request.
+    // The reader gives up. The writer behind it cannot use its place at the store, so it sends its
+    // own request.
     kit.clock().advance(Duration::from_millis(301));
     assert_eq!(kind(soon(reader).await.unwrap()), ErrorKind::Timeout);
     soon(asked.arrived()).await;

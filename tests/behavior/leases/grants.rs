@@ -1,4 +1,4 @@
-//! The events of the grants of one lock.
+//! The events that tell of each grant of one lock and of its end.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The end of a lock: losses, their reports, and the end of the work under the lock.
+//! The end of a lock: losses, how they are reported, and the end of the work under the lock.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -48,7 +48,7 @@ async fn a_lost_lock_stops_the_work_and_the_caller_is_told(store: Store) {
     );
 }
 
-/// The inner future is dropped before the release is queued.
+/// The future of the body is dropped before the release is queued.
 async fn the_body_is_gone_before_the_next_holder_gets_in(store: Store) {
     struct InBody(Arc<AtomicBool>);
     impl Drop for InBody {
@@ -86,10 +86,10 @@ async fn the_body_is_gone_before_the_next_holder_gets_in(store: Store) {
     }
 }
 
-/// While the body is being dropped, the release has not been requested yet. Tested for a body that is cancelled
-/// half-way and for one that has returned while a part of it still exists.
+/// While the body is being dropped, the release has not been requested yet. One body is cancelled
+/// half-way. Another has returned, and a part of it is dropped later.
 async fn the_lock_is_held_until_the_last_of_the_body_is_gone(store: Store) {
-    /// Looks at the lock while the last part of the body is dropped.
+    /// Looks at the lock while it is dropped. It is the last part of the body.
     struct Last {
         locks: Locks,
         fence: Option<Guard>,
@@ -99,7 +99,8 @@ async fn the_lock_is_held_until_the_last_of_the_body_is_gone(store: Store) {
         fn drop(&mut self) {
             tokio::task::block_in_place(|| {
                 tokio::runtime::Handle::current().block_on(async {
-                    // The keeper cleans up in order: when this is gone, everything dropped before it is gone too.
+                    // The keeper cleans up in order. When this lock is released, everything that
+                    // was dropped before it is released too.
                     drop(self.fence.take());
                     tickets(&self.locks, "fence", 0).await;
                     let held = !self.locks.inspect("a").await.unwrap().is_empty();
@@ -108,7 +109,7 @@ async fn the_lock_is_held_until_the_last_of_the_body_is_gone(store: Store) {
             });
         }
     }
-    /// A future that returns at once. Its values are freed when it is dropped.
+    /// A future that is ready at once. Its values are freed when it is dropped.
     struct Returned(#[expect(dead_code, reason = "dropping it is what counts")] Last);
     impl Future for Returned {
         type Output = Result<(), Error>;
@@ -179,7 +180,7 @@ async fn an_error_of_the_body_is_passed_on_and_the_lock_is_free(store: Store) {
     let outcome: Result<(), Mine> = locks.mutex("a").run(async |_| Err(Mine::Body)).await;
 
     assert_eq!(outcome, Err(Mine::Body));
-    // The release was awaited, so no other caller finds the lock busy.
+    // `run` waits for the answer to its release, so no other caller finds the lock busy.
     let guard = locks.mutex("a").try_acquire().await.unwrap();
     let outcome: Result<(), Mine> = locks
         .mutex("a")
@@ -190,7 +191,7 @@ async fn an_error_of_the_body_is_passed_on_and_the_lock_is_free(store: Store) {
     give_back(guard).await;
 }
 
-/// The stopped work has dropped its guard before the task of the view is polled.
+/// The work was stopped, and its guard dropped, before the view is first polled.
 async fn a_loss_is_reported_to_a_view_whose_guard_is_gone(store: Store) {
     let (locks, counts) = store.counted(Fair::Strict);
     counts.refuse_renewals(true);
@@ -229,7 +230,7 @@ async fn danger_is_reported_before_the_loss_and_not_without_need(store: Store) {
     let ttl = Duration::from_secs(3);
     let guard = locks.mutex("a").ttl(ttl).acquire().await.unwrap();
 
-    // Renewed in time, over two leases.
+    // The lease is renewed in time, so there is no danger for twice its ttl.
     let calm = tokio::time::timeout(2 * ttl, guard.in_danger()).await;
     assert!(calm.is_err(), "in danger with {calm:?} left");
 
@@ -244,7 +245,8 @@ async fn danger_is_reported_before_the_loss_and_not_without_need(store: Store) {
         reason: LostReason::Expired,
     };
     assert_eq!(events.recv().await, Some(lost));
-    // The guard keeps its client alive, so the next event is awaited, and there is none.
+    // The guard keeps its client alive, so the stream of events has not ended. There is no further
+    // event.
     let none = tokio::time::timeout(Duration::from_millis(50), events.recv()).await;
     assert!(none.is_err(), "{none:?}");
     drop((guard, locks));

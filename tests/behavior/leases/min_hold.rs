@@ -1,4 +1,4 @@
-//! Locks that are kept after their use, by `min_hold`.
+//! Locks that `min_hold` keeps after their use.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,8 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// The next holder gets in when `min_hold` is over, after several leases, and not before.
+/// `min_hold` is longer than several leases. The next holder is granted when it is over, and not
+/// before.
 async fn a_lock_stays_taken_as_long_as_asked_however_its_user_ends(store: Store) {
     let (ttl, least) = (Duration::from_millis(800), Duration::from_millis(2600));
     let locks = store.client();
@@ -86,7 +87,8 @@ async fn a_min_hold_that_no_lease_can_keep_is_refused(store: Store) {
     assert_nothing_left(&store, &store.client(), "a").await;
 }
 
-/// The lock becomes free after `min_hold`, neither earlier nor only at the end of the lease.
+/// The lock becomes free when `min_hold` is over: not earlier, and not only at the end of the
+/// lease.
 async fn a_lock_kept_by_min_hold_is_free_on_time_though_its_client_ends(store: Store) {
     let (ttl, least) = (Duration::from_secs(8), Duration::from_millis(800));
     let elsewhere = store.client();

@@ -27,8 +27,8 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// How much of a whole ttl the holder counts on: a few milliseconds less, because its clock may be slower than the
-/// store's.
+/// How much of a whole ttl the holder relies on. It is a little less than the ttl, because the
+/// holder's clock may be slower than the store's.
 fn by_its_own_clock(ttl: Duration) -> Duration {
     ttl - ttl / 100 - Duration::from_millis(5) - A_FEW_MILLIS
 }
@@ -106,11 +106,13 @@ async fn a_lease_without_renewal_ends_and_says_so(store: Store) {
         let error = guard.ensure(Duration::from_millis(1)).await;
         assert_eq!(kind(error), ErrorKind::Lost(LostReason::Expired));
     }
-    // Checked as a sum: in a single wait, a client that looks only once a second could be late by less than the slack.
+    // The fact checks the sum: a client that looks only once a second could be late by less than
+    // the slack in a single wait.
     assert!(late < SLACK, "{late:?}");
 }
 
-/// The waiter's ticket has aged in line. Without renewal it must not be granted with only the rest of its ttl.
+/// The waiter's ticket grows old in line. If the lease is not renewed, a grant with only the rest
+/// of its ttl would be too short.
 async fn a_lease_without_renewal_is_handed_over_with_its_whole_ttl(store: Store) {
     let locks = store.client();
     let guard = locks.mutex("a").acquire().await.unwrap();
@@ -118,7 +120,7 @@ async fn a_lease_without_renewal_is_handed_over_with_its_whole_ttl(store: Store)
     let lock = locks.mutex("a").ttl(ttl).renew(false).wait(LEASE);
     let waiter = begin(lock);
     tickets(&locks, "a", 2).await;
-    // By more than the bound below forgives.
+    // The ticket ages by more than the tolerance of the check below.
     let aged = 2 * (ttl - by_its_own_clock(ttl));
     eventually("the ticket has aged", SOON, async || {
         locks.inspect("a").await.unwrap()[1].age > Some(aged)
@@ -157,7 +159,7 @@ async fn ensure_refuses_a_time_that_no_renewal_can_give(store: Store) {
     give_back(guard).await;
 }
 
-/// With leases this short, a renewal is always due or under way when the release is sent.
+/// With leases this short, a renewal is always due or in flight when the release is sent.
 async fn renewals_do_not_outlive_the_release(store: Store) {
     let locks = store.client();
     let ttl = Duration::from_millis(100);
@@ -166,7 +168,7 @@ async fn renewals_do_not_outlive_the_release(store: Store) {
     let mut rounds = 0;
     while Instant::now() < end {
         let guard = locks.mutex("a").ttl(ttl).acquire().await.unwrap();
-        // Nothing tells when a renewal begins. These moments lie around it.
+        // No event tells when a renewal begins. These pauses end before, during and after it.
         tokio::time::sleep(renewed_after * (12 + rounds % 12) / 20).await;
         guard.release().await.unwrap();
         let free = store
@@ -210,7 +212,7 @@ async fn a_waiter_outlives_many_of_its_own_leases_in_line(store: Store) {
     let locks = store.client();
     let guard = locks.mutex("a").acquire().await.unwrap();
     let ttl = Duration::from_secs(1); // a busy machine has two thirds of it for each renewal
-    // Its place in line is renewed even if the lease that it will get is not.
+    // The place in line is renewed even if the lease will not be.
     let (mut waiters, mut places) = (Vec::new(), Vec::new());
     for renew in [true, false] {
         let lock = store.client().mutex("a").ttl(ttl).renew(renew).wait(LEASE);
@@ -232,7 +234,8 @@ async fn a_waiter_outlives_many_of_its_own_leases_in_line(store: Store) {
 async fn a_leaked_guard_is_not_renewed_beyond_its_limit(store: Store) {
     let (ttl, limit) = (Duration::from_millis(300), Duration::from_millis(700));
     let lock = store.client().mutex("a").ttl(ttl).max_hold(limit);
-    // Taken before the request: the time counts from the grant, and the caller learns of that later.
+    // Taken before the request: the time counts from the grant, and the caller learns of the grant
+    // later.
     let started = Instant::now();
     let leaked: &'static lockcore::Guard = Box::leak(Box::new(lock.acquire().await.unwrap()));
 

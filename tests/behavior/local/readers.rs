@@ -47,7 +47,7 @@ async fn a_reader_does_not_join_past_a_local_writer(store: Store) {
     writer.abort();
     let _ = writer.await;
 
-    // When the writer is gone, the next reader joins the ticket again.
+    // When the writer has given up, the next reader joins the ticket again.
     eventually("a reader joins", SOON, async || {
         catalog.read().try_acquire().await.is_ok()
     })
@@ -55,12 +55,13 @@ async fn a_reader_does_not_join_past_a_local_writer(store: Store) {
     give_back(reader).await;
 }
 
-/// All readers share one ticket. It is not the writer's ticket, which would keep readers of other processes out.
+/// All readers share one ticket of their own. The writer's ticket is not used for them: it would
+/// keep readers of other processes out.
 async fn readers_behind_a_writer_come_in_together(store: Store) {
     let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(60)));
     let catalog = locks.rwlock("c");
     let writer = catalog.write().acquire().await.unwrap();
-    // They continue only when all of them are inside.
+    // The readers continue only when all of them hold the lock.
     let inside = Arc::new(tokio::sync::Barrier::new(11));
     let mut readers = JoinSet::new();
     for _ in 0..10 {
@@ -78,7 +79,7 @@ async fn readers_behind_a_writer_come_in_together(store: Store) {
 
     give_back(writer).await;
     inside.wait().await;
-    // The next writer asked earlier.
+    // The next writer came earlier than this reader.
     assert_eq!(kind(catalog.read().try_acquire().await), ErrorKind::Busy);
     inside.wait().await;
     while let Some(done) = readers.join_next().await {

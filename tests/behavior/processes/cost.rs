@@ -17,7 +17,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// A client whose leases last so long that no renewal is counted.
+/// A client with leases so long that no renewal falls into the counted time.
 fn client(store: &Store, url: String, fair: Fair) -> Locks {
     let locks = Locks::builder().url(url).namespace(&store.namespace);
     let locks = locks.fair(fair).ttl(Duration::from_secs(120));
@@ -37,7 +37,8 @@ async fn one_hand_over_costs_two_scripts_and_one_message_with_any_number_of_wait
             let lock = waiting.mutex("a");
             tasks.spawn(async move { give_back(lock.acquire().await.unwrap()).await });
         }
-        // Looking with a client costs scripts too. The harness looks with another command.
+        // If a client looked at the line, its scripts would be counted. So the harness looks with
+        // another command.
         eventually("the line has formed", SOON, async || {
             let key = format!("{}:1:{{a}}:line", store.namespace);
             server.command::<usize>(&["HLEN", &key]) == 2 * waiters
@@ -57,7 +58,8 @@ async fn one_hand_over_costs_two_scripts_and_one_message_with_any_number_of_wait
             calls("evalsha"),
             calls("publish")
         );
-        // Each waiter's enqueue came before the count. The count has one release for each waiter, and the holder's.
+        // The enqueues came before the counting began. The count has one release for each waiter,
+        // and one for the first holder.
         assert_eq!(calls("evalsha"), waiters as u64 + 1);
         assert_eq!(calls("publish"), waiters as u64);
         assert_eq!(calls("eval"), 0);
@@ -86,7 +88,8 @@ async fn a_line_inside_one_process_costs_the_store_next_to_nothing(store: Store)
     let spent = server.command_stats_since(&before);
 
     let calls = |command: &str| spent.get(command).copied().unwrap_or(0);
-    // The holder's release, one message, and the release after the last of the hundred.
+    // Two releases and one message: the holder's release, the wake-up, and the release after the
+    // last of the hundred.
     assert_eq!((calls("evalsha"), calls("publish")), (2, 1));
 }
 
@@ -112,7 +115,8 @@ async fn an_uncontended_pair_costs_two_scripts(store: Store) {
     );
 }
 
-/// These are locks that several may hold at once. The counts are exact, so this fact has its own server.
+/// The locks of this fact may have several holders at once. The counts are exact, so this fact has
+/// its own server.
 async fn a_release_wakes_exactly_the_waiters_that_it_lets_in(store: Store) {
     let server = tests::redis_server::RedisServer::start();
     let client = || client(&store, server.url(), Fair::Strict);
@@ -126,7 +130,8 @@ async fn a_release_wakes_exactly_the_waiters_that_it_lets_in(store: Store) {
     let writer = holding.rwlock("c").write().acquire().await.unwrap();
     let (served, mut let_in) = tokio::sync::mpsc::unbounded_channel();
     for number in 0..20 {
-        // Two of the waiters fit in. A writer stands behind the fourth reader.
+        // Two waiters fit into the semaphore. In the line of the other lock, a writer stands behind
+        // the fourth reader.
         let two_of_them = waiting.semaphore("s", 3).permits(1 + number % 2);
         let catalog = waiting.rwlock("c");
         let reader = if number == 4 {
@@ -154,7 +159,8 @@ async fn a_release_wakes_exactly_the_waiters_that_it_lets_in(store: Store) {
     }
     assert!(let_in.try_recv().is_err(), "more than fit were let in");
 
-    // The other readers hold and know it, and the writer still waits for them.
+    // The other three readers hold and know it. The writer waits for them, so this release wakes
+    // nobody.
     let reader = guards.pop().unwrap();
     assert_eq!(reader.name(), "c");
     let before = server.command_stats();

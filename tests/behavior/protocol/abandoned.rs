@@ -1,5 +1,5 @@
-//! Requests whose caller gives up, and requests that are denied, refused or not answered: which tickets the client
-//! releases, and when a release leaves a mark.
+//! Requests whose caller gives up, and requests that are denied, refused or not answered: which
+//! tickets the client releases, and when a release leaves a mark.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ async fn abandon<T>(task: tokio::task::JoinHandle<T>) {
     assert!(task.await.is_err_and(|ended| ended.is_cancelled()));
 }
 
-/// A release that overtook its enqueue would leave a lock that nobody uses.
+/// If a release arrived before its enqueue, the enqueue would leave a ticket that nobody uses.
 async fn an_abandoned_request_is_released_after_its_reply_and_not_before(_: Store) {
     let (locks, mut store) = played();
     drop(store.grant(&locks.mutex("warm")).await);
@@ -39,7 +39,8 @@ async fn an_abandoned_request_is_released_after_its_reply_and_not_before(_: Stor
     let (request, reply) = store.enqueue().await;
 
     abandon(task).await;
-    // The keeper does clean-ups in order. A release for the first request would have come before this one.
+    // The keeper does clean-ups in order. If it released the abandoned request too early, that
+    // release would come before this one.
     drop(other);
     assert_eq!(store.release().await.request.name.as_str(), "other");
     reply.send(Ok(granted(TTL))).unwrap();
@@ -86,7 +87,8 @@ async fn a_refusal_does_not_settle_an_earlier_try_of_an_abandoned_request(_: Sto
     }
 }
 
-/// A request that the store answers with this error, after its caller has dropped it or before.
+/// Answers a request with this error. The caller drops the future before the answer comes, or waits
+/// for it.
 async fn is_denied(
     locks: &Locks,
     store: &mut Player,
@@ -105,7 +107,8 @@ async fn is_denied(
     request
 }
 
-/// A right may be taken away while a script is running.
+/// The right to run a command may be taken away in the middle of a script, so the store may have a
+/// ticket.
 async fn a_ticket_that_a_denied_request_may_have_left_is_given_back(_: Store) {
     for dropped in [false, true] {
         let (locks, mut store) = played();
@@ -118,7 +121,8 @@ async fn a_ticket_that_a_denied_request_may_have_left_is_given_back(_: Store) {
     }
 }
 
-/// If the keeper tried to release it, that could be denied too, and on a store with sessions without end.
+/// The store has no ticket, so the keeper sends no release. A release could be denied too, and on a
+/// store with sessions the keeper would repeat it without end.
 async fn a_request_that_was_denied_from_the_start_leaves_nothing_to_give_back(_: Store) {
     for dropped in [false, true] {
         let (locks, mut store) = played();
@@ -170,7 +174,7 @@ async fn an_unanswered_try_makes_the_outcome_unknown_with_any_next_answer(_: Sto
     assert!(store.release().await.enqueue_may_follow);
 }
 
-/// A third-party store that answers for fewer tickets than it was asked about.
+/// A third-party store answers for fewer tickets than the request has.
 async fn a_release_that_the_store_leaves_out_is_repeated(_: Store) {
     let (locks, mut store) = played();
     drop(store.grant(&locks.mutex("a")).await);

@@ -1,5 +1,5 @@
-//! Connections that break, events that are missed, and data that is lost: how a client reconnects, and which tickets
-//! it asks about again.
+//! Connections that break, events that are missed, and data that is lost: how a client reconnects,
+//! and which tickets it renews after that.
 
 use std::future::ready;
 use std::sync::Arc;
@@ -31,13 +31,14 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// Each client reconnects within 20 ms, at a random time.
+/// Each client reconnects at a random time within 20 ms.
 async fn clients_that_lost_their_connections_do_not_come_back_all_at_once(_: Store) {
     let (kit, locks) = kit();
     let holder = locks.mutex("a").acquire().await.unwrap();
     let theirs = kit.another_process();
     let clients: Vec<Locks> = (0..30).map(|_| theirs.client().unwrap()).collect();
-    // The waiters stand in line at the store and send nothing. Each client reconnects on its own, after one pause.
+    // The waiters stand in line at the store, and their clients send nothing. Each client
+    // reconnects by itself, after one pause.
     let _waiters: Vec<_> = clients
         .iter()
         .map(|client| begin(client.mutex("a")))
@@ -53,10 +54,10 @@ async fn clients_that_lost_their_connections_do_not_come_back_all_at_once(_: Sto
     for client in &mut events {
         assert_eq!(client.recv().await, Some(Event::Suspended));
     }
-    // All pauses have begun, on a stopped clock.
+    // All clients have begun their pauses. The clock stands still.
     let is_there = |hold: &mut Hold| hold.arrived().now_or_never().is_some();
     assert!(!is_there(&mut back[0]), "somebody comes without a pause");
-    // Half of the longest pause.
+    // This is half of the longest pause.
     kit.clock().advance(Duration::from_millis(11));
 
     let first = tokio::time::timeout(SOON, back[0].arrived());
@@ -68,7 +69,7 @@ async fn clients_that_lost_their_connections_do_not_come_back_all_at_once(_: Sto
     drop(holder);
 }
 
-/// A script at the store must stay short.
+/// A script at the store must stay short, so a request has at most a hundred tickets.
 async fn after_a_gap_a_client_rechecks_a_hundred_tickets_at_a_time(_: Store) {
     let (locks, mut store) = played();
     let mut guards = Vec::new();
@@ -100,7 +101,7 @@ async fn after_a_gap_many_leases_are_rechecked_in_bounded_steps(_: Store) {
     }
     let events = Arc::clone(&store.events.lock().unwrap()[0]);
 
-    // Twice, as if two connections broke.
+    // Two gaps, as if two connections had broken.
     events.gap();
     events.gap();
 
@@ -109,7 +110,7 @@ async fn after_a_gap_many_leases_are_rechecked_in_bounded_steps(_: Store) {
         if under_way.is_empty() {
             under_way.push(store.next().await);
         }
-        // And all further requests that arrive without an answer from the test.
+        // All further requests that arrive before the test answers one of them.
         while let Ok(next) = tokio::time::timeout(Duration::from_millis(50), store.next()).await {
             under_way.push(next);
         }
@@ -129,7 +130,7 @@ async fn a_late_answer_replaces_no_connection_on_which_others_are_answered(_: St
     let began = Instant::now();
     while began.elapsed() < 3 * TTL {
         let asking = begin(locks.mutex("prompt"));
-        // The late request is repeated after an operation timeout.
+        // After an operation timeout, the client repeats the late request.
         loop {
             match store.next().await {
                 Asked::Enqueue(request, reply) if request.name.as_str() == "prompt" => {
@@ -137,7 +138,7 @@ async fn a_late_answer_replaces_no_connection_on_which_others_are_answered(_: St
                     break;
                 }
                 Asked::Enqueue(_, reply) => unanswered.push(reply),
-                // The release of the caller that has given up.
+                // The first caller gives up at some time, and its ticket is released.
                 Asked::Release(_, reply) => reply.send(Ok(vec![Released::NotFound])).unwrap(),
                 other @ Asked::Renew(..) => panic!("not an enqueue: {other:?}"),
             }
@@ -152,7 +153,8 @@ async fn a_late_answer_replaces_no_connection_on_which_others_are_answered(_: St
     late.abort();
 }
 
-/// Any number of requests may fail because of the break, and they or the connection's driver may report it first.
+/// Several requests may fail because of the break. One of them or the connection's driver may
+/// report it first.
 async fn a_break_is_followed_by_one_connection(_: Store) {
     let (locks, store) = played();
     let connections = || store.connections.lock().unwrap().len();
@@ -169,7 +171,7 @@ async fn a_break_is_followed_by_one_connection(_: Store) {
     for round in 1..=100 {
         let before = connections();
         assert_eq!(before, round, "one too many");
-        // The drop below ends the driver of the connection.
+        // Dropping these events ends the driver of the connection.
         let events = store.events.lock().unwrap().pop();
         store.broken.store(round, Ordering::SeqCst);
         let asking: Vec<_> = (0..8)
@@ -233,13 +235,14 @@ async fn a_listener_that_comes_during_an_outage_is_told_of_it(_: Store) {
     }
 }
 
-/// A client whose tasks may keep a lock among themselves for an hour.
+/// A client whose tasks may pass a lock on among themselves for an hour.
 fn keeps_its_own(kit: &Kit) -> Locks {
     let fair = Fair::Local(Duration::from_secs(3600));
     kit.client_with(Locks::builder().fair(fair)).unwrap()
 }
 
-/// Otherwise the next holders would have lower tokens than those that the store has given out since.
+/// The store has lost the ticket, and another client has a newer one. If the old ticket were passed
+/// on, its token would be lower than the newer one.
 async fn after_a_loss_of_data_nothing_is_passed_on_before_the_store_was_asked(_: Store) {
     let kit = Kit::new();
     let (locks, elsewhere) = (keeps_its_own(&kit), kit.another_process().client().unwrap());

@@ -1,4 +1,5 @@
-//! When a lease or a place in line is renewed or asked about again, and from when its time counts.
+//! When the client renews a lease or a place in line, when it rechecks, and from when the time of a
+//! lease counts.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,7 +43,7 @@ async fn a_grant_that_arrives_after_its_end_is_not_handed_out(_: Store) {
     kit.clock().advance(Duration::from_millis(100));
     late.let_go();
 
-    // The old ticket is released and a new one is taken, in either order.
+    // The client releases the old ticket and takes a new one, in either order.
     let guard = task.await.unwrap().unwrap();
     assert!(guard.is_valid());
     tickets(&locks, "a", 1).await;
@@ -69,7 +70,7 @@ async fn a_renewed_lease_counts_from_the_send_of_the_renewal(_: Store) {
     assert_eq!(guard.remaining(), whole - late);
 }
 
-/// The same for a renewal that the caller requests.
+/// A lease that `ensure` renews also counts from the moment when the client sends the renewal.
 async fn an_ensured_lease_counts_from_the_send_of_the_renewal(_: Store) {
     let (kit, locks) = kit();
     let lock = locks.mutex("a").ttl(10 * TTL).renew(false);
@@ -89,13 +90,13 @@ async fn an_ensured_lease_counts_from_the_send_of_the_renewal(_: Store) {
     assert_eq!(guard.remaining(), whole - late);
 }
 
-/// So two renewals may fail before the lease is in danger.
+/// At a third of the lease, two renewals may fail before the lease is in danger.
 async fn a_renewal_goes_out_after_a_third_of_the_lease(_: Store) {
     let (kit, locks) = kit();
     let guard = locks.mutex("a").ttl(30 * TTL).acquire().await.unwrap();
     for _ in 0..2 {
         let mut renewal = kit.hold_next(Verb::Renew);
-        // A third of the ttl is 10 s. Drift allowance and jitter are 1.3 s at most.
+        // A third of the ttl is 10 s. Drift allowance and jitter make it at most 1.3 s less.
         kit.clock().advance(Duration::from_millis(8600));
         is_not_renewed(&locks, &guard, &mut renewal).await;
 
@@ -107,7 +108,8 @@ async fn a_renewal_goes_out_after_a_third_of_the_lease(_: Store) {
     }
 }
 
-/// A hand-over needs only the wake-up, if enough of the ticket's lease is left.
+/// If enough of the ticket's lease is left, a hand-over needs only the wake-up. Here little is
+/// left, so the waiter renews before it returns the guard.
 async fn a_place_in_line_that_has_aged_is_renewed_before_it_is_handed_out(_: Store) {
     let (kit, locks) = kit();
     let holder = locks.mutex("a").ttl(100 * TTL).acquire().await.unwrap();
@@ -121,12 +123,14 @@ async fn a_place_in_line_that_has_aged_is_renewed_before_it_is_handed_out(_: Sto
 
     give_back(holder).await;
 
-    // Without the renewal, it would have two fifths left.
+    // Without the renewal, two fifths of the lease would be left.
     let guard = waiter.await.unwrap().unwrap();
     assert!(guard.remaining() > 9 * TTL, "{:?}", guard.remaining());
 }
 
-/// For example a store that cannot tell at once whether its replicas know of the grant.
+/// The store does not promise that a woken ticket holds. An example is a store that cannot tell at
+/// once whether its replicas know of the grant. So the waiter renews its ticket until the store
+/// answers.
 async fn a_wake_up_that_a_store_does_not_stand_for_is_asked_about_until_it_is_answered(_: Store) {
     let (locks, mut store) = played_with(Capability::new().wake_ups_grant(false));
     let task = begin(locks.mutex("a").ttl(60 * TTL).wait(SOON));
@@ -145,7 +149,7 @@ async fn a_wake_up_that_a_store_does_not_stand_for_is_asked_about_until_it_is_an
     store.wake(request.id);
     let (_, reply) = store.renewal().await;
     reply.send(Err(unknown())).unwrap();
-    // It asks again soon: ordinary renewals are 20 s apart.
+    // The waiter renews again soon: its ordinary renewals are 20 s apart.
     let (_, reply) = store.renewal().await;
     assert!(!task.is_finished());
     reply
@@ -155,7 +159,8 @@ async fn a_wake_up_that_a_store_does_not_stand_for_is_asked_about_until_it_is_an
     drop(task.await.unwrap().unwrap());
 }
 
-/// Anyone who may publish can send such messages, any number of them.
+/// Everybody with the right to publish can send any number of these messages. So the waiter limits
+/// how often it renews, and compares the number in the message with its own.
 async fn wake_ups_that_a_store_does_not_stand_for_are_paced_and_compared(_: Store) {
     let (locks, mut store) = played_with(Capability::new().wake_ups_grant(false));
     let task = begin(locks.mutex("a").ttl(60 * TTL).wait(SOON));
@@ -183,10 +188,11 @@ async fn wake_ups_that_a_store_does_not_stand_for_are_paced_and_compared(_: Stor
         }
         tokio::task::yield_now().await;
     }
-    // Ten a second, and those that the message and the answer before it have set together.
+    // There are at most ten rechecks a second. A message and the answer before it may each set one,
+    // so 22 are allowed.
     assert!((1..=22).contains(&asked), "asked {asked} times in a second");
 
-    // The recheck that the last wake-up has set is over when this one is: it comes no earlier.
+    // The last wake-up may have set a recheck. After this pause it has come.
     tokio::time::sleep(TTL / 2).await;
     while let Ok(Asked::Renew(_, reply)) = store.asked.try_recv() {
         reply.send(Ok(vec![no])).unwrap();
@@ -194,12 +200,12 @@ async fn wake_ups_that_a_store_does_not_stand_for_are_paced_and_compared(_: Stor
     for other in [0, 6, 8, u64::MAX] {
         store.wake_with(request.id, other);
     }
-    tokio::time::sleep(TTL / 2).await; // nothing tells that nothing is asked
+    tokio::time::sleep(TTL / 2).await; // no event tells that no request comes
     assert!(store.asked.is_empty(), "the number is another ticket's");
     task.abort();
 }
 
-/// Both are renewed in one request, because the connection had a gap.
+/// Both leases are renewed in one request, because the connection had a gap.
 async fn a_batch_that_fails_with_a_lost_ticket_tells_the_loss_and_the_reason(store: Store) {
     let owner = format!("{LOGGED}{}:lost", store.namespace);
     let (wire, mut store) = wire(Capability::new());
@@ -210,7 +216,7 @@ async fn a_batch_that_fails_with_a_lost_ticket_tells_the_loss_and_the_reason(sto
     for events in &*store.events.lock().unwrap() {
         events.gap();
     }
-    // A gap of each connection is a sweep, so there may be several renewals.
+    // Each connection with a gap causes a renewal of all tickets, so there may be several renewals.
     let reason = "0 of 1 replicas";
     tokio::select! {
         reason = lost.lost() => assert_eq!(reason, LostReason::Taken),
@@ -234,8 +240,8 @@ async fn a_batch_that_fails_with_a_lost_ticket_tells_the_loss_and_the_reason(sto
     .await;
 }
 
-/// A dead holder sends nothing. The waiter rechecks when the holder's lease should be over, again if it was renewed in
-/// between.
+/// A dead holder sends nothing. So the waiter rechecks when the holder's lease should be over, and
+/// once more if the holder has renewed in between.
 async fn a_waiter_asks_again_each_time_the_holders_lease_may_be_over(_: Store) {
     let (locks, mut store) = played();
     let _task = begin(locks.mutex("a").ttl(60 * TTL).wait(SOON));
@@ -261,12 +267,12 @@ async fn a_waiter_asks_again_each_time_the_holders_lease_may_be_over(_: Store) {
     }
 }
 
-/// A release first takes the lease out of later batches.
+/// A release first takes its lease out of the keeper's later batches.
 async fn a_lease_that_is_being_released_is_not_renewed(_: Store) {
     for dropped in [true, false] {
         let (locks, mut store) = played();
         let leaving = store.grant(&locks.mutex("leaving").ttl(TTL)).await;
-        // A lease whose renewal is due at the same time as the other's.
+        // The renewal of this lease is due at the same time as that of the other lease.
         let _staying = store.grant(&locks.mutex("staying").ttl(TTL)).await;
         if dropped {
             drop(leaving);
@@ -291,7 +297,8 @@ async fn an_acknowledgement_that_comes_after_the_deadline_leads_to_a_release(_: 
     let (kit, locks) = kit();
     let guard = locks.mutex("a").ttl(10 * TTL).acquire().await.unwrap();
     let end = guard.remaining();
-    // The renewal is under way at the deadline, and is answered before the ticket ends at the store, which is later.
+    // The renewal is in flight at the deadline. Its answer comes before the ticket ends at the
+    // store, which is later than the deadline.
     let mut renewal = kit.hold_next(Verb::Renew);
     kit.clock().advance(end - Duration::from_millis(500));
     renewal.arrived().await;
@@ -347,7 +354,7 @@ async fn a_ticket_that_cannot_be_renewed_is_one_warning_while_others_are_renewed
         between += u32::from(failures > 2 && answers != [Renewed::Failed]);
         reply.send(Ok(answers)).unwrap();
     }
-    // Log lines are written in order, so all lines about the refusals come before this one.
+    // Log lines are written in order. So all lines about refusals come before this line.
     let over = |text: &String| text.contains("accepts renewals again");
     while !warnings().iter().any(over) {
         let (tickets, reply) = store.renewal().await;

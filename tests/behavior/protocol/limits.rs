@@ -1,4 +1,4 @@
-//! More requests than a store takes at a time, and requests of futures that are not polled.
+//! More requests than a store takes at a time, and requests whose futures are not polled.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
 async fn requests_beyond_the_limit_of_a_store_wait_and_a_release_passes_them(_: Store) {
     let (wire, mut store) = wire(Capability::new().in_flight(2));
     let may_take = Duration::from_secs(4);
-    // A ttl so long that no renewal comes in between.
+    // The ttl is so long that no renewal is due in this fact.
     let locks = Locks::builder().ttl(30 * may_take);
     let locks = locks.backend(wire).op_timeout(may_take).build().unwrap();
     let guard = store.grant(&locks.mutex("held")).await;
@@ -42,8 +42,9 @@ async fn requests_beyond_the_limit_of_a_store_wait_and_a_release_passes_them(_: 
     store.release().await;
     assert_eq!(releasing.await.unwrap().unwrap(), Release::Released);
 
-    // The store is slow. The last request waits for longer than an operation may take, because it has not been sent.
-    // Each request is sent once.
+    // The store is slow. The last request is sent only when others have been answered, which takes
+    // longer than an operation timeout. The time before the sending does not count, so each request
+    // is sent once.
     let began = Instant::now();
     tokio::time::sleep(may_take * 2 / 5).await;
     for (request, reply) in first {
@@ -121,7 +122,7 @@ async fn an_enqueue_of_a_future_that_is_not_polled_keeps_no_try_out(_: Store) {
     assert_eq!(request.name.as_str(), "a");
 }
 
-/// Tries until a request arrives at the store.
+/// Calls `try_acquire` until a request arrives at the store.
 async fn eventually_asked(lock: &lockcore::Lock, store: &mut Player) -> Arc<Request> {
     let lock = lock.clone();
     let trying = tokio::spawn(async move {

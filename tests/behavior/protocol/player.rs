@@ -13,22 +13,24 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::store::SOON;
 
-/// A store without any state. As on a network, a sent request stays sent when its future is dropped.
+/// A store without any state. If a future is dropped after it was polled, its request has been
+/// sent, as on a network.
 #[derive(Clone, Debug)]
 pub(super) struct Wire {
     asked: mpsc::UnboundedSender<Asked>,
     events: Arc<Mutex<Vec<Arc<EventSink>>>>,
-    /// The connections of the runtime that connected first, each as its receiver. The keeper's connections are not
-    /// counted.
+    /// The receivers of all connections of the runtime that connected first. The keeper's
+    /// connections are not counted.
     connections: Arc<Mutex<Vec<u64>>>,
-    /// How many of these have broken.
+    /// How many of these connections have broken.
     broken: Arc<AtomicUsize>,
-    /// The number of this connection, from 1.
+    /// The number of this connection, counted from 1.
     number: usize,
     capability: Capability,
 }
 
-/// The test's side. Dropping an answer is like a connection that breaks before the reply.
+/// The test's side of the store. If the test drops a reply, the request fails as if the connection
+/// had broken.
 pub(super) struct Player {
     pub(super) asked: mpsc::UnboundedReceiver<Asked>,
     pub(super) events: Arc<Mutex<Vec<Arc<EventSink>>>>,
@@ -79,7 +81,7 @@ pub(super) fn wire(capability: Capability) -> (Arc<Wire>, Player) {
 }
 
 impl Wire {
-    /// Sends when it is first polled.
+    /// Returns a future that sends the request when it is first polled.
     fn ask<T: Send + 'static>(
         &self,
         question: impl FnOnce(Reply<T>) -> Asked + Send + 'static,
@@ -187,7 +189,7 @@ impl Player {
         }
     }
 
-    /// Wakes the owner of a ticket with the number of [`waiting`].
+    /// Wakes the owner of a ticket. The message has the ticket number that [`waiting`] uses.
     pub(super) fn wake(&self, id: Id) {
         self.wake_with(id, 7);
     }
@@ -198,7 +200,7 @@ impl Player {
         }
     }
 
-    /// Acquires a lock, which this store grants.
+    /// Acquires a lock, and grants it as the store.
     pub(super) async fn grant(&mut self, lock: &lockcore::Lock) -> Guard {
         let (guard, ()) = tokio::join!(lock.acquire(), async {
             let (request, reply) = self.enqueue().await;

@@ -1,4 +1,5 @@
-//! A master is replaced by its replica because it was killed or because it froze. Each fact has its own cluster.
+//! A master is replaced by its replica because it was killed or because it froze. Each fact has its
+//! own cluster.
 
 use std::time::{Duration, Instant};
 
@@ -23,14 +24,14 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// A name that begins like this, in a slot of another master.
+/// A name with this prefix in a slot of another master.
 fn elsewhere(cluster: &Cluster, than: &RedisServer, begin: &str) -> String {
     let mut names = (0..).map(|number| format!("{begin}{number}"));
     let is_elsewhere = |name: &String| cluster.master_of(&key(name)).port() != than.port();
     names.find(is_elsewhere).unwrap()
 }
 
-/// All names are at the master that breaks.
+/// All names of this check are at the master that breaks.
 async fn nobody_loses_anything(cluster: &Cluster, breaks: impl FnOnce(&RedisServer)) {
     let url = cluster.url();
     let old = cluster.master_of(&key("a"));
@@ -83,7 +84,7 @@ async fn a_frozen_master_is_replaced_and_lets_nobody_in_when_it_wakes(_: Store) 
     give_back(guard).await;
 }
 
-/// The shortest way to two holders, which the guide describes.
+/// The shortest way to two holders at once. The guide describes it.
 async fn a_lock_unknown_to_the_new_master_is_lost_and_its_late_write_refused(_: Store) {
     let cluster = Cluster::start(TIMEOUT);
     let locks = client(&cluster.url());
@@ -109,7 +110,7 @@ async fn a_lock_unknown_to_the_new_master_is_lost_and_its_late_write_refused(_: 
     give_back(next).await;
 }
 
-/// Without any failover: the slots of the dead master stay unserved.
+/// Nothing replaces the dead master, so its slots stay unserved.
 async fn a_master_that_is_down_costs_the_locks_of_other_masters_nothing(_: Store) {
     let partial = ["--cluster-require-full-coverage", "no"];
     let cluster = Cluster::with(3, false, TIMEOUT, &partial);
@@ -124,14 +125,15 @@ async fn a_master_that_is_down_costs_the_locks_of_other_masters_nothing(_: Store
 
     dead.kill();
 
-    // A request for the dead master fails within one operation, and names it.
+    // A request to the dead master fails within one operation timeout, and its error names the
+    // master.
     let error = others.mutex("a").try_acquire().await.unwrap_err();
     let kind = error.kind();
     assert!(
         matches!(kind, ErrorKind::Unavailable | ErrorKind::Unknown),
         "{error}"
     );
-    // One lock of each master: all or nothing.
+    // One lock at each of two masters: both are acquired, or none.
     let both = Locks::all([others.mutex(&there_too), others.mutex("a")]);
     both.try_acquire().await.unwrap_err();
     is_renewed(&guard, TTL).await;

@@ -1,4 +1,5 @@
-//! The map of a cluster: whom clients believe, how often they ask, and which connections they keep after the answer.
+//! The map of a cluster: which nodes clients believe, how often they request the map, and which
+//! connections they keep after the answer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,18 +24,18 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// How often clients have asked this node for the map.
+/// How often clients have requested the map from this node.
 fn questions(node: &RedisServer) -> u64 {
     let stats = node.command_stats();
     *stats.get("cluster|shards").unwrap_or(&0)
 }
 
-/// Closes all connections of clients.
+/// Closes all connections that clients have to this node.
 fn cut(node: &RedisServer) {
     node.command::<()>(&["CLIENT", "KILL", "TYPE", "NORMAL", "SKIPME", "YES"]);
 }
 
-/// It answers first, and says that it has all slots.
+/// The node that is left behind answers first, and says that it has all slots.
 async fn a_node_that_knows_an_older_cluster_is_not_believed(_: Store) {
     let cluster = Cluster::with(3, false, NEVER, &[]);
     let left_behind = Cluster::of_one();
@@ -48,7 +49,7 @@ async fn a_node_that_knows_an_older_cluster_is_not_believed(_: Store) {
 
     let next = begin(locks.mutex("a").wait(LONG_WAIT));
     wait_until("it is asked", SOON, || questions(left_behind) > asked);
-    // A client that believes it asks it for the lock next.
+    // A client that believes this node sends the lock request to it next.
     eventually("it is asked no more", SOON, async || {
         connections(left_behind).is_empty() || !left_behind.keys("test:*").is_empty()
     })
@@ -63,7 +64,7 @@ async fn a_node_that_knows_an_older_cluster_is_not_believed(_: Store) {
     give_back(guard).await;
 }
 
-/// Until they have arrived, it serves none.
+/// The new master serves no slot until the moving slots have arrived.
 async fn a_master_that_slots_arrive_at_keeps_its_connections(_: Store) {
     let cluster = Cluster::with(2, false, NEVER, &[]);
     let [full, empty] = &cluster.nodes[..] else {
@@ -74,7 +75,8 @@ async fn a_master_that_slots_arrive_at_keeps_its_connections(_: Store) {
     let guard = locks.mutex("a").acquire().await.unwrap();
     let slot = cluster.begin_moving(&key("a"), empty);
     cluster.move_key(full, empty, &key("a"));
-    // The second request is sent by the hash of the script.
+    // Two requests, because `connections` counts a connection only if its latest request was sent
+    // by the hash of the script.
     for round in 1..3 {
         guard.extend(round * TTL).await.unwrap();
     }
@@ -84,7 +86,7 @@ async fn a_master_that_slots_arrive_at_keeps_its_connections(_: Store) {
     for _ in 0..3 {
         let asked = questions(full);
         cut(full);
-        // If it is too early for another question, the next request asks.
+        // If it is too early to request the map again, the next operation requests it.
         eventually("the map is asked for", SOON, async || {
             locks.inspect("a").await.is_ok() && questions(full) > asked
         })
@@ -97,10 +99,11 @@ async fn a_master_that_slots_arrive_at_keeps_its_connections(_: Store) {
     give_back(guard).await;
 }
 
-/// For so long the questions for the map are counted.
+/// The requests for the map are counted for this time.
 const MEASURED: Duration = Duration::from_secs(4);
 
-/// One connection for each runtime, and all of them break again and again.
+/// The client has one connection for each of several runtimes, and all of these connections break
+/// again and again.
 async fn all_connections_of_a_client_ask_for_the_map_once_a_second(_: Store) {
     let cluster = Cluster::with(3, false, NEVER, &[]);
     let locks = client(&cluster.url());
@@ -115,7 +118,7 @@ async fn all_connections_of_a_client_ask_for_the_map_once_a_second(_: Store) {
     let before: Vec<_> = cluster.nodes.iter().map(questions).collect();
     let began = Instant::now();
 
-    // Only time bounds how often they may ask.
+    // Only time bounds how often the clients may request the map.
     while began.elapsed() < MEASURED {
         cut(broken);
         wait_until("all are connected again", SOON, || {
@@ -137,7 +140,8 @@ async fn all_connections_of_a_client_ask_for_the_map_once_a_second(_: Store) {
     }
 }
 
-/// Takes locks at all masters until the end. Errors are no matter: the connections break.
+/// Acquires and releases locks at all masters until `ends` is set. Errors do not matter, because
+/// the connections break.
 #[tokio::main(flavor = "current_thread")]
 async fn busy(locks: &Locks, number: u32, ends: &AtomicBool) {
     for round in 0.. {
@@ -149,7 +153,7 @@ async fn busy(locks: &Locks, number: u32, ends: &AtomicBool) {
     }
 }
 
-/// It lives, and nothing but its answers says that it is a replica now.
+/// The old master continues as a replica. Only its answers tell this.
 async fn a_master_that_was_demoted_is_left(_: Store) {
     let cluster = Cluster::start(NEVER);
     let old = cluster.master_of(&key("a"));

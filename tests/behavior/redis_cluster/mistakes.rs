@@ -63,7 +63,7 @@ async fn without_any_one_of_the_documented_rights_the_client_says_which_is_missi
     };
     let more = [(["resetchannels", "&other:*"], "spublish")];
     redis_rights::each_missing_right_is_named(node, &documented, &more, client).await;
-    // With all of them, a lock is handed over.
+    // With all of these rights, a lock is handed over.
     redis_rights::command(node, &documented);
     let guard = client(USER).mutex("a").acquire().await.unwrap();
     let next = begin(client(USER).mutex("a").wait(SOON));
@@ -114,7 +114,7 @@ async fn with_tls_the_nodes_are_reached_at_their_ports_for_it(_: Store) {
     assert!(text.contains("write rediss+cluster://"), "{text}");
     shows_no_password(&error);
 
-    // Redis 7.0 names its port for TLS only with the other setting.
+    // If `tls-cluster` is off, Redis 7.0 does not announce its TLS port.
     let error = encrypted(&node("no"))
         .mutex("a")
         .acquire()
@@ -124,9 +124,9 @@ async fn with_tls_the_nodes_are_reached_at_their_ports_for_it(_: Store) {
     assert!(error.to_string().contains("set tls-cluster yes"), "{error}");
 }
 
-/// The lines that are logged when a client gets ready.
+/// The warnings that are logged when a client becomes ready.
 async fn told(cluster: &Cluster) -> String {
-    client(&cluster.url()).ready(SOON).await.unwrap(); // they are only warnings
+    client(&cluster.url()).ready(SOON).await.unwrap(); // warnings do not make `ready` fail
     let events = EventSink::new(1, Namespace::new("test").unwrap(), |_| ());
     let connection = backend::open(&cluster.url()).unwrap().connect(events);
     connection.await.unwrap().check().await.unwrap().join("\n")

@@ -1,4 +1,5 @@
-//! A master that is frozen: it takes requests and answers none. Each fact has its own cluster.
+//! A master that is frozen: requests reach it, and it answers none of them. Each fact has its own
+//! cluster.
 
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// The first names at this master, or at the others.
+/// The first names that this master serves, or the first that it does not serve.
 fn names(cluster: &Cluster, master: &RedisServer, here: bool, count: usize) -> Vec<String> {
     let names = (0..).map(|number| format!("n{number}"));
     let is_here = |name: &String| cluster.master_of(&key(name)).port() == master.port();
@@ -40,7 +41,8 @@ async fn all(locks: &Locks, names: &[String]) -> Vec<Guard> {
     guards
 }
 
-/// Nobody replaces it. The leases of both kinds are renewed in the same batches.
+/// Nothing replaces the frozen master. Leases of this master and of others are renewed in the same
+/// batches.
 async fn a_frozen_master_costs_the_leases_at_other_masters_nothing(_: Store) {
     let cluster = Cluster::with(3, false, NEVER, &[]);
     let frozen = cluster.master_of(&key("a"));
@@ -66,9 +68,10 @@ async fn a_frozen_master_costs_the_leases_at_other_masters_nothing(_: Store) {
     works_again(&locks, "a", LONG_WAIT).await;
 }
 
-/// Some request for the frozen master is always under way, and requests for the other masters are answered.
+/// Requests to the frozen master are always in flight, and the other masters answer their requests.
 async fn a_frozen_master_is_left_although_requests_for_it_go_on(_: Store) {
-    // The other masters refuse nothing, so no answer of theirs says that something has changed.
+    // The other masters refuse no request. So their answers do not tell the client that something
+    // has changed.
     let partial = ["--cluster-require-full-coverage", "no"];
     let cluster = Cluster::with(3, true, TIMEOUT, &partial);
     let old = cluster.master_of(&key("a"));
@@ -90,7 +93,8 @@ async fn a_frozen_master_is_left_although_requests_for_it_go_on(_: Store) {
     requests.abort();
 }
 
-/// Sends a request for a name of each kind, again and again. It waits for no answer.
+/// Again and again, sends one request to the frozen master and one to another. Does not wait for
+/// the answers.
 async fn requests(locks: Locks, names: [Vec<String>; 2]) {
     let mut requests = JoinSet::new();
     let mut pace = tokio::time::interval(Duration::from_millis(50));
@@ -104,8 +108,9 @@ async fn requests(locks: Locks, names: [Vec<String>; 2]) {
     }
 }
 
-/// It stands still for longer than the default operation timeout, and this client is more patient. Meanwhile leases are
-/// renewed in several batches, and other masters answer their parts at once.
+/// The master is frozen for longer than the default operation timeout. This client has a longer
+/// timeout. Meanwhile its leases are renewed in several batches, and the other masters answer their
+/// parts at once.
 async fn a_master_that_answers_within_the_operation_timeout_is_kept(_: Store) {
     let cluster = Cluster::with(3, false, NEVER, &[]);
     let stalls = cluster.master_of(&key("a"));
@@ -119,11 +124,13 @@ async fn a_master_that_answers_within_the_operation_timeout_is_kept(_: Store) {
         for name in [name.0, name.1] {
             guards.push(locks.mutex(name).acquire().await.unwrap());
         }
-        // Only time spreads the renewals, over half of the time between two of them.
+        // Only time spreads the renewals. They are spread over half of the time between two
+        // renewals of a lease.
         tokio::time::sleep(renewed_after / 2 / 8).await;
     }
     let renewed = || join_all(guards.iter().map(|guard| is_renewed(guard, ttl)));
-    // The keeper has a connection of its own, and sends its second renewal by the hash of the script.
+    // The keeper has its own connection. This connection is counted when the keeper has sent a
+    // renewal by the hash of the script.
     for _ in 0..2 {
         renewed().await;
     }
@@ -131,7 +138,7 @@ async fn a_master_that_answers_within_the_operation_timeout_is_kept(_: Store) {
     assert_eq!(before.len(), 2);
 
     stalls.freeze();
-    // Only time makes all leases due, while the answers of some are missing.
+    // Only time makes all leases due. Some renewals have no answer meanwhile.
     tokio::time::sleep(renewed_after + renewed_after / 6).await;
     stalls.thaw();
 

@@ -36,7 +36,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// Three masters without replicas: nothing fails here.
+/// Three masters without replicas, because no node fails in these facts.
 fn masters() -> Cluster {
     Cluster::with(3, false, NEVER, &[])
 }
@@ -46,7 +46,7 @@ fn another<'a>(cluster: &'a Cluster, than: &RedisServer) -> &'a RedisServer {
     nodes.find(|node| node.port() != than.port()).unwrap()
 }
 
-/// Three clients in line for a name that another one holds.
+/// Puts three clients in line for a name that `holder` holds.
 async fn line(holder: &Locks, url: &str, name: &str) -> Vec<JoinHandle<Result<Guard, Error>>> {
     let mut line = Vec::new();
     for place in 0..3 {
@@ -57,13 +57,14 @@ async fn line(holder: &Locks, url: &str, name: &str) -> Vec<JoinHandle<Result<Gu
     line
 }
 
-/// Each of them gets its turn, in order, and at once.
+/// Checks that the waiters of `line` are granted in order, and each of them at once.
 async fn are_served(line: Vec<JoinHandle<Result<Guard, Error>>>, mut last: Guard) {
     let resource = Witness::exclusive();
     for next in line {
         let token = last.grant_id().as_u64();
         give_back(last).await;
-        // A waiter that is not woken would notice its turn at its next renewal, a third of the ttl later.
+        // Without a wake-up, a waiter would notice its grant only at its next renewal, a third of
+        // the ttl later.
         let next = tokio::time::timeout(TTL / 5, next).await;
         last = next.expect("was not woken").unwrap().unwrap();
         drop(resource.enter(1));
@@ -92,7 +93,8 @@ async fn a_slot_that_moves_under_a_hold_costs_it_nothing(_: Store) {
     assert_eq!(old.keys("test:*"), Vec::<String>::new());
 }
 
-/// The server ends the subscriptions of the waiters. They listen at the new master, by their renewals.
+/// When the slot moves, the server ends the subscriptions of the waiters. Their renewals subscribe
+/// them at the new master.
 async fn a_slot_that_moves_under_a_line_costs_nobody_a_place_or_a_wake_up(_: Store) {
     let cluster = masters();
     let url = cluster.url();
@@ -111,7 +113,8 @@ async fn a_slot_that_moves_under_a_line_costs_nobody_a_place_or_a_wake_up(_: Sto
     nothing_left(&cluster, &["a"]).await;
 }
 
-/// The state has moved, and the line has not: then the line looks empty at the new node.
+/// The key with the state of the name has moved, and the key with its line has not. So the line
+/// looks empty at the new node.
 async fn a_name_whose_keys_are_on_two_nodes_lets_nobody_in_out_of_turn(_: Store) {
     let cluster = masters();
     let url = cluster.url();
@@ -133,7 +136,7 @@ async fn a_name_whose_keys_are_on_two_nodes_lets_nobody_in_out_of_turn(_: Store)
         moving.push((slot, old, new));
     }
 
-    // Neither the old node nor the new one can see both keys.
+    // No node has both keys.
     let hasty = || {
         builder(&url)
             .op_timeout(Duration::from_millis(300))
@@ -185,7 +188,7 @@ async fn a_name_whose_keys_are_on_two_nodes_lets_nobody_in_out_of_turn(_: Store)
     are_served(line, guard).await;
 }
 
-/// With one holder, a name has one key, which is at one node or at the other.
+/// A name with one holder has one key. This key is at the old node or at the new one.
 async fn a_name_that_is_alone_can_be_used_while_its_slot_moves(_: Store) {
     let cluster = masters();
     let url = cluster.url();
@@ -204,14 +207,15 @@ async fn a_name_that_is_alone_can_be_used_while_its_slot_moves(_: Store) {
         assert_eq!(kind(other), ErrorKind::Busy);
     }
     give_back(guard).await;
-    // Its number has moved, so this grant comes from the new node.
+    // The key with the last number has moved, so the new node makes this grant.
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
 
     cluster.finish_moving(slot, old, new);
     nothing_left(&cluster, &["a"]).await;
 }
 
-/// The keys of the name have arrived at the new node, which takes no subscriptions in the slot yet.
+/// The keys of the name have arrived at the new node. This node takes no subscriptions in the slot
+/// before the move is over.
 async fn a_waiter_that_comes_while_its_slot_moves_waits_and_gets_its_turn(_: Store) {
     let cluster = masters();
     let url = cluster.url();
@@ -229,7 +233,8 @@ async fn a_waiter_that_comes_while_its_slot_moves_waits_and_gets_its_turn(_: Sto
     let asked = |node: &RedisServer| *node.command_stats().get("asking").unwrap_or(&0);
     let second = begin(client(&url).mutex("a").wait(LONG_WAIT));
     tickets(&locks, "a", 3).await;
-    // It looks again by itself, as it cannot be woken. Each time the old node sends it on, for one request.
+    // The second waiter cannot be woken, so it rechecks by itself. Each time, the old node
+    // redirects it to the new one for this request.
     eventually("they have looked several times", LONG_WAIT, async || {
         asked(new) >= 16
     })
@@ -246,8 +251,9 @@ async fn a_waiter_that_comes_while_its_slot_moves_waits_and_gets_its_turn(_: Sto
     nothing_left(&cluster, &["a"]).await;
 }
 
-/// The state of the name has arrived at the new node, and the mark has not. A ticket of a request that was given
-/// up would be renewed by nobody, and keep others out for a ttl.
+/// A request was given up, and its release left a mark. The state of the name has moved, and the
+/// mark has not. If the late request got a ticket, nobody would renew this ticket, and it would
+/// keep others out for a ttl.
 async fn a_mark_that_is_on_its_way_keeps_a_late_request_out(_: Store) {
     let cluster = masters();
     let namespace = Namespace::new("test").unwrap();
@@ -268,14 +274,16 @@ async fn a_mark_that_is_on_its_way_keeps_a_late_request_out(_: Store) {
     let error = late.expect_err("has taken a ticket");
     let is_refused = matches!(error.fault(), Fault::Retry | Fault::Unknown);
     assert!(is_refused, "{error}");
-    // A second mark at the new node would keep the first one from following.
+    // This release may fail. If it left a second mark at the new node, the first mark could not
+    // move there.
     let _ = release().await;
 
     cluster.finish_moving(slot, old, new);
     assert_eq!(store.enqueue(request).await.unwrap(), Enqueued::Gone);
 }
 
-/// The new owner has not heard that it is the owner, and each node names the other.
+/// The new owner has not heard that it owns the slot. So the old node redirects to the new one, and
+/// the new one to the old one.
 async fn a_redirection_that_leads_to_its_own_node_ends(_: Store) {
     let cluster = masters();
     let url = cluster.url();
@@ -289,7 +297,7 @@ async fn a_redirection_that_leads_to_its_own_node_ends(_: Store) {
     let number = slot(old, &key("a")).to_string();
     let before = old.command_stats();
     let id: String = new.command(&["CLUSTER", "MYID"]);
-    // The key must be gone, or the node would not give the slot away.
+    // A node that has keys in a slot does not give the slot away.
     old.flush();
     old.command::<()>(&["CLUSTER", "SETSLOT", &number, "NODE", &id]);
 
@@ -334,11 +342,11 @@ async fn names_on_two_nodes_are_acquired_together_or_not_at_all(_: Store) {
     }
 }
 
-/// Each name is looked for at the node that the library computes. A wrong slot would cost a redirection each time.
+/// The library computes the node of each name. A wrong slot would cost a redirection for each name.
 async fn the_slot_of_a_name_is_where_the_server_looks_for_it(_: Store) {
     let cluster = masters();
     let locks = client(&cluster.url());
-    // Opens the connections.
+    // Opens the connections to all nodes.
     for number in 0..50 {
         give_back(
             locks
@@ -369,7 +377,8 @@ async fn the_slot_of_a_name_is_where_the_server_looks_for_it(_: Store) {
     assert_eq!(after, before, "requests were redirected");
 }
 
-/// A request in each slot. Its record names the channel of its wake-up, which must be in the same slot.
+/// Each slot gets one request. The stored ticket names the channel of its wake-up. This channel
+/// must be in the slot of the name.
 async fn the_channel_of_each_slot_is_where_the_server_looks_for_it(_: Store) {
     let cluster = Cluster::of_one();
     let server = redis::Client::open(cluster.nodes[0].url()).unwrap();
@@ -423,7 +432,8 @@ async fn the_channel_of_each_slot_is_where_the_server_looks_for_it(_: Store) {
     }
 }
 
-/// Waiting costs a subscription, for the first in a while. Not waiting costs none.
+/// A client subscribes when it waits for the first time in a while. A pair that does not wait costs
+/// no subscription.
 async fn an_uncontended_pair_costs_what_it_costs_at_one_server(_: Store) {
     let cluster = masters();
     let locks = client(&cluster.url());
@@ -443,7 +453,7 @@ async fn an_uncontended_pair_costs_what_it_costs_at_one_server(_: Store) {
     assert!(!since.contains_key("ssubscribe"), "{since:?}");
 }
 
-/// Once both clients listen in the slot.
+/// The counting begins when both clients have subscribed in the slot.
 async fn a_hand_over_costs_what_it_costs_at_one_server(_: Store) {
     let cluster = masters();
     let url = cluster.url();
@@ -453,7 +463,7 @@ async fn a_hand_over_costs_what_it_costs_at_one_server(_: Store) {
     let mut holder = clients[0].mutex("a").acquire().await.unwrap();
     let mut before = node.command_stats();
     for round in 1..=14 {
-        // Each client has waited once, and listens.
+        // By round 5, each client has waited at least once and is subscribed.
         if round == 5 {
             before = node.command_stats();
         }

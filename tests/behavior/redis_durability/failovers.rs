@@ -1,5 +1,5 @@
-//! Masters that are replaced while locks are granted. A fenced resource is the judge: a holder that writes after
-//! another one has come has held beside it.
+//! Masters that are replaced while locks are granted. A fenced resource decides: if a holder can
+//! still write after another holder has written, its lock was held twice.
 
 use std::time::Duration;
 
@@ -25,7 +25,8 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// Two clients ask for the same lock, one at the old master and one at the server that has replaced it.
+/// Two clients request the same lock: one at the old master, and one at the server that has
+/// replaced it.
 async fn ask_both(old: &str, new: &str) -> [Result<Guard, Error>; 2] {
     let [old, new] = [old, new].map(|url| hasty(url).build().unwrap());
     let first = old.mutex("a").acquire().await;
@@ -33,7 +34,8 @@ async fn ask_both(old: &str, new: &str) -> [Result<Guard, Error>; 2] {
     [first, second]
 }
 
-/// With it, the fenced resource has one holder. Without it, it has two.
+/// With durability, only the client at the new master holds the lock. Without it, both clients hold
+/// the lock.
 async fn a_master_that_its_replica_has_left_grants_nothing(_: Store) {
     for is_durable in [false, true] {
         let (old, replicas) = servers(1).await;
@@ -67,7 +69,8 @@ async fn a_master_that_its_replica_has_left_grants_nothing(_: Store) {
     }
 }
 
-/// The replica hears of everything a little later, and of nothing after the death of the master.
+/// The replica gets each write a little later than the master. After the master's death it gets
+/// nothing.
 async fn a_lock_is_kept_by_the_replica_that_is_promoted(_: Store) {
     let lag = Duration::from_millis(200);
     for _ in 0..3 {
@@ -76,7 +79,7 @@ async fn a_lock_is_kept_by_the_replica_that_is_promoted(_: Store) {
         let port = link.port().to_string();
         let new = RedisServer::with(&["--replicaof", "127.0.0.1", &port]);
         acknowledges(&durable(&old, 1)).await;
-        // The end of a client waits so long for a server that is gone.
+        // When the client ends, it tries to reach the dead server for this long.
         let locks = builder(durable(&old, 1)).op_timeout(Duration::from_secs(4));
         let locks = locks.build().unwrap();
         give_back(locks.mutex("warm").acquire().await.unwrap()).await;
@@ -98,7 +101,8 @@ async fn a_lock_is_kept_by_the_replica_that_is_promoted(_: Store) {
     }
 }
 
-/// The ticket is at the old master alone, and the master dies before it can say so.
+/// Only the old master has the ticket. The master dies before it can say that no replica has
+/// acknowledged the ticket.
 async fn a_failover_between_a_script_and_its_acknowledgement_leaves_nothing(_: Store) {
     let (old, replicas) = servers(1).await;
     let new = &replicas[0];
@@ -115,7 +119,7 @@ async fn a_failover_between_a_script_and_its_acknowledgement_leaves_nothing(_: S
     let error = acquire.await.unwrap().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
 
-    // It needs a replica, too.
+    // The new master needs a replica of its own.
     let next = RedisServer::replica_of(new);
     proxy.lead_to(new.port());
     proxy.restore();
@@ -124,11 +128,12 @@ async fn a_failover_between_a_script_and_its_acknowledgement_leaves_nothing(_: S
     drop(next);
 }
 
-/// How many masters are killed. Most of a round is the time until the sentinels know the old master as a replica.
+/// How many masters are killed. Most of a round is spent waiting until the sentinels know the old
+/// master as a replica.
 const ROUNDS: usize = 2;
 
-/// One lock after the other is granted while the replicas stop following and the master dies. Both replicas must have a
-/// lock before it is granted, so whichever is promoted has it.
+/// Locks are granted one after another. Meanwhile the replicas stop following, and the master dies.
+/// A lock is granted only when both replicas have it, so the promoted replica has it too.
 async fn masters_that_are_killed_right_after_a_grant_let_nobody_in_beside_it(_: Store) {
     let set = Sentinels::start(Duration::from_secs(1));
     let url = format!("{}?durability=replicas:2", set.url());
@@ -139,7 +144,7 @@ async fn masters_that_are_killed_right_after_a_grant_let_nobody_in_beside_it(_: 
         let old = set.master();
         let name = |number: usize| format!("n{round}:{number}");
         let mut guards = Vec::new();
-        // Without durability, those after the tenth would be granted too, and lost.
+        // Without durability, the locks after the tenth would be granted and lost.
         for number in 0..20 {
             if number == 10 {
                 set.stop_replication();
@@ -156,7 +161,8 @@ async fn masters_that_are_killed_right_after_a_grant_let_nobody_in_beside_it(_: 
         assert!(guards.len() >= 10);
 
         set.wait_for_another_master_than(old.port());
-        // Of those that ask now, none needs a replica: there is one less than before.
+        // These requests go to a URL without durability, because there is one replica less than
+        // before.
         let other = client(&set.url());
         for (number, guard) in guards.iter().enumerate() {
             let resource = FencedResource::default();
@@ -184,7 +190,8 @@ async fn masters_that_are_killed_right_after_a_grant_let_nobody_in_beside_it(_: 
     }
 }
 
-/// The release and the grant that it makes are lost with the master, and nobody passes the waiter.
+/// The release and the next grant are lost with the master. No other client gets in front of the
+/// waiter.
 async fn a_wait_in_line_is_kept_by_the_replica_that_is_promoted(_: Store) {
     let (old, replicas) = servers(1).await;
     let new = &replicas[0];
@@ -194,7 +201,8 @@ async fn a_wait_in_line_is_kept_by_the_replica_that_is_promoted(_: Store) {
     let guard = holds.mutex("a").acquire().await.unwrap();
     let waiter = begin(waits.mutex("a").wait(STALL));
     tickets(&waits, "a", 2).await;
-    // Acknowledged before the replica leaves: the replica has both.
+    // The holder and the waiter were acknowledged before the replica was promoted, so the replica
+    // has both.
     eventually("the replica has the waiter", SOON, async || {
         !new.keys("test:1:{a}:line").is_empty()
     })
@@ -208,7 +216,8 @@ async fn a_wait_in_line_is_kept_by_the_replica_that_is_promoted(_: Store) {
     proxy.cut();
     proxy.restore();
 
-    // There the first holder is still in front of the waiter, and both are in front of this one.
+    // At the new master, the first holder is in front of the waiter, and both are in front of this
+    // client.
     let other = client(&new.url());
     assert_eq!(kind(other.mutex("a").try_acquire().await), ErrorKind::Busy);
     assert!(!waiter.is_finished());

@@ -1,4 +1,5 @@
-//! Verbs that wait together: how few `WAIT`s they need, and what becomes of them when one of them is given up.
+//! Verbs that share a `WAIT`: how few `WAIT`s they need, and what happens to the others when one
+//! verb is given up.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -45,7 +46,8 @@ async fn many_tasks_at_once_share_two_waits(_: Store) {
     replicas[0].freeze();
     let before = waits(&master);
 
-    // All are asked for in the first poll. The first go out at once, and the rest when their WAIT is over.
+    // The first poll makes all requests. The client sends the first group at once, and the rest
+    // when the `WAIT` of this group is over.
     let acquires = (0..TASKS).map(|task| locks.mutex(format!("n{task}")));
     let acquires: Vec<_> = acquires.collect();
     let mut all = Box::pin(join_all(acquires.iter().map(|lock| lock.acquire())));
@@ -61,8 +63,9 @@ async fn many_tasks_at_once_share_two_waits(_: Store) {
     }
 }
 
-/// Each WAIT serves at least the verbs that have come during the one before. With 64 tasks on one connection there are
-/// dozens of them: the bound leaves room for a machine that runs the tasks one by one.
+/// Each `WAIT` serves at least the verbs that came during the `WAIT` before it. With 64 tasks on
+/// one connection these are dozens. The bound is lower, for a machine that runs the tasks one by
+/// one.
 async fn many_tasks_that_come_and_go_need_fewer_waits_than_locks(_: Store) {
     const TASKS: u64 = 64;
     const ROUNDS: u64 = 20;
@@ -100,14 +103,14 @@ async fn a_request_costs_one_round_trip_and_a_release_no_wait(_: Store) {
     let calls = master.command_stats_since(&before);
     let count = |command: &str| *calls.get(command).unwrap_or(&0);
     assert_eq!((count("evalsha"), count("wait")), (2 * PAIRS, PAIRS));
-    // The same server, asked in the same run.
+    // The same server without durability, measured in the same run.
     let plain = client(&master.url());
     give_back(plain.mutex("a").acquire().await.unwrap()).await;
     let plain = pairs(&plain, PAIRS).await;
     println!("the median of {PAIRS} pairs: {durable:?}, without durability {plain:?}");
 }
 
-/// Takes and releases a lock so many times. Returns the median time of a pair.
+/// Acquires and releases a lock `count` times. Returns the median time of a pair.
 async fn pairs(locks: &Locks, count: u64) -> Duration {
     let mut took = Vec::new();
     for _ in 0..count {
@@ -126,7 +129,7 @@ async fn a_request_that_is_given_up_leaves_nothing_and_takes_no_other_with_it(_:
     replicas[0].freeze();
     let kept = begin(locks.mutex("kept"));
     tickets_at(&master, "kept", 1).await;
-    // These two go out together, behind the first.
+    // These two requests are sent together, after the `WAIT` of the first.
     let (dropped, kept_too) = (
         begin(locks.mutex("dropped")),
         begin(locks.mutex("kept too")),
@@ -173,15 +176,16 @@ async fn a_server_that_has_forgotten_the_scripts_grants_what_is_acknowledged(_: 
     give_back(guard).await;
 }
 
-/// With one of them alone, requests or wake-ups would be lost.
+/// A client has two connections. If only one were replaced, requests or wake-ups would be lost.
 async fn a_cut_of_either_connection_replaces_both(_: Store) {
     let (master, _replicas) = servers(1).await;
     let locks = client(&durable(&master, 1));
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
     let all = || connections(&master);
-    // By what each of them has sent last.
+    // Each connection is found by the command that it has sent last.
     for last in ["cmd=wait", "cmd=evalsha"] {
-        // Those of the client before this one, and the replaced ones, end a little later than their users.
+        // The server notices the end of other connections with a delay: those of `servers`, and
+        // those that were replaced.
         eventually("only ours are there", SOON, async || all().len() == 2).await;
         let before = all();
         let (id, _) = before.iter().find(|(_, line)| line.contains(last)).unwrap();
@@ -195,7 +199,7 @@ async fn a_cut_of_either_connection_replaces_both(_: Store) {
     }
 }
 
-/// The connections of clients, by their ids, as the server lists them.
+/// The connections of clients, with their ids, as the server lists them.
 fn connections(master: &RedisServer) -> BTreeMap<String, String> {
     let list = |kind| master.command::<String>(&["CLIENT", "LIST", "TYPE", kind]);
     let list = ["normal", "pubsub"].map(list).concat();
@@ -204,7 +208,7 @@ fn connections(master: &RedisServer) -> BTreeMap<String, String> {
     ours.map(|line| (id(line), line.to_owned())).collect()
 }
 
-/// Meanwhile the server answers every command with BUSY, `WAIT` too.
+/// While the script runs, the server answers every command with BUSY, and also `WAIT`.
 async fn a_script_of_others_that_runs_too_long_costs_no_connection(_: Store) {
     let (master, _replicas) = servers(1).await;
     let locks = hasty(&durable(&master, 1)).build().unwrap();
@@ -230,7 +234,7 @@ async fn a_script_of_others_that_runs_too_long_costs_no_connection(_: Store) {
     })
     .await;
 
-    // The last refusal may come too late for its operation: then the outcome is unknown.
+    // A refusal may come too late for its operation. Then the outcome of the operation is unknown.
     eventually("refused in time", SOON, async || {
         kind(locks.mutex("a").try_acquire().await) == ErrorKind::Unavailable
     })
@@ -243,7 +247,8 @@ async fn a_script_of_others_that_runs_too_long_costs_no_connection(_: Store) {
     assert!(before.keys().all(|id| after.contains_key(id)), "{after:?}");
 }
 
-/// The holder of the one learns of the loss, and the keeper why the other was not renewed.
+/// The holder of the lost ticket learns of its loss. The keeper learns why the other ticket was not
+/// renewed.
 async fn a_batch_with_a_lost_ticket_says_why_the_others_were_not_renewed(store: Store) {
     let (master, replicas) = servers(1).await;
     let namespace = Namespace::new(&store.namespace).unwrap();

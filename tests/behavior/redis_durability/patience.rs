@@ -1,4 +1,5 @@
-//! How long a verb waits for its replicas: as long as its own caller does, whatever the other verbs of its turn want.
+//! How long a verb waits for its replicas: as long as its own caller waits, whatever other verbs of
+//! the same `WAIT` need.
 
 use std::time::{Duration, Instant};
 
@@ -20,8 +21,8 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// Two verbs have less time than the replica needs: the renewal of a short lease, and a request that does not wait for
-/// long. They share a turn with a request that has more.
+/// Two verbs have less time than the replica needs: the renewal of a short lease, and a request
+/// with a short wait. They share a `WAIT` with a request that has more time.
 async fn a_verb_with_little_time_costs_the_others_of_its_turn_nothing(_: Store) {
     let servers = Distant::start().await;
     let locks = hasty(&servers.url()).build().unwrap();
@@ -29,13 +30,13 @@ async fn a_verb_with_little_time_costs_the_others_of_its_turn_nothing(_: Store) 
     let short = locks.mutex("short").ttl(ttl).renew(false);
     let short = short.acquire().await.unwrap();
     servers.is_away(Duration::from_millis(300));
-    // Its turn is under way when the others come.
+    // The `WAIT` of this request has begun when the others come.
     let first = begin(locks.mutex("first"));
     tickets_at(&servers.master, "first", 1).await;
 
     let patient = begin(locks.mutex("patient"));
     let brief = begin(locks.mutex("brief").wait(Duration::from_millis(450)));
-    // All of it, so that it must be renewed.
+    // Requires nearly the whole ttl, so that the client sends a renewal.
     let _ = short.ensure(ttl / 100 * 97).await;
 
     for guard in [first, patient] {
@@ -45,7 +46,8 @@ async fn a_verb_with_little_time_costs_the_others_of_its_turn_nothing(_: Store) 
     tickets_at(&servers.master, "brief", 0).await;
 }
 
-/// A server that has restarted does not know the script, so it is asked twice. Another request is in front of it.
+/// The server has forgotten the script, so the request is sent twice. Another request is sent
+/// before it.
 async fn a_verb_that_goes_through_two_turns_is_answered_within_one_operation(_: Store) {
     let (master, replicas) = servers(1).await;
     let locks = hasty(&durable(&master, 1)).build().unwrap();
@@ -66,7 +68,8 @@ async fn a_verb_that_goes_through_two_turns_is_answered_within_one_operation(_: 
     replicas[0].thaw();
 }
 
-/// The first is sent, and waits for the replica. The second is never sent, because the first is in front of it.
+/// The first request is sent, and waits for the replica. The second is never sent, because it would
+/// have to wait behind another request.
 async fn a_wait_that_is_shorter_than_the_servers_ends_as_unavailable_and_leaves_nothing(_: Store) {
     let (master, replicas) = servers(1).await;
     let locks = hasty(&durable(&master, 1)).build().unwrap();
@@ -91,7 +94,8 @@ async fn a_wait_that_is_shorter_than_the_servers_ends_as_unavailable_and_leaves_
     tickets_at(&master, "b", 0).await;
 }
 
-/// Both are tasks of one process. The first asks on behalf of both, and the ticket that it has left does not count.
+/// Both waiters are tasks of one process. The first is the leader of the lane. Its request is
+/// refused, so the second cannot use the ticket that this request has left.
 async fn a_waiter_behind_a_refused_request_asks_for_a_ticket_of_its_own(_: Store) {
     let (master, replicas) = servers(1).await;
     let locks = hasty(&durable(&master, 1)).build().unwrap();
@@ -114,7 +118,8 @@ async fn a_waiter_behind_a_refused_request_asks_for_a_ticket_of_its_own(_: Store
     tickets_at(&master, "a", 0).await;
 }
 
-/// With a quarter of the ttl that it was taken with, no renewal would reach the replica in time.
+/// A renewal waits for the replica for a quarter of the ttl. A quarter of the first ttl would be
+/// too short for this replica.
 async fn a_lease_that_was_extended_is_renewed_with_the_time_of_its_new_ttl(_: Store) {
     let servers = Distant::start().await;
     let locks = hasty(&servers.url()).build().unwrap();
@@ -123,7 +128,7 @@ async fn a_lease_that_was_extended_is_renewed_with_the_time_of_its_new_ttl(_: St
     guard.extend(extended).await.unwrap();
     servers.is_away(Duration::from_millis(250));
 
-    // It is renewed when two thirds of the ttl are left.
+    // The keeper renews the lease when two thirds of the ttl are left.
     for (is_renewed, what) in [(false, "it ages"), (true, "it is renewed")] {
         eventually(what, SOON, async || {
             is_renewed == (guard.remaining() > extended / 4 * 3)

@@ -1,4 +1,4 @@
-//! Replicas that are stopped, that come back, and that are too few.
+//! Replicas that stop, replicas that come back, and too few replicas.
 
 use std::time::{Duration, Instant};
 
@@ -34,7 +34,8 @@ async fn a_lock_is_granted_when_its_replicas_have_it(_: Store) {
 
     let acquire = begin(locks.mutex("a"));
     tickets_at(&master, "a", 1).await;
-    // It was answered before this one, by the same server, if it is answered without the replica.
+    // If the server answered the acquire without the replica, its answer would have come before
+    // this one.
     tickets_at(&master, "b", 0).await;
     assert!(!acquire.is_finished());
     replicas[0].thaw();
@@ -83,7 +84,7 @@ async fn every_kind_of_lock_waits_for_the_replicas_and_a_refusal_does_not(_: Sto
 
     let began = Instant::now();
     for _ in 0..10 {
-        // Another client, because a client knows what it holds itself.
+        // Another client, because a client does not ask the store about locks that it holds itself.
         let other = client(&durable(&master, 1));
         assert_eq!(
             kind(other.mutex("held").try_acquire().await),
@@ -140,14 +141,14 @@ async fn a_holder_whose_replica_stops_loses_at_the_deadline_and_not_after(store:
     let locks = hasty(&url).owner(&owner).build().unwrap();
     let ttl = Duration::from_secs(2);
     let guard = locks.mutex("a").ttl(ttl).acquire().await.unwrap();
-    // The server then knows the script, and the first renewal below goes through one turn.
+    // After this renewal the server knows the script, so the first renewal below is sent only once.
     guard.extend(ttl).await.unwrap();
     let deadline = Instant::now() + guard.remaining();
     let resource = Witness::exclusive();
     let visit = resource.enter(1);
 
     replicas[0].freeze();
-    // A renewal may have been acknowledged in front of this.
+    // A renewal may have been acknowledged just before the freeze.
     let deadline = deadline.max(Instant::now() + guard.remaining());
     let reason = tokio::time::timeout(SOON, guard.lost()).await.unwrap();
 
@@ -163,7 +164,8 @@ async fn a_holder_whose_replica_stops_loses_at_the_deadline_and_not_after(store:
     assert!(Instant::now() < deadline + SLACK);
     drop(visit);
     assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
-    // The master has its renewals, and keeps others out for longer than the holder believes.
+    // The master has the renewals that no replica has. So it keeps others out until after the
+    // holder's deadline.
     replicas[0].thaw();
     let next = client(&url).mutex("a").wait(STALL).acquire().await.unwrap();
     drop(resource.enter(1));
@@ -177,7 +179,7 @@ async fn a_replica_that_pauses_for_less_than_a_lease_costs_nothing(_: Store) {
     let ttl = Duration::from_secs(6);
     let guard = locks.mutex("a").ttl(ttl).acquire().await.unwrap();
     replicas[0].freeze();
-    // The first renewal, after a third of the ttl, finds no replica.
+    // The first renewal comes after a third of the ttl, and no replica acknowledges it.
     eventually("a renewal was due", SOON, async || {
         guard.remaining() < ttl / 2
     })
@@ -189,8 +191,9 @@ async fn a_replica_that_pauses_for_less_than_a_lease_costs_nothing(_: Store) {
     give_back(guard).await;
 }
 
-/// The master has lost its replica and lets a waiter in, because it believes that the holder has expired. The holder
-/// may have renewed its lease elsewhere.
+/// The master has lost its replica. It grants a waiter, because it believes that the holder's lease
+/// has expired. But the holder may have renewed its lease at a new master. So the waiter must not
+/// hold yet.
 async fn a_wake_up_is_confirmed_by_the_replicas(_: Store) {
     let (master, replicas) = servers(1).await;
     let url = durable(&master, 1);
@@ -207,7 +210,7 @@ async fn a_wake_up_is_confirmed_by_the_replicas(_: Store) {
     replicas[0].freeze();
     guard.lost().await;
 
-    // This one finds that the holder has expired, and wakes the waiter.
+    // This request finds that the holder's lease has expired, and wakes the waiter.
     let asks = client(&master.url());
     eventually("the master lets the waiter in", SOON, async || {
         let _ = asks.mutex("a").try_acquire().await;
@@ -215,7 +218,7 @@ async fn a_wake_up_is_confirmed_by_the_replicas(_: Store) {
         places.len() == 1 && places[0].granted
     })
     .await;
-    tokio::time::sleep(OP_TIMEOUT).await; // nothing tells that the waiter does not hold
+    tokio::time::sleep(OP_TIMEOUT).await; // no event tells that the waiter does not hold
     assert!(!waiter.is_finished(), "it holds, and no replica knows");
     replicas[0].thaw();
 

@@ -1,4 +1,5 @@
-//! The values that the URL may have, the abilities that the server must have, and the rights that the user needs.
+//! The values that the URL may have, what the server must be able to do, and the rights that the
+//! user needs.
 
 use libtest_mimic::Trial;
 use lockcore::backend::{self, EventSink, Namespace};
@@ -50,7 +51,7 @@ async fn a_durability_that_redis_does_not_have_is_a_mistake_that_lists_the_value
     }
 }
 
-/// Either it is too old to know how, or it writes no log.
+/// Either the server is older than 7.2, or it writes no append-only file.
 async fn a_server_that_cannot_wait_for_its_disk_is_a_mistake(_: Store) {
     let server = RedisServer::start();
     for durability in ["fsync", "fsync+replicas:1"] {
@@ -66,7 +67,7 @@ async fn a_server_that_cannot_wait_for_its_disk_is_a_mistake(_: Store) {
     }
 }
 
-/// A server older than 7.2 cannot, and then the client says so.
+/// A server older than 7.2 cannot wait for its disk. There the client gives an error that says so.
 async fn a_lock_on_the_disk_outlives_its_server_if_the_server_can_wait_for_that(_: Store) {
     let server = RedisServer::with(&["--appendonly", "yes", "--appendfsync", "always"]);
     let locks = client(&format!("{}?durability=fsync", server.url()));
@@ -86,7 +87,7 @@ async fn a_lock_on_the_disk_outlives_its_server_if_the_server_can_wait_for_that(
     assert_eq!(kind(other.mutex("a").try_acquire().await), ErrorKind::Busy);
     guard.ensure(SOON).await.unwrap();
     give_back(guard).await;
-    // The master has a log, and no replica.
+    // The server has an append-only file and no replica.
     let url = format!("{}?durability=fsync+replicas:1", server.url());
     let error = hasty(&url).build().unwrap().mutex("a").acquire().await;
     let error = error.unwrap_err();
@@ -109,7 +110,7 @@ async fn ready_fails_while_a_replica_is_missing(_: Store) {
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(error.to_string().contains("1 of 2 replicas"), "{error}");
 
-    // It is still connected.
+    // The replica is frozen, and its connection is open.
     replicas[0].freeze();
     let hasty = hasty(&durable(&master, 1)).build().unwrap();
     let error = hasty.ready(SOON).await.unwrap_err();
@@ -118,7 +119,7 @@ async fn ready_fails_while_a_replica_is_missing(_: Store) {
     one.ready(SOON).await.unwrap();
 }
 
-/// One of them may be promoted.
+/// A replica that need not have a lock may be promoted.
 async fn ready_warns_of_replicas_that_need_not_have_a_lock(_: Store) {
     let (master, _replicas) = servers(2).await;
     for (asked, warns) in [(1, true), (2, false)] {

@@ -18,13 +18,15 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// A ticket names the channel of its wake-up, which outlives the connection.
+/// A ticket names the channel of its wake-up. The client subscribes to the same channel after the
+/// reconnect.
 async fn a_waiter_from_before_a_reconnect_is_woken_after_it(_: Store) {
     let server = RedisServer::start();
     let proxy = Proxy::to(server.port());
     let locks = through(&proxy);
     let guard = client(&server).mutex("a").acquire().await.unwrap();
-    // Only the renewals after the reconnect play a part: the ordinary ones are 40 s apart.
+    // Only the wake-up and the renewal after the reconnect matter here: ordinary renewals are 40 s
+    // apart.
     let waiter = begin(locks.mutex("a").ttl(Duration::from_secs(120)).wait(LEASE));
     tickets(&client(&server), "a", 2).await;
     let before = server.command_stats();
@@ -32,7 +34,7 @@ async fn a_waiter_from_before_a_reconnect_is_woken_after_it(_: Store) {
     proxy.restore();
     give_back(locks.mutex("b").acquire().await.unwrap()).await;
     eventually("the waiter has asked about its place", SOON, async || {
-        // Two scripts are for the lock that shows that the client works again. The third is the renewal.
+        // Two of these scripts acquire and release the lock `b`. The third script is the renewal.
         server
             .command_stats_since(&before)
             .get("evalsha")
@@ -58,8 +60,8 @@ async fn a_forged_wake_up_grants_nothing(_: Store) {
     tickets(&locks, "a", 2).await;
     let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS", "test:1:wake:*"]);
     assert!(channels.len() >= 2);
-    // A forger that may publish but not read can send any id, any number and any garbage. With a stolen id it can send
-    // any number except the right one.
+    // The forger may publish and may not read. So it can send any id, any number and any garbage.
+    // If it has stolen an id, it can send any number except the right one.
     let mut ids: Vec<String> = server.command(&["HKEYS", "test:1:{a}:line"]);
     ids.retain(|field| field.len() == 32);
     let [id] = &ids[..] else { panic!("{ids:?}") };
@@ -76,8 +78,8 @@ async fn a_forged_wake_up_grants_nothing(_: Store) {
             server.command::<i64>(&["PUBLISH", channel, &message]);
         }
     }
-    // The server has written all these messages to the waiter's connection. A reply on that connection comes after
-    // them, so when it is here, they are too.
+    // The server writes to a connection in order. So when this answer has arrived, all forged
+    // messages have arrived too.
     tickets(&waiting, "a", 2).await;
 
     assert!(!waiter.is_finished(), "a forged wake-up granted the lock");

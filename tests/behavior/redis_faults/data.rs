@@ -1,4 +1,5 @@
-//! The data at the server: lost, evicted, replaced by a stranger's, or left behind. And the server's clock.
+//! The data at the server: lost, evicted, replaced by a stranger's data, or left behind. The
+//! server's clock is here too.
 
 use std::time::Duration;
 
@@ -34,7 +35,7 @@ async fn one_bad_name_does_not_cost_the_other_leases(_: Store) {
     let ttl = Duration::from_secs(1);
     let good = locks.mutex("good").ttl(ttl).acquire().await.unwrap();
     let bad = locks.mutex("bad").ttl(ttl).acquire().await.unwrap();
-    // A stranger's key with the name of ours.
+    // A stranger writes a key with the name of this lock's key.
     server.command::<()>(&["SET", "test:1:{bad}", "foreign"]);
 
     bad.lost().await;
@@ -55,7 +56,7 @@ async fn a_line_of_thousands_that_died_at_once_is_cleared(_: Store) {
         redis.call('SET', KEYS[1], string.format('%016dL%013d%013d%013d%010d%010d', 20000, 0, 1, 20001, 0, 0))";
     server.command::<()>(&["EVAL", dead, "1", "test:1:{a}"]);
 
-    // The lock is granted within one operation.
+    // The waiters are all dead. The lock is granted within one operation timeout.
     let guard = hasty(&server).mutex("a").acquire().await.unwrap();
 
     assert_eq!(server.keys("*"), ["test:1:{a}"]);
@@ -90,7 +91,8 @@ async fn ready_reports_a_server_that_evicts(_: Store) {
 
         let told = connection.check().await.unwrap().join(" ");
 
-        // All our keys have an expiry time, so every policy except one evicts them too.
+        // All keys of the library have an expiry time. So every policy except `noeviction` may
+        // evict them.
         let evicts = policy != "noeviction";
         assert_eq!(told.contains(policy), evicts, "{policy}: {told}");
         assert_eq!(
@@ -98,11 +100,11 @@ async fn ready_reports_a_server_that_evicts(_: Store) {
             evicts,
             "{policy}: {told}"
         );
-        client(&server).ready(SOON).await.unwrap(); // it is only a warning
+        client(&server).ready(SOON).await.unwrap(); // a warning does not make `ready` fail
     }
 }
 
-/// Eviction takes keys one by one.
+/// The server evicts keys one by one. Here it evicts the key with the ticket.
 async fn an_evicted_ticket_costs_the_lock_and_the_holder_learns_it(_: Store) {
     let server = RedisServer::start();
     let locks = client(&server);
@@ -118,7 +120,7 @@ async fn an_evicted_ticket_costs_the_lock_and_the_holder_learns_it(_: Store) {
     nothing_left(&server).await;
 }
 
-/// The key with the ends of several holders can be built again from their tickets.
+/// One key has the ends of several holders' leases. The server builds it again from their tickets.
 async fn evicted_ends_cost_nobody_the_lock_or_the_place(_: Store) {
     let server = RedisServer::start();
     let locks = client(&server);
@@ -145,7 +147,7 @@ async fn evicted_ends_cost_nobody_the_lock_or_the_place(_: Store) {
     nothing_left(&server).await;
 }
 
-/// The waiters learn it at their next renewal and line up again.
+/// The waiter learns of the loss at its next renewal, and enqueues again.
 async fn an_evicted_line_costs_waiters_their_place_and_nobody_the_lock(_: Store) {
     let server = RedisServer::start();
     let lock = |locks: &Locks| locks.mutex("a").ttl(Duration::from_millis(900)).wait(LEASE);
@@ -177,10 +179,11 @@ async fn a_clock_that_jumps_forward_is_noticed_and_tokens_rise(_: Store) {
         .unwrap();
     server.set_clock(Clock::Ahead(Duration::from_secs(300)));
 
-    // For the server the lease is long over: another client gets in, with a greater token …
+    // For the server the lease has ended long ago. So another client is granted, with a greater
+    // token …
     let next = client(&server).mutex("a").acquire().await.unwrap();
     assert!(next.fencing_token().unwrap() > guard.fencing_token().unwrap());
-    // … and the old holder learns it at its next renewal.
+    // … and the old holder learns of its loss at its next renewal.
     assert_eq!(guard.lost().await, LostReason::Taken);
     give_back(next).await;
 }
@@ -202,12 +205,14 @@ async fn a_clock_that_jumps_back_lets_no_second_holder_in(_: Store) {
     );
     let token = guard.fencing_token().unwrap();
     give_back(guard).await;
-    // The clock is behind the last token. The next token is still greater, also for a new client …
+    // The clock is behind the last token. But the next token is greater than the last one, for a
+    // new client …
     let next = client(&server).mutex("a").acquire().await.unwrap();
     assert!(next.fencing_token().unwrap() > token);
     let token = next.fencing_token().unwrap();
     give_back(next).await;
-    // … and for a client that has seen the last token even after a loss of data.
+    // … and, after a loss of data, for a client that has seen a token. This client has not seen the
+    // very last token, so the new token may be behind it by a second at most.
     server.flush();
     let next = locks.mutex("a").acquire().await.unwrap();
     assert!(
@@ -218,7 +223,8 @@ async fn a_clock_that_jumps_back_lets_no_second_holder_in(_: Store) {
     give_back(next).await;
 }
 
-/// A token that a client has seen counts only up to a day ahead of the store's clock.
+/// A client states the greatest token that it has seen. The store uses this token only if it is at
+/// most a day ahead of the store's clock.
 async fn one_clock_that_was_far_ahead_does_not_drive_every_token_ahead(_: Store) {
     let server = RedisServer::with_clock(&[]);
     let locks = client(&server);
@@ -261,14 +267,14 @@ async fn the_remains_of_a_name_are_gone_a_day_later(_: Store) {
     for key in keys {
         let left: i64 = server.command(&["PTTL", &key]);
         assert!(
-            // It does not expire earlier either, although the ttl was short.
+            // The ttl was short, but the key does not expire earlier.
             left > 86_400_000 - 60_000 && left <= 86_400_000 + 1000,
             "{key} lives for {left} ms"
         );
     }
 }
 
-/// Keys live on for a day, also if the ttl of holders and waiters is short.
+/// A key lives for a day after its last use, even if the ttl of holders and waiters is short.
 async fn no_request_shortens_the_life_of_a_key(_: Store) {
     let server = RedisServer::start();
     let locks = client(&server);
@@ -285,7 +291,7 @@ async fn no_request_shortens_the_life_of_a_key(_: Store) {
         .await
         .unwrap();
     lives();
-    // Its first renewal, which would raise the expiry again, is 3 s away.
+    // The first renewal of this waiter would set the expiry time again. It comes only after 3 s.
     let waiter = begin(
         client(&server)
             .mutex("a")
@@ -294,7 +300,7 @@ async fn no_request_shortens_the_life_of_a_key(_: Store) {
     );
     tickets(&locks, "a", 2).await;
     lives();
-    guard.ensure(Duration::from_secs(30)).await.unwrap_err(); // sends a renewal, and fails because that is not enough
+    guard.ensure(Duration::from_secs(30)).await.unwrap_err(); // a renewal is sent, and gives less than 30 s
     lives();
     assert_eq!(kind(locks.mutex("a").try_acquire().await), ErrorKind::Busy);
     lives();

@@ -1,5 +1,5 @@
-//! A server that becomes a replica, and a replica that becomes the master: nothing is lost, no clock moves, and no
-//! connection is closed.
+//! A server becomes a replica, and its replica becomes the master. No data is lost, no clock jumps,
+//! and no connection is closed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,7 +25,8 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// Takes the lock, reports that it is in, and stays in the resource until it is told to leave or loses the lock.
+/// A task that acquires the lock, reports its grant, and stays in the resource until it is told to
+/// leave or loses the lock.
 struct Visit {
     came_in: oneshot::Receiver<()>,
     leave: oneshot::Sender<()>,
@@ -66,14 +67,15 @@ impl Visit {
     }
 }
 
-/// The release on the new master finds that nobody receives the waiter's message there, and cuts the waiter's turn
-/// short. The waiter must not learn of its turn in another way.
+/// The waiter listens at the old master. The release at the new master finds that nobody hears the
+/// waiter's wake-up there, and shortens the waiter's lease. The old master must not tell the waiter
+/// of this grant in another way.
 async fn a_waiter_at_the_old_master_does_not_hold_beside_another(_: Store) {
     let old = RedisServer::start();
     let new = RedisServer::replica_of(&old);
     let [holds, stays, moves] = [(); 3].map(|()| Proxy::to(old.port()));
     let resource = Arc::new(Witness::exclusive());
-    // Renewals are 40 s apart.
+    // Renewals are 40 s apart, so they play no part here.
     let lock = |proxy| through(proxy).mutex("a").ttl(4 * 3 * SOON).wait(6 * SOON);
     let guard = lock(&holds).acquire().await.unwrap();
     let mut waits_there = Visit::begin(lock(&stays), &resource);
@@ -96,11 +98,11 @@ async fn a_waiter_at_the_old_master_does_not_hold_beside_another(_: Store) {
     .await;
     give_back(guard).await;
 
-    // The turn of the first in line ends after two seconds.
+    // The lease of the waiter that stayed ends after two seconds.
     waits_here.comes_in().await;
     assert_eq!(resource.assert_no_overlap().visits, 1);
 
-    // The waiter that stayed gets in only after it has moved too.
+    // The waiter that stayed holds only after it has moved to the new master too.
     stays.lead_to(new.port());
     stays.cut();
     stays.restore();
@@ -111,7 +113,8 @@ async fn a_waiter_at_the_old_master_does_not_hold_beside_another(_: Store) {
     nothing_left(&new).await;
 }
 
-/// Its connections lead to a healthy server, which refuses every write.
+/// The connections of the client lead to the old master. This server is healthy, but it refuses
+/// every write.
 async fn a_client_whose_address_leads_to_the_new_master_is_there_in_a_moment(_: Store) {
     let mut old = RedisServer::start();
     let proxy = Proxy::to(old.port());
@@ -125,12 +128,12 @@ async fn a_client_whose_address_leads_to_the_new_master_is_there_in_a_moment(_: 
         proxy.lead_to(new.port());
         let failed_over = Instant::now();
 
-        // The first operation after the failover recovers.
+        // The first operation after the failover finds the new master.
         let name = format!("n{round}");
         give_back(locks.mutex(name).acquire().await.unwrap()).await;
 
         println!("recovered in {:?}", failed_over.elapsed());
-        // The keeper has another connection.
+        // The keeper has its own connection, which also moves.
         eventually("it is renewed there", SOON, async || {
             guard.remaining() > before.max(Duration::from_millis(2500))
         })
@@ -141,7 +144,8 @@ async fn a_client_whose_address_leads_to_the_new_master_is_there_in_a_moment(_: 
     nothing_left(&old).await;
 }
 
-/// It must not answer from its own data: it may be behind its master, and the client would stay there.
+/// A replica must not answer from its own data. It may be behind its master, and the client would
+/// stay connected to it.
 async fn a_replica_answers_nothing_before_it_is_the_master(_: Store) {
     let old = RedisServer::start();
     let new = RedisServer::replica_of(&old);

@@ -1,4 +1,5 @@
-//! Very many leases in one process: leases of as many names, whose connections are killed, and leases of one name.
+//! Very many leases in one process: leases of different names, whose connections are killed, and
+//! leases of one name.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,12 +20,12 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// The default. The facts check that leases are renewed in time, so a machine that stalls for longer than a lease does
-/// lose some.
+/// The default ttl. The facts check that leases are renewed in time, so a machine that stalls for
+/// longer than a ttl loses some.
 const TTL: Duration = Duration::from_secs(10);
 
-/// After each kill, all tickets are rechecked. If all were rechecked at once, the answers would come too late, and the
-/// client would replace the connections that carry them.
+/// After each kill, the client renews all tickets. If it sent all renewals at once, the answers
+/// would come too late, and the client would replace the connections that they come on.
 async fn a_crowd_of_leases_survives_the_kills_of_its_connections(_: Store) {
     let (leases, kills) = if tests::fact::long() {
         (100_000, 10)
@@ -46,7 +47,7 @@ async fn a_crowd_of_leases_survives_the_kills_of_its_connections(_: Store) {
         let next = kill * Duration::from_secs(1);
         tokio::time::sleep(next.saturating_sub(began.elapsed())).await; // the client has a second to recover
     }
-    // A lease that was not renewed since then would be over.
+    // After this pause, a lease without a renewal since the last kill has expired.
     tokio::time::sleep(TTL.saturating_sub(began.elapsed())).await;
 
     let lost = || held.iter().flatten().filter(|guard| !guard.is_valid());
@@ -57,7 +58,8 @@ async fn a_crowd_of_leases_survives_the_kills_of_its_connections(_: Store) {
         drop(busy);
         assert_eq!(lost().count(), 0, "on a busy machine");
     }
-    // If all were released at once, they would wait for each other for longer than an operation may take.
+    // Each task releases its guards one by one. If all were released at once, some releases would
+    // take longer than an operation may take.
     let releasing = held.into_iter().map(|guards| tokio::spawn(release(guards)));
     for released in releasing.collect::<Vec<_>>() {
         released.await.unwrap();
@@ -70,7 +72,7 @@ async fn release(guards: Vec<Guard>) {
     }
 }
 
-/// Keeps each core busy with one thread, until this is dropped.
+/// Keeps every core busy with one thread each, until this is dropped.
 struct Busy(Arc<AtomicBool>);
 
 impl Busy {
@@ -108,7 +110,7 @@ async fn hold(locks: Locks, task: usize, count: usize) -> Vec<Guard> {
     held
 }
 
-/// Each permit has its own ticket, and the number of tickets does not raise the cost of one.
+/// Each permit has its own ticket. The cost of one ticket does not depend on the number of tickets.
 async fn permits_of_one_semaphore_are_renewed_in_time_however_many(_: Store) {
     const PERMITS: u32 = 1_000;
     let server = RedisServer::start();
@@ -124,7 +126,7 @@ async fn permits_of_one_semaphore_are_renewed_in_time_however_many(_: Store) {
         held.push(task.await.unwrap());
     }
 
-    tokio::time::sleep(3 * ttl).await; // several renewals of each
+    tokio::time::sleep(3 * ttl).await; // each lease is renewed several times
 
     let lost = held.iter().filter(|guard| !guard.is_valid()).count();
     assert_eq!(lost, 0);

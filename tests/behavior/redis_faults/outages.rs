@@ -59,7 +59,7 @@ async fn a_client_that_was_idle_through_an_outage_works_again(_: Store) {
     let locks = hasty(&server);
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
     server.kill();
-    // A request on a connection whose end has not been noticed yet has an unknown outcome, and that is right.
+    // A request on a connection that has broken unnoticed has an unknown outcome, which is correct.
     eventually("the client has noticed", SOON, async || {
         let error = locks.mutex("a").try_acquire().await.unwrap_err();
         error.kind() == ErrorKind::Unavailable
@@ -79,7 +79,7 @@ async fn shutdown_gives_up_waiters_while_the_server_is_down(_: Store) {
     let waiter = begin(lock.wait(lockcore::Wait::Forever));
     tickets(&client(&server), "a", 2).await;
     server.kill();
-    // Its ticket expires, and it keeps asking a server that is not there.
+    // The waiter's ticket expires. The client repeats its requests to a server that is down.
     drop(guard);
     tokio::time::sleep(2 * ttl).await; // no event reports that its ticket is over
 
@@ -94,7 +94,8 @@ async fn shutdown_gives_up_waiters_while_the_server_is_down(_: Store) {
     );
 }
 
-/// Only one of them asks the store. The others must not find out one after another.
+/// Only the leader of the lane sends requests. The other tasks must learn of the outage together
+/// with it.
 async fn tasks_in_line_behind_one_another_learn_together_that_the_store_is_down(_: Store) {
     let server = RedisServer::start();
     let locks = builder(server.url())
@@ -111,12 +112,12 @@ async fn tasks_in_line_behind_one_another_learn_together_that_the_store_is_down(
     for error in tasks.join_all().await {
         assert_eq!(error, ErrorKind::Unavailable);
     }
-    // If they asked one after another, it would take 15 s.
+    // If the tasks tried one after another, this would take 15 s.
     assert!(awake_since(started) < Duration::from_secs(5));
 }
 
-/// A hundred waiters of ten clients, each with a place at the store. Each enters the resource and reports its number
-/// and its token.
+/// A hundred waiters of ten clients, each with its own ticket at the store. Each waiter enters the
+/// resource and reports its number and its token.
 async fn hundred_waiters(
     server: &RedisServer,
     ttl: Duration,
@@ -136,7 +137,7 @@ async fn hundred_waiters(
                 .unwrap();
             tokio::task::yield_now().await;
             drop(visit);
-            drop(guard); // whether the server is up or down
+            drop(guard); // the server may be down now
         });
         tickets(&clients[0], "a", number + 2).await;
     }
@@ -153,7 +154,8 @@ async fn waiters_survive_a_server_that_restarts_empty(_: Store) {
     server.kill();
     server.restart();
 
-    // They ask again, in any order, without waiting for the holder, which has not noticed yet.
+    // The waiters enqueue again, in any order. They need not wait for the holder, which has not
+    // learnt of its loss.
     guard.lost().await;
     let mut last = guard.fencing_token().unwrap();
     for _ in 0..100 {
@@ -162,14 +164,15 @@ async fn waiters_survive_a_server_that_restarts_empty(_: Store) {
         last = token;
     }
     assert_eq!(resource.assert_no_overlap().visits, 100);
-    // A request that the restart cut off may have been repeated, and then its release leaves a mark.
+    // If the restart cut a request off, the client may have sent it twice. The release of its
+    // ticket leaves a mark.
     eventually("nothing else is left", Duration::from_secs(3), async || {
         server.litter_but_marks("test").is_empty()
     })
     .await;
 }
 
-/// And they get their turns in the old order.
+/// The server restarts with its data several times. The waiters are granted in their old order.
 async fn waiters_keep_their_places_over_restarts_of_a_server_with_its_data(_: Store) {
     let server = RedisServer::with(&["--appendonly", "yes", "--appendfsync", "always"]);
     let resource = Arc::new(Witness::exclusive());
@@ -198,7 +201,8 @@ async fn waiters_keep_their_places_over_restarts_of_a_server_with_its_data(_: St
     nothing_left(&server).await;
 }
 
-/// LOADING. The server needs six seconds to read its data, several operation timeouts.
+/// The server answers LOADING. It reads its data for six seconds, which is several operation
+/// timeouts.
 async fn a_server_that_reads_its_data_is_unavailable_and_comes_back(_: Store) {
     let slowly = [
         "--key-load-delay",
@@ -217,7 +221,7 @@ async fn a_server_that_reads_its_data_is_unavailable_and_comes_back(_: Store) {
     let starting = Arc::clone(&server);
     let restart = tokio::task::spawn_blocking(move || starting.restart());
 
-    // As above, one request may stay without an answer.
+    // One request on the broken connection may get no answer.
     eventually("told that it loads", SOON, async || {
         let error = locks.mutex("b").try_acquire().await.unwrap_err();
         assert!(
@@ -227,7 +231,7 @@ async fn a_server_that_reads_its_data_is_unavailable_and_comes_back(_: Store) {
         error.kind() == ErrorKind::Unavailable && error.to_string().contains("loading the dataset")
     })
     .await;
-    // A caller with enough time waits.
+    // A caller with enough time waits until the server is ready.
     let next = locks.mutex("b").wait(2 * SOON);
     eventually("it is there", 2 * SOON, async || {
         next.acquire().await.is_ok()

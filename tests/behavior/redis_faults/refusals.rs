@@ -1,4 +1,5 @@
-//! A server that answers and refuses: it is full, read-only, busy, without its scripts, or not the right one.
+//! A server that answers and refuses: it is full, read-only or busy, has lost its scripts, or is
+//! the wrong server.
 
 use std::time::{Duration, Instant};
 
@@ -43,13 +44,13 @@ async fn a_full_server_refuses_locks_but_renews_and_releases(_: Store) {
     let full = Instant::now();
     while full.elapsed() < 2 * ttl {
         assert!(guard.is_valid(), "the renewal was refused");
-        tokio::time::sleep(Duration::from_millis(1)).await; // waits until more than the lease has passed
+        tokio::time::sleep(Duration::from_millis(1)).await; // until more than the ttl has passed
     }
     give_back(guard).await;
     nothing_left(&server).await;
 }
 
-/// The release of a lock that was requested twice leaves a mark, which is one more key.
+/// The lock was requested twice, so its release leaves a mark. The mark is one more key.
 async fn a_full_server_takes_back_a_lock_and_keeps_its_mark(_: Store) {
     let server = RedisServer::start();
     let proxy = Proxy::to(server.port());
@@ -79,7 +80,7 @@ async fn a_full_server_lets_readers_in(_: Store) {
     nothing_left(&server).await;
 }
 
-/// The server answers READONLY: a connection to a server that became a replica is replaced.
+/// The server has become a replica and answers READONLY. So the client replaces its connection.
 async fn a_read_only_server_is_unavailable(_: Store) {
     let server = RedisServer::start();
     let locks = hasty(&server);
@@ -93,7 +94,8 @@ async fn a_read_only_server_is_unavailable(_: Store) {
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
 }
 
-/// The script has carried out some of its commands by then.
+/// The server refuses a command in the middle of the script. Earlier commands of the script have
+/// been carried out by then.
 async fn a_full_server_refuses_a_further_reader(_: Store) {
     let server = RedisServer::start();
     let (locks, other) = (hasty(&server), hasty(&server));
@@ -123,14 +125,15 @@ async fn a_read_only_server_is_unavailable_to_a_further_reader(_: Store) {
     drop(reader);
 }
 
-/// The server answers MISCONF: a background save cannot write its file.
+/// The server answers MISCONF, because a background save cannot write its file.
 async fn a_server_that_cannot_save_is_unavailable(_: Store) {
     let server = RedisServer::with(&["--dbfilename", "taken.rdb"]);
     let locks = hasty(&server);
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
     server.command::<()>(&["CONFIG", "SET", "save", "3600 1"]);
     let folder: Vec<String> = server.command(&["CONFIG", "GET", "dir"]);
-    // A folder that is not empty has the file's name, so that renaming onto it fails, even for root.
+    // The file's name is taken by a folder that is not empty. So the server cannot rename its new
+    // file to this name, not even as root.
     let taken = std::path::Path::new(&folder[1]).join("taken.rdb");
     std::fs::create_dir_all(taken.join("x")).unwrap();
     let _: Result<String, _> = server.try_command(&["BGSAVE"]);
@@ -165,8 +168,8 @@ async fn a_server_busy_with_a_script_is_unavailable_and_comes_back(_: Store) {
     })
     .await;
 
-    // A busy server needs a moment to refuse. The last refusal may come too late for its operation, and then the
-    // outcome is unknown, and that is right.
+    // A busy server needs a moment to refuse. A refusal may come too late for its operation. Then
+    // the outcome of the operation is unknown, which is correct.
     eventually("refused in time", SOON, async || {
         let error = locks.mutex("a").try_acquire().await.unwrap_err();
         assert_eq!(
@@ -214,7 +217,7 @@ async fn the_database_of_the_url_is_used(_: Store) {
     assert!(error.to_string().contains("out of range"), "{error}");
 }
 
-/// The server became a replica after the client connected. It may become a master again.
+/// The server becomes a replica after the client has connected. It may become a master again later.
 async fn ready_reports_a_replica(_: Store) {
     let server = RedisServer::start();
     let locks = hasty(&server);
@@ -234,7 +237,7 @@ async fn ready_reports_a_replica(_: Store) {
     locks.ready(SOON).await.unwrap();
 }
 
-/// The server has all slots, so that a single lock would work.
+/// The server has all slots of its cluster, so a single lock would work.
 async fn a_server_of_a_cluster_is_refused_before_it_costs_a_lock(_: Store) {
     let bus = tests::ports::free_port().to_string();
     let server = RedisServer::with(&["--cluster-enabled", "yes", "--cluster-port", &bus]);

@@ -1,4 +1,5 @@
-//! Requests and replies that are lost, late or out of order, and callers that give up before they arrive.
+//! Requests and replies that are lost, late or out of order, and callers that give up before an
+//! answer arrives.
 
 use std::task::Poll;
 use std::time::Duration;
@@ -48,8 +49,8 @@ async fn giving_up_on_a_lost_reply_leaves_nothing(_: Store) {
     give_back(client(&server).mutex("a").try_acquire().await.unwrap()).await;
 }
 
-/// The requests of a client that gave up are held in a frozen network. When it thaws, enqueue and release arrive over
-/// different connections, in any order.
+/// A client gives up while the network is frozen, with its enqueue and its release in flight. After
+/// the thaw, both arrive over different connections, in any order.
 async fn a_release_that_overtakes_its_enqueue_is_obeyed(_: Store) {
     let server = RedisServer::start();
     let proxy = Proxy::to(server.port());
@@ -66,9 +67,9 @@ async fn a_release_that_overtakes_its_enqueue_is_obeyed(_: Store) {
         assert_eq!(kind(outcome), ErrorKind::Unknown);
         proxy.thaw();
 
-        // Requests that were on their way have arrived when this one, sent after them, has come back …
+        // When this request has its answer, earlier requests in flight have arrived too …
         works_again(&locks, "after", SOON).await;
-        // … and is gone long before its lease is over.
+        // … and their ticket is gone long before its lease would end.
         eventually("nothing is left", Duration::from_secs(3), async || {
             client(&server).inspect(&name).await.unwrap().is_empty()
         })
@@ -76,7 +77,8 @@ async fn a_release_that_overtakes_its_enqueue_is_obeyed(_: Store) {
     }
 }
 
-/// A stopped server carries out requests when it goes on, however long ago their sender gave up.
+/// A stopped server carries out the requests when it continues, even if their sender gave up long
+/// ago.
 async fn a_server_stopped_for_longer_than_a_lease_still_gets_the_release(_: Store) {
     let server = RedisServer::start();
     let locks = builder(server.url())
@@ -88,10 +90,10 @@ async fn a_server_stopped_for_longer_than_a_lease_still_gets_the_release(_: Stor
     let lease = Duration::from_millis(300);
     let lock = locks.mutex("a").ttl(lease).wait(Duration::from_millis(100));
     assert_eq!(kind(lock.acquire().await), ErrorKind::Unknown);
-    tokio::time::sleep(4 * lease).await; // the stop outlasts lease and operation, which no event reports
+    tokio::time::sleep(4 * lease).await; // no event reports the end of the lease or of the operation
     server.thaw();
 
-    // The release leaves its mark, which stops an enqueue that comes even later.
+    // The release leaves a mark. The mark refuses an enqueue that arrives even later.
     eventually("the release has come", SOON, async || {
         !server.keys("test:1:{a}:gone:*").is_empty()
     })
@@ -99,7 +101,8 @@ async fn a_server_stopped_for_longer_than_a_lease_still_gets_the_release(_: Stor
     tickets(&client(&server), "a", 0).await;
 }
 
-/// Sends the same bytes as the request whose answer was lost, after its release has been carried out.
+/// The fact sends the enqueue with the lost answer once more, byte for byte, after its release was
+/// carried out.
 async fn an_enqueue_that_arrives_after_its_release_takes_nothing(_: Store) {
     let server = RedisServer::start();
     let proxy = Proxy::to(server.port());
@@ -115,8 +118,8 @@ async fn an_enqueue_that_arrives_after_its_release_takes_nothing(_: Store) {
     proxy.lose_replies(b"EVALSHA", 0);
     tickets(&client(&server), "a", 0).await;
 
-    // The log has every command with its arguments. The first argument of an enqueue is a record that begins with the
-    // ttl.
+    // The log has every command with its arguments. An enqueue is found by its first argument, a
+    // record that begins with `+` and the ttl.
     let log: Vec<(u64, u64, u64, Vec<String>, String, String)> =
         server.command(&["SLOWLOG", "GET", "-1"]);
     let enqueue = log.into_iter().map(|entry| entry.3).find(|command| {
@@ -168,11 +171,11 @@ async fn a_budget_shorter_than_a_round_trip_does_not_cost_the_connection(_: Stor
     proxy.delay(Duration::ZERO, Duration::ZERO);
 
     nothing_left(&server).await;
-    // One more connection is the keeper's, which the clean-up needed.
+    // One more connection is allowed: the keeper opens its own for the clean-up.
     assert!(proxy.traffic().connections <= before + 1);
 }
 
-/// The thread that drops the future is the one that would have to read the reply.
+/// The runtime has one thread. The same thread drops the future and would have to read the reply.
 async fn a_handle_dropped_in_mid_acquire_leaves_no_lock_on_a_runtime_of_one_thread(_: Store) {
     let server = RedisServer::start();
     let locks = client(&server);
@@ -185,7 +188,7 @@ async fn a_handle_dropped_in_mid_acquire_leaves_no_lock_on_a_runtime_of_one_thre
             locks.ready(SOON).await.unwrap();
             let lock = locks.mutex("a");
             let mut acquire = Box::pin(async move { lock.acquire().await.map(drop) });
-            // The request is sent and not answered.
+            // The request has been sent. Its reply has not been read.
             let sent = std::future::poll_fn(|cx| Poll::Ready(acquire.as_mut().poll(cx))).await;
             assert!(sent.is_pending());
             tokio::task::yield_now().await;

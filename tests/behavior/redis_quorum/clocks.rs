@@ -1,4 +1,4 @@
-//! Nodes that are wrong about the time.
+//! Nodes with a wrong clock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,13 +29,15 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
 const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// The URL for a client that reaches only these nodes. Each client has seen no tokens before.
+/// The URL for a client that reaches only these nodes. Each client is new, so it has seen no
+/// tokens.
 fn of(set: &Quorum, reached: [usize; 3]) -> String {
     let reached = reached.map(|at| set.nodes[at].port());
     url(reached.into_iter().chain([free_port(), free_port()]))
 }
 
-/// Each majority has one node in common with the one before, and only the first has the node that is ahead.
+/// Each majority shares one node with the majority before it. Only the first majority includes the
+/// node whose clock is ahead.
 async fn tokens_rise_although_a_node_is_an_hour_ahead(_: Store) {
     let set = Quorum::forgetful(5);
     set.nodes[0].set_clock(Clock::Ahead(2 * HOUR));
@@ -55,7 +57,7 @@ async fn tokens_rise_although_a_node_is_an_hour_ahead(_: Store) {
     assert!(differ, "{warnings:?}");
 }
 
-/// The same, for clients that take the node for right.
+/// Tokens rise too if the clients connect before the clock jumps, so that they believe this node.
 async fn tokens_rise_although_a_clock_jumps_ahead_after_it_was_read(_: Store) {
     let set = Quorum::forgetful(5);
     let reached = [[0, 1, 2], [2, 3, 4], [4, 1, 3], [0, 3, 2], [1, 2, 4]];
@@ -105,7 +107,7 @@ async fn a_node_whose_clock_is_days_ahead_does_not_raise_the_numbers(_: Store) {
         }
     }
 
-    // It does not make a majority with two others, either.
+    // The node cannot complete a majority with two others.
     let events = EventSink::new(1, Namespace::new("test").unwrap(), |_| ());
     let three = backend::open(&of(&set, [0, 1, 2])).unwrap();
     let three = three.connect(events).await.unwrap();
@@ -118,7 +120,7 @@ async fn a_node_whose_clock_is_days_ahead_does_not_raise_the_numbers(_: Store) {
     assert!(text.contains("more than a day ahead"), "{text}");
 }
 
-/// One node draws a greater number than the ticket gets, because it hears of the request late.
+/// The third node gets the request late, and assigns a greater number than the ticket has.
 async fn a_ticket_is_shown_with_its_number_whatever_nodes_answer(_: Store) {
     let set = Quorum::start(3);
     let slow = Proxy::to(set.nodes[2].port());
@@ -130,7 +132,9 @@ async fn a_ticket_is_shown_with_its_number_whatever_nodes_answer(_: Store) {
     give_back(held_everywhere(&locks, &set.nodes).await).await;
     slow.delay(Duration::from_millis(300), Duration::ZERO);
 
-    // The two draw what the client proposes, or are told the number. Then they draw the one behind it.
+    // In the first round, the first two nodes assign the number that the client proposes. In the
+    // second round, they have seen a greater number, so the client tells them the number of the
+    // ticket. In the third round, they assign the number after it.
     for ahead in [None, Some(HOUR / 2), None] {
         for node in &set.nodes[..2] {
             ahead.into_iter().for_each(|ahead| has_drawn(node, ahead));
@@ -149,7 +153,7 @@ async fn a_ticket_is_shown_with_its_number_whatever_nodes_answer(_: Store) {
     }
 }
 
-/// Whichever nodes answer.
+/// Checks that the ticket is shown with its number by every two nodes.
 async fn shows_its_number(set: &Quorum, guard: &Guard) {
     let [one, other, ahead] = [0, 1, 2].map(|at| set.nodes[at].port());
     let number = guard.grant_id().as_u64() >> 10;

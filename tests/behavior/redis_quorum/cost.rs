@@ -30,7 +30,8 @@ fn count(calls: [(&str, u64); 4]) -> CommandStats {
         .into()
 }
 
-/// No third node answers earlier than one of these two, so the counts are exact. The clock of one is two hours ahead.
+/// The third node does not exist, so every request needs both nodes, and the counts are exact. The
+/// clock of one node is two hours ahead.
 async fn a_pair_is_two_round_trips_and_so_many_commands(_: Store) {
     let set = Quorum::forgetful(2);
     set.nodes[1].set_clock(Clock::Ahead(Duration::from_secs(2 * 3600)));
@@ -44,7 +45,7 @@ async fn a_pair_is_two_round_trips_and_so_many_commands(_: Store) {
 
     let spent = |at: usize| {
         let mut spent = set.nodes[at].command_stats_since(&before[at]);
-        // Of the harness, which tells newer servers its name.
+        // The harness tells newer servers its name. These commands do not count.
         spent.retain(|command, _| !command.contains("client"));
         spent
     };
@@ -61,7 +62,7 @@ async fn a_pair_is_two_round_trips_and_so_many_commands(_: Store) {
     assert_eq!(proxy.traffic().chunks_up - requests, 2);
 }
 
-/// Nor is a node asked twice that was not waited for.
+/// No node gets a request twice, even if the client has not waited for its answer.
 async fn a_pair_is_two_round_trips_with_two_of_five_nodes_down(_: Store) {
     const PAIRS: u64 = 20;
     let set = Quorum::start(5);
@@ -88,7 +89,7 @@ async fn a_pair_is_two_round_trips_with_two_of_five_nodes_down(_: Store) {
             give_back(guard).await;
         }
 
-        let seldom = PAIRS / 5; // if the machine stands still for a moment
+        let seldom = PAIRS / 5; // for moments in which the machine stalls
         for (at, (evaluated_before, sent_before)) in before.into_iter().enumerate() {
             eventually("the last request is counted", SOON, async || {
                 evaluated(at) >= evaluated_before + 2 * PAIRS
@@ -126,7 +127,8 @@ async fn nodes_that_draw_different_numbers_cost_one_round_trip_more(_: Store) {
     }
 }
 
-/// Tasks that give up early leave their turn to the others, which need not begin anew.
+/// The tasks share one lane. A leader that gives up passes its place on, so the next leader
+/// continues with the same pauses.
 async fn tasks_of_one_process_that_wait_ask_as_one(store: Store) {
     let in_the_way = store.client().mutex("a").acquire().await.unwrap();
     let (locks, counts) = store.counted(crate::store::DEFAULT);
@@ -143,7 +145,7 @@ async fn tasks_of_one_process_that_wait_ask_as_one(store: Store) {
     let asked = counts.enqueued();
     let elapsed = began.elapsed();
     println!("asked {asked} times in {elapsed:?}");
-    // Five times a second, and the short pauses of the begin.
+    // At most five requests a second, and a few more because the first pauses are shorter.
     let most = 5 * elapsed.as_secs() as usize + 8;
     assert!((5..=most).contains(&asked), "{asked}");
     give_back(in_the_way).await;

@@ -1,4 +1,4 @@
-//! Many processes, while nodes go down and come up again.
+//! Many processes use a lock while nodes go down and come up again.
 
 use std::process::Command;
 
@@ -17,7 +17,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// One or two nodes at a time.
+/// One or two nodes are killed at a time.
 async fn processes_overlap_nowhere_while_nodes_are_killed(store: Store) {
     let set = Quorum::start(5);
     let folder = tempfile::tempdir().unwrap();
@@ -43,7 +43,7 @@ async fn processes_overlap_nowhere_while_nodes_are_killed(store: Store) {
         .await;
     };
     for _ in 0..rounds {
-        moves(20 + fastrand::usize(..20)).await; // any moment will do
+        moves(20 + fastrand::usize(..20)).await; // kills at a random moment
         let first = fastrand::usize(..5);
         let down = [first, (first + fastrand::usize(..3)) % 5];
         for at in down {

@@ -1,4 +1,4 @@
-//! Nodes that hear of a request late, when its verb has its answer or its runtime has ended.
+//! Nodes that get a request late, when its verb has its answer already or its runtime has ended.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,7 +27,8 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// The last of three nodes is behind the proxy. The client is connected to all, in the runtime of the fact.
+/// A client of three nodes. The last of them is behind the proxy. The client is connected to all
+/// nodes, in the runtime of the fact.
 pub(super) async fn with_the_last_behind(proxy: &Proxy, set: &Quorum) -> Locks {
     let [first, second] = [0, 1].map(|at| set.nodes[at].port());
     let locks = client(&url([first, second, proxy.port()]));
@@ -39,7 +40,7 @@ pub(super) async fn with_the_last_behind(proxy: &Proxy, set: &Quorum) -> Locks {
     locks
 }
 
-/// Runs a piece of a fact on a thread where a runtime may be built and dropped.
+/// Runs a part of a fact on a thread that may build and drop a runtime.
 async fn in_another_runtime<T: Send + 'static>(
     piece: impl FnOnce(Runtime, Handle) -> T + Send + 'static,
 ) -> T {
@@ -54,7 +55,7 @@ async fn in_another_runtime<T: Send + 'static>(
     tokio::task::spawn_blocking(piece).await.unwrap()
 }
 
-/// Acquires in another runtime. The enqueue of the grant is still on its way to the node behind the proxy, on a
+/// Acquires in another runtime. The enqueue is still in flight to the node behind the proxy, on a
 /// connection of that runtime.
 pub(super) async fn acquired_with_an_enqueue_under_way(
     proxy: &Arc<Proxy>,
@@ -63,7 +64,7 @@ pub(super) async fn acquired_with_an_enqueue_under_way(
     let (proxy, locks) = (Arc::clone(proxy), locks.clone());
     let connected = proxy.open_connections();
     in_another_runtime(move |runtime, here| {
-        // Connects, and leaves nothing under way.
+        // Opens the connections. After this, no request is in flight.
         let first = runtime.block_on(locks.mutex("there").acquire()).unwrap();
         runtime.block_on(give_back(first));
         here.block_on(eventually("all are connected", SOON, async || {
@@ -93,7 +94,7 @@ async fn a_release_that_a_node_has_not_heard_outlives_its_runtime(_: Store) {
         proxy.freeze();
         runtime.block_on(give_back(guard));
         drop(runtime);
-        // All that the node was sent is lost with the connections.
+        // Everything that was sent to the node and has not arrived is lost with the connections.
         proxy.cut();
         proxy.thaw();
         proxy.restore();
@@ -111,7 +112,7 @@ async fn an_enqueue_that_outlives_its_runtime_takes_nothing_behind_the_release(_
     let locks = with_the_last_behind(&proxy, &set).await;
     let connected = proxy.open_connections();
     let (runtime, guard) = acquired_with_an_enqueue_under_way(&proxy, &locks).await;
-    // Not in the runtime of the fact: it waits for the tasks of the other one.
+    // Dropping a runtime waits for its tasks, so another thread does it.
     let ended = tokio::task::spawn_blocking(move || drop(runtime));
     ended.await.unwrap();
 
@@ -125,7 +126,8 @@ async fn an_enqueue_that_outlives_its_runtime_takes_nothing_behind_the_release(_
     drop(locks);
 }
 
-/// They have said "busy" before.
+/// All nodes have answered "busy" before. The wait ends while a further request to them is in
+/// flight.
 async fn a_wait_that_ends_while_the_nodes_are_asked_again_is_over(_: Store) {
     let set = Quorum::start(3);
     let guard = client(&set.url()).mutex("a").acquire().await.unwrap();
@@ -176,7 +178,7 @@ async fn a_lock_that_only_a_minority_renews_is_lost_before_its_lease_ends(_: Sto
     let locks = builder(set.url()).ttl(ttl).op_timeout(SOON);
     let guard = held_everywhere(&locks.build().unwrap(), &set.nodes).await;
 
-    // The others are asked first.
+    // Three of five nodes lose the ticket. The client learns this from its next renewals.
     set.nodes[2..].iter().for_each(RedisServer::flush);
     let end = Instant::now() + guard.remaining();
 
@@ -186,7 +188,8 @@ async fn a_lock_that_only_a_minority_renews_is_lost_before_its_lease_ends(_: Sto
     give_back(others.mutex("a").wait(SOON).acquire().await.unwrap()).await;
 }
 
-/// Otherwise both would hold: this node would count for each of them.
+/// The first node gives its vote to one client and then loses the ticket. After that it votes for
+/// another client. If its first vote also counted, both clients would hold.
 async fn a_node_that_has_lost_the_ticket_before_it_has_the_number_does_not_count(_: Store) {
     let set = Quorum::start(2);
     let (loses, slow) = (&set.nodes[0], Proxy::to(set.nodes[1].port()));

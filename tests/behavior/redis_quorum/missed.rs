@@ -1,4 +1,5 @@
-//! Releases that one node has missed, because it got them too early or could not carry them out. They are repeated there.
+//! Releases that one node has missed, because they came too early or the node could not carry them
+//! out. The client repeats them at this node.
 
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// They are on connections of two runtimes. Both go on running.
+/// The enqueue and the release are on connections of two runtimes. Both runtimes continue to run.
 async fn a_release_that_overtakes_the_enqueue_at_a_slow_node_is_repeated_there(_: Store) {
     let set = Quorum::start(3);
     let proxy = Arc::new(Proxy::to(set.nodes[2].port()));
@@ -35,7 +36,7 @@ async fn a_release_that_overtakes_the_enqueue_at_a_slow_node_is_repeated_there(_
     runtime.shutdown_background();
 }
 
-/// At this node the key of the lock has something else in it for a moment.
+/// For a moment, the key of the lock has another value at this node.
 async fn a_release_that_one_node_could_not_carry_out_is_repeated_there(_: Store) {
     let set = Quorum::start(3);
     let locks = client(&set.url());

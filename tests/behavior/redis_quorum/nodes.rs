@@ -1,4 +1,4 @@
-//! Nodes that are down, cut off or slow, and clients that keep the lock from each other.
+//! Nodes that are down, cut off or slow, and clients that split the nodes between them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -44,7 +44,8 @@ async fn is_renewed(guard: &Guard, ttl: Duration) {
     .await;
 }
 
-/// A lock is held while two nodes break. It is kept, and others are taken and given back.
+/// Holds one lock while two nodes break. This lock is kept, and other locks are acquired and
+/// released.
 async fn locks_work_without(set: &Quorum, two: impl FnOnce(), url: &str) {
     const TTL: Duration = Duration::from_secs(12);
     let locks = builder(url).ttl(TTL).op_timeout(SOON).build().unwrap();
@@ -90,8 +91,8 @@ async fn with_two_of_five_nodes_cut_off_locks_work(_: Store) {
     locks_work_without(&set, cut, &url).await;
 }
 
-/// One holds, others ask, and the holder keeps its lock to the end of its lease and no longer. Returns the clients, which
-/// clean up when the nodes are back.
+/// One client holds a lock and others request locks. The holder keeps its lock exactly to the end
+/// of its lease. Returns the clients, which clean up when the nodes are back.
 async fn nobody_gets_in(set: &Quorum, breaks: impl FnOnce(), told: ErrorKind) -> [Locks; 2] {
     const TTL: Duration = Duration::from_secs(5);
     let locks = builder(set.url())
@@ -109,9 +110,9 @@ async fn nobody_gets_in(set: &Quorum, breaks: impl FnOnce(), told: ErrorKind) ->
     let ask = async |name| others.mutex(name).wait(SOON).acquire().await.unwrap_err();
     let holds = async {
         assert_eq!(soon(guard.lost()).await, LostReason::Expired);
-        // It was perhaps renewed just before.
+        // The lock may have been renewed just before the nodes broke.
         assert!(Instant::now() + Duration::from_millis(100) >= deadline);
-        // A renewal by a minority does not count.
+        // After that, only a minority renews it, which does not count.
         assert!(Instant::now() < deadline + SLACK);
     };
     let (one, other, ()) = tokio::join!(ask("a"), ask("b"), holds);
@@ -150,7 +151,7 @@ async fn with_three_of_five_nodes_killed_nobody_gets_in_and_nothing_is_left(_: S
 async fn with_three_of_five_nodes_frozen_nobody_gets_in_and_nothing_is_left(_: Store) {
     let set = Quorum::start(5);
     let freeze = || set.nodes[..3].iter().for_each(RedisServer::freeze);
-    // A server that is stopped may carry the request out later.
+    // A frozen server may carry out the request later, so its outcome is unknown.
     let clients = nobody_gets_in(&set, freeze, ErrorKind::Unknown).await;
 
     set.nodes[..3].iter().for_each(RedisServer::thaw);
@@ -175,13 +176,13 @@ async fn nodes_that_come_back_vote_again(_: Store) {
         for at in pair {
             set.nodes[at].restart();
         }
-        // The same connection reaches them again.
+        // The connections of this client reach the nodes again.
         give_back(held_everywhere(&locks, &set.nodes).await).await;
     }
 }
 
-/// One node is down, and each client reaches two of the others first. So they split them evenly whenever they ask at the
-/// same time.
+/// One node is down. Each client reaches two of the others earlier than the rest. So if both
+/// clients request at the same time, each of them gets two nodes, and neither has three.
 async fn clients_that_split_the_nodes_are_parted(_: Store) {
     let set = Quorum::start(5);
     set.nodes[4].kill();
@@ -241,7 +242,7 @@ async fn a_slow_node_does_not_slow_a_pair(_: Store) {
     let took = awake_since(began);
     println!("20 pairs took {took:?}");
     assert!(took < Duration::from_secs(5), "{took:?}");
-    // Nothing overtakes anything at the slow node.
+    // At the slow node, requests arrive in the order in which they were sent.
     nothing_is_left_at(&set.nodes).await;
 }
 
@@ -262,7 +263,8 @@ async fn a_process_killed_while_it_holds_lets_others_in_after_its_ttl(_: Store) 
     give_back(next).await;
 }
 
-/// Each two of three nodes have room for two holders. So three clients that reach two nodes each could all hold.
+/// Any two of the three nodes could have room for two holders. Then three clients that reach two
+/// nodes each could all hold.
 async fn a_semaphore_needs_so_many_nodes_that_it_never_gives_more_than_it_has(_: Store) {
     let set = Quorum::start(3);
     let of = |reached: [usize; 2]| {
@@ -279,7 +281,7 @@ async fn a_semaphore_needs_so_many_nodes_that_it_never_gives_more_than_it_has(_:
             text.contains("2 of 3 nodes are up, and 3 are needed"),
             "{text}"
         );
-        // One permit of one is a mutex.
+        // A semaphore with one permit is like a mutex, and a majority is enough.
         let one = locks
             .semaphore("one", 1)
             .permits(1)
@@ -316,7 +318,7 @@ async fn the_same_server_under_two_names_is_refused(_: Store) {
         text.contains("it is the same server as 127.0.0.1"),
         "{text}"
     );
-    // Nor does it vote.
+    // The second URL of the same server does not vote.
     set.nodes[1].kill();
     let error = locks.mutex("a").try_acquire().await.unwrap_err();
     assert_ne!(error.kind(), ErrorKind::Busy);
@@ -329,7 +331,7 @@ async fn the_same_server_under_two_names_is_refused(_: Store) {
     assert_eq!(kind(error), ErrorKind::Config);
 }
 
-/// Two nodes end the connection when they have raised the number, and one of the others is down.
+/// Two nodes raise the number, and their replies are lost. Another node is down.
 async fn a_number_that_is_written_to_some_nodes_only_leaves_nothing(_: Store) {
     let set = Quorum::start(5);
     set.nodes[4].kill();

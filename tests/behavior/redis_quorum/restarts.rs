@@ -22,7 +22,8 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// One client holds the lock at the first three nodes. The third forgets it, and would make a majority with the last two.
+/// One client holds the lock at the first three nodes. The third node restarts without its data. If
+/// it voted now, it would make a majority with the last two nodes.
 async fn a_node_that_restarted_empty_does_not_vote(_: Store) {
     let set = Quorum::forgetful(5);
     let ports: Vec<_> = set.nodes.iter().map(|node| node.port()).collect();
@@ -40,7 +41,7 @@ async fn a_node_that_restarted_empty_does_not_vote(_: Store) {
     set.nodes[2].restart();
     assert_eq!(set.nodes[2].litter("test"), Vec::<String>::new());
 
-    // The client that was connected before, and a new one.
+    // First a client that was connected before the restart, and then a new one.
     for locks in [&other, &client(&url(ports.clone()))] {
         let outcome = locks
             .mutex("a")
@@ -61,7 +62,8 @@ async fn a_node_that_restarted_empty_does_not_vote(_: Store) {
     give_back(guard).await;
     give_back(other.mutex("a").wait(SOON).acquire().await.unwrap()).await;
 
-    // With one more node down there are enough, with two there are not.
+    // With one more node down, three nodes can vote, which is enough. With two more down, two nodes
+    // can vote, which is not enough.
     set.nodes[0].kill();
     give_back(other.mutex("a").wait(SOON).acquire().await.unwrap()).await;
     set.nodes[1].kill();
@@ -79,7 +81,7 @@ async fn a_node_that_restarted_empty_does_not_vote(_: Store) {
         "{error}"
     );
 
-    // It has been up for long enough.
+    // By its clock, the node has now been up for long enough to vote.
     set.nodes[2].set_clock(Clock::Ahead(Duration::from_secs(2 * 3600)));
     let later = client(&url(ports));
     give_back(later.mutex("a").wait(SOON).acquire().await.unwrap()).await;

@@ -21,7 +21,8 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// A node behind a proxy that looks for the password, which is the first thing that any client sends.
+/// A node behind a proxy. The proxy looks for the password, which is the first thing that any
+/// client sends.
 struct Watched {
     proxy: Proxy,
     node: RedisServer,
@@ -29,7 +30,8 @@ struct Watched {
 }
 
 impl Watched {
-    /// A node that speaks TLS only, with a certificate of this authority. `None`: without TLS.
+    /// A node that accepts TLS only, with a certificate of this authority. For `None`, a node
+    /// without TLS.
     fn by(authority: Option<&Authority>) -> Self {
         let folder = folder();
         let in_folder = ["--dir", folder.path().to_str().unwrap()];
@@ -53,14 +55,15 @@ fn client(nodes: &[Watched], ca: &Authority) -> Builder {
         .iter()
         .map(|node| format!("127.0.0.1:{}", node.proxy.port()));
     let hosts = hosts.collect::<Vec<_>>().join(",");
-    // The servers may do this for the first time, on a busy machine.
+    // The operation timeout is long: on a busy machine, the servers may need time for their first
+    // TLS connection.
     Locks::builder()
         .url(format!("redlock+tls://default:{SECRET}@{hosts}"))
         .ca_file(ca.file())
         .op_timeout(2 * SOON)
 }
 
-/// Each was asked, and never in plain text.
+/// Checks that clients have sent bytes to each node, and never the password in plain text.
 fn none_was_told_the_password(nodes: &[Watched]) {
     for node in nodes {
         assert!(node.proxy.traffic().bytes_up > 0, "it was not even asked");
@@ -100,7 +103,8 @@ async fn a_node_that_is_not_trusted_does_not_vote(_: Store) {
     let error = locks.mutex("a").wait(SOON / 10).acquire().await;
     assert_eq!(kind(error), ErrorKind::Unavailable);
 
-    // Now the authority of the third certificate is trusted, and that of the two others is not.
+    // Now the client trusts the authority of the third certificate, and does not trust that of the
+    // other two.
     nodes[0].node.restart();
     let locks = client(&nodes[..], &other).build().unwrap();
     let error = locks.mutex("a").wait(SOON).acquire().await.unwrap_err();

@@ -1,4 +1,4 @@
-//! Several tickets of a name that are renewed in one call.
+//! Several tickets of a name in one call of the renewal script.
 
 use libtest_mimic::Trial;
 use tests::redis_server::RedisServer;
@@ -16,7 +16,8 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// The second renewal must not write the number of permits that the script read before the first.
+/// The first renewal makes the ticket smaller. The second must not write the number of permits that
+/// the script read before the first.
 async fn a_holder_named_twice_in_a_batch_does_not_grow_again(_: Store) {
     let server = RedisServer::start();
     for (name, permits) in [("x", "5"), ("y", "5"), ("w", "4")] {
@@ -45,7 +46,8 @@ async fn a_waiter_named_twice_in_a_batch_is_told_twice_when_to_recheck(_: Store)
     assert!((50_000..=60_000).contains(&first), "{first} ms");
 }
 
-/// A ticket of another name stands between the two, and only one of the two can take the short cut.
+/// The batch names `x` twice, with a ticket of another name in between. Only one of the two
+/// renewals of `x` can take the short cut.
 async fn a_batch_that_names_a_ticket_twice_is_carried_out_in_order(_: Store) {
     let server = RedisServer::start();
     enqueue(&server, "x", "10", "60000");
@@ -62,7 +64,8 @@ async fn a_batch_that_names_a_ticket_twice_is_carried_out_in_order(_: Store) {
     assert_eq!(&record(&server, "x").unwrap()[62..72], "0000000009");
 }
 
-/// It gets no wake-up in addition. The first message goes to the waiter behind it.
+/// The reply tells the waiter that it is granted, so the script sends it no wake-up. The first
+/// wake-up goes to the waiter behind it.
 async fn a_waiter_that_a_batch_grants_and_renews_is_told_only_by_the_reply(_: Store) {
     let server = RedisServer::start();
     let mut connection = connect(&server);
@@ -85,7 +88,8 @@ async fn a_waiter_that_a_batch_grants_and_renews_is_told_only_by_the_reply(_: St
     assert!(told.starts_with(&id("last")), "{told}");
 }
 
-/// No connection receives a wake-up for it. The grant is not cut short, because the reply says that it holds.
+/// No connection hears wake-ups. The lease of the new grant is not shortened, because the reply
+/// tells the client of it.
 async fn a_waiter_that_a_batch_grants_and_renews_gets_the_lease_of_the_reply(_: Store) {
     let server = RedisServer::start();
     assert_eq!(enqueue(&server, "holds", "10", "60000")[0], 0);

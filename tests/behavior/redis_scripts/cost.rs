@@ -19,12 +19,12 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// The calls that scripts make during `work`. The calls of the scripts themselves are left out.
+/// The calls that scripts make during `work`. The calls of EVAL and EVALSHA are left out.
 fn calls(server: &RedisServer, work: impl FnOnce()) -> Vec<(String, u64)> {
     let before = server.command_stats();
     work();
     let mut calls: Vec<_> = server.command_stats_since(&before).into_iter().collect();
-    // The Redis client of this test sends its name to newer servers. This call is left out too.
+    // The Redis client of this test sends its name to newer servers. These calls are left out too.
     calls.retain(|(command, _)| !command.contains("eval") && !command.contains("client"));
     calls
 }
@@ -34,7 +34,7 @@ fn count(calls: &[(&str, u64)]) -> Vec<(String, u64)> {
     calls.iter().map(owned).collect()
 }
 
-/// The numbers of calls are exact. Times would depend on the machine.
+/// The fact compares numbers of calls, which are exact. Times would depend on the machine.
 async fn an_uncontended_pair_and_a_hand_over_take_a_fixed_number_of_calls(_: Store) {
     let server = RedisServer::start();
     let pair = || {
@@ -45,7 +45,7 @@ async fn an_uncontended_pair_and_a_hand_over_take_a_fixed_number_of_calls(_: Sto
     let alone = calls(&server, pair);
     assert_eq!(alone, count(&[("get", 2), ("set", 2), ("time", 1)]));
 
-    // A connection receives the wake-ups.
+    // This connection hears the wake-ups.
     let mut connection = connect(&server);
     let mut hears = connection.as_pubsub();
     hears.subscribe("t:1:wake:00").unwrap();
@@ -72,7 +72,8 @@ fn the_calls_of_a_hand_over() -> Vec<(String, u64)> {
     expected
 }
 
-/// The cost of a renewal does not depend on it either, also when a batch has several tickets of one name.
+/// Enqueue, release and renew make as many calls for 3 holders as for 1,000. This includes a
+/// renewal of several tickets of one name.
 async fn the_cost_of_a_verb_does_not_depend_on_the_number_of_holders(_: Store) {
     let cost = |holders: usize| {
         let server = RedisServer::start();
@@ -158,8 +159,8 @@ async fn the_memory_of_a_name_at_the_server_is_bounded(_: Store) {
     assert!(idle <= 80 && held <= 240 && waiter <= 320);
 }
 
-/// One waiter stays while thousands behind it come and leave. When it leaves too, no verb may have to look at all the
-/// empty places up to the next waiter.
+/// One waiter stays while thousands behind it come and leave. When this waiter leaves too, no verb
+/// may have to look at all the empty places up to the next waiter.
 async fn empty_places_in_line_do_not_accumulate(_: Store) {
     let server = RedisServer::start();
     for id in ["holds", "stays"] {
@@ -192,7 +193,8 @@ async fn empty_places_in_line_do_not_accumulate(_: Store) {
     assert_eq!(server.keys("*"), [KEY]);
 }
 
-/// This is so although the line is never empty, and so its state is never written in the short form.
+/// The mark is removed although the line is never empty. Only for an empty line is the state
+/// written in the short form.
 async fn an_expired_mark_costs_no_more_calls(_: Store) {
     let server = RedisServer::start();
     let mut connection = connect(&server);
@@ -209,8 +211,8 @@ async fn an_expired_mark_costs_no_more_calls(_: Store) {
     assert_eq!(hand_over(&server, "next"), the_calls_of_a_hand_over());
 }
 
-/// It is refused because it does not wait, or because its capacity does not fit. Nothing of it reaches a replica or the
-/// append-only file.
+/// The request is refused because it does not wait, or because its capacity does not fit. The
+/// script writes nothing, so nothing reaches a replica or the append-only file.
 async fn a_request_that_is_refused_at_once_changes_nothing(_: Store) {
     let forms: [&[(&str, &str)]; 3] = [
         &[("holds", "10")],

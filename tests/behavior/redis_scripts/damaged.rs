@@ -1,4 +1,4 @@
-//! Keys of a name that are lost, and keys with foreign values.
+//! Keys of a name that are lost, and keys with a stranger's values.
 
 use libtest_mimic::Trial;
 use redis::Value;
@@ -21,7 +21,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// The first verb that misses the key rebuilds it.
+/// The first verb that misses the key builds it again.
 async fn lost_ends_are_rebuilt(_: Store) {
     for verb in [
         "enqueue",
@@ -60,7 +60,7 @@ async fn lost_ends_are_rebuilt(_: Store) {
     }
 }
 
-/// If there are several holders, the hash has the record of each.
+/// If a name has several holders, the records of all of them are in the hash.
 async fn a_holder_in_a_lost_hash_is_told_and_blocks_others_only_until_its_lease_ends(_: Store) {
     let server = RedisServer::start();
     for id in ["a", "b"] {
@@ -78,7 +78,8 @@ async fn a_holder_in_a_lost_hash_is_told_and_blocks_others_only_until_its_lease_
     assert_eq!(line(&server), ["c"]);
 }
 
-/// Otherwise a later renewal would find nothing to give up, and the waiter would not be granted.
+/// The renewal must keep its permits. If it gave them up without reading the line, no later renewal
+/// would give them up, and the waiter would not be granted.
 async fn a_renewal_that_cannot_read_the_line_gives_up_no_permits(_: Store) {
     let server = RedisServer::start();
     enqueue(&server, "x", "10", "60000");
@@ -95,7 +96,8 @@ async fn a_renewal_that_cannot_read_the_line_gives_up_no_permits(_: Store) {
     assert_eq!(renew_with(&server, "w", "1")[0], 0);
 }
 
-/// Every verb refuses it. If the answer is an error message, it names the key.
+/// Each verb finds a value that is not the state of a lock, and refuses it. Where the answer is an
+/// error message, the message names the key.
 async fn a_value_that_is_not_the_state_of_a_lock_is_refused_and_left_unchanged(_: Store) {
     let server = RedisServer::start();
     let line = format!("{:016}L{}", 7, "x".repeat(59));
@@ -143,7 +145,7 @@ async fn a_value_that_is_not_the_state_of_a_lock_is_refused_and_left_unchanged(_
     }
 }
 
-/// The rest is a line behind one holder, or behind several.
+/// The state of the name is lost. Its line stays, behind one holder or behind several.
 async fn the_rest_of_a_line_without_its_state_keeps_nobody_out(_: Store) {
     for permits in ["10", "5"] {
         let server = RedisServer::start();

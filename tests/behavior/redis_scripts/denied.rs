@@ -1,4 +1,4 @@
-//! A server that denies a command in the middle of a script, and a server that denies every write.
+//! A server that denies a command in the middle of a script, and a server that denies all writes.
 
 use libtest_mimic::Trial;
 use redis::Value;
@@ -22,7 +22,8 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// A message is not replicated. A script that is denied a message must still replicate all its writes.
+/// A wake-up is denied in the middle of a batch. Redis does not replicate such messages, but it
+/// must replicate all writes of the script.
 async fn the_rest_of_a_batch_is_replicated_after_a_message_was_denied(_: Store) {
     let server = RedisServer::start();
     let replica = RedisServer::replica_of(&server);
@@ -62,7 +63,7 @@ async fn the_rest_of_a_batch_is_replicated_after_a_message_was_denied(_: Store) 
     }
 }
 
-/// Takes the right to a command from the user of this test during `work`.
+/// Takes the right to a command from the user of this test while `work` runs.
 fn without<T>(server: &RedisServer, command: &str, work: impl FnOnce() -> T) -> T {
     let user: String = server.command(&["ACL", "WHOAMI"]);
     server.command::<()>(&["ACL", "SETUSER", &user, &format!("-{command}")]);
@@ -71,8 +72,8 @@ fn without<T>(server: &RedisServer, command: &str, work: impl FnOnce() -> T) -> 
     done
 }
 
-/// This is true of each command of the scripts. As a client does, the test releases what an enqueue may have left, and
-/// repeats a denied release.
+/// This is checked for each command of the scripts. As a client does, the test releases a ticket
+/// that an enqueue may have left, and repeats a denied release.
 async fn a_verb_that_is_denied_a_command_loses_neither_permits_nor_turns(_: Store) {
     let rights = include_str!("../../../lockcore/src/backend/redis/scripts/rights.lua");
     let commands: Vec<_> = rights.split("{ '").skip(1).collect();
@@ -110,7 +111,8 @@ async fn a_verb_that_is_denied_a_command_loses_neither_permits_nor_turns(_: Stor
             let whole = call(verb);
             let whole: Vec<_> = whole.iter().map(String::as_str).collect();
             let _: Result<Value, _> = without(&server, command, || server.try_command(&whole));
-            // Its client may have died, and there may be no later request for this name.
+            // The client of this verb may have died, and nobody may use this name again. So each
+            // key must expire.
             for key in server.keys("*") {
                 let life: i64 = server.command(&["PTTL", &key]);
                 assert!(life > 0, "{case}: {key} stays");
@@ -143,7 +145,7 @@ async fn a_verb_that_is_denied_a_command_loses_neither_permits_nor_turns(_: Stor
     }
 }
 
-/// The command for a verb: an enqueue of the new ticket `n`, or a verb for a ticket that is there.
+/// The command line for a verb: an enqueue of the new ticket `n`, or a verb for an existing ticket.
 fn call(verb: &str) -> Vec<String> {
     let (script, arguments) = match verb.split_once(' ') {
         Some(("release", name)) => (script("release"), vec![id(name)]),
@@ -168,7 +170,8 @@ fn call(verb: &str) -> Vec<String> {
     .concat()
 }
 
-/// The ticket that asks is granted first. The message to the ticket behind it is denied.
+/// The renewal first grants its own ticket. After that, the wake-up for the ticket behind it is
+/// denied.
 async fn a_denied_message_grants_no_more_permits_than_there_are(_: Store) {
     let server = RedisServer::start();
     assert_eq!(enqueue(&server, "a", "2", "60000")[0], 0);
@@ -201,7 +204,8 @@ async fn a_denied_message_loses_neither_permits_nor_the_turn_of_the_next(_: Stor
     assert_eq!(enqueue(&server, "all", "10", "60000")[0], 0);
 }
 
-/// The record of the holder is removed, and the removal of its end is denied.
+/// The release removes the holder's record. After that, the server denies the command that removes
+/// the end of the holder's lease.
 async fn permits_are_recounted_after_a_command_was_denied_half_way(_: Store) {
     let server = RedisServer::start();
     for (name, permits) in [("a", "4"), ("b", "3"), ("c", "3")] {
@@ -215,8 +219,8 @@ async fn permits_are_recounted_after_a_command_was_denied_half_way(_: Store) {
     assert_eq!(enqueue(&server, "more", "1", "60000")[0], 1);
 }
 
-/// The ticket may be alone, in a line, or unknown to the replica. A replica must not answer that an unknown ticket is
-/// lost, because it may be behind its master.
+/// The tickets are alone, in a line, or unknown to the replica. A replica must not answer that an
+/// unknown ticket is lost: it may be behind its master.
 async fn a_replica_answers_renewals_and_releases_with_readonly(_: Store) {
     let master = RedisServer::start();
     for id in ["alone", "next"] {
@@ -242,8 +246,8 @@ async fn a_replica_answers_renewals_and_releases_with_readonly(_: Store) {
     }
 }
 
-/// It may be a replica behind its master, or have no memory left. An answer of "busy" would be wrong: the server would
-/// refuse the request for a free lock too.
+/// The server may be a replica, may have no memory left, or may have too few replicas. An answer of
+/// "busy" would be wrong: such a server refuses a request for a free lock too.
 async fn a_server_that_may_not_write_answers_each_enqueue_with_its_error(_: Store) {
     let forms: [&[(&str, &str)]; 5] = [
         &[],

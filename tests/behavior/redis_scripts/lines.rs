@@ -27,8 +27,8 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// Ten readers hold one permit each. A waiter needs all ten permits, and thirty readers wait behind it, which is more
-/// than the script reads at a time. Each release grants exactly the tickets that then fit.
+/// Ten readers hold one permit each. A waiter needs all ten permits. Thirty readers wait behind it,
+/// more than the script reads at a time. Each release grants exactly the tickets that fit after it.
 async fn a_line_longer_than_a_page_is_walked_to_its_end(_: Store) {
     let server = RedisServer::start();
     for number in 0..10 {
@@ -50,14 +50,15 @@ async fn a_line_longer_than_a_page_is_walked_to_its_end(_: Store) {
     assert_eq!(enqueue(&server, "all", "10", "60000")[0], 0);
     assert_eq!(enqueue(&server, "r10", "1", "60000")[0], 1);
     assert_eq!(release(&server, "all", "0"), 1);
-    // The first ten of the thirty readers hold.
+    // The first ten of the thirty readers hold now.
     for number in 10..40 {
         let status = enqueue(&server, &format!("r{number}"), "1", "60000")[0];
         assert_eq!(status, i64::from(number >= 20), "r{number}");
     }
 }
 
-/// A waiter that does not receive its wake-up keeps the lock for two seconds. A later waiter is told to recheck then.
+/// If nobody hears the wake-up of a waiter, its grant ends after two seconds. A later waiter is
+/// told to recheck at that time.
 async fn a_waiter_behind_an_unheard_grant_rechecks_when_it_ends(_: Store) {
     let server = RedisServer::start();
     assert_eq!(enqueue(&server, "holds", "10", "60000")[0], 0);
@@ -90,8 +91,8 @@ async fn a_name_with_one_ticket_is_one_key_and_an_unused_one_is_a_number(_: Stor
     assert_eq!(encoding, "int");
 }
 
-/// The crowd stands directly behind the holder, or behind a live waiter. Behind the crowd there are live waiters, or
-/// none.
+/// The expired waiters stand directly behind the holder, or behind a live waiter. Behind them are
+/// live waiters, or none.
 async fn a_crowd_of_expired_waiters_keeps_nobody_out(_: Store) {
     for (before, behind) in [(1, 0), (2, 0), (2, 130)] {
         let server = RedisServer::start();
@@ -122,7 +123,8 @@ async fn a_crowd_of_expired_waiters_keeps_nobody_out(_: Store) {
         })
         .await;
 
-        // The time decides which part of the line an enqueue searches for expired tickets.
+        // An enqueue searches a part of the line for expired tickets. The time decides which part,
+        // so several tries may be needed.
         assert!(tries == 1 || behind > 0, "{tries} tries");
 
         assert_eq!(line(&server).last().unwrap(), "x");
@@ -134,7 +136,7 @@ async fn a_crowd_of_expired_waiters_keeps_nobody_out(_: Store) {
     }
 }
 
-/// The reply says it. A message would arrive before the reply.
+/// The reply tells the waiter when to recheck. A message could arrive before the reply.
 async fn a_waiter_behind_expired_ones_is_told_when_to_recheck(_: Store) {
     let server = RedisServer::start();
     for id in ["holds", "dead", "dead too"] {
@@ -150,7 +152,7 @@ async fn a_waiter_behind_expired_ones_is_told_when_to_recheck(_: Store) {
     assert!((1..=2010).contains(&recheck), "{recheck} ms");
 }
 
-/// The release succeeds, because no other ticket has been granted in its place.
+/// The release succeeds, because no other ticket has been granted in place of the expired one.
 async fn an_expired_ticket_is_released_in_each_form_of_the_state(_: Store) {
     let forms: [&[(&str, &str)]; 4] = [
         &[("dead", "10")],
@@ -188,7 +190,8 @@ async fn an_expired_ticket_is_released_in_each_form_of_the_state(_: Store) {
     }
 }
 
-/// The script has a short cut from the holder to the next in line. It must not be taken when the next has expired.
+/// The script has a short cut from the holder to the next ticket in line. It must not take this
+/// short cut if the next ticket has expired.
 async fn expired_waiters_are_passed_over_when_the_next_is_woken(_: Store) {
     let server = RedisServer::start();
     enqueue(&server, "holds", "10", "60000");
@@ -201,13 +204,14 @@ async fn expired_waiters_are_passed_over_when_the_next_is_woken(_: Store) {
 
     assert_eq!(line(&server), ["reads", "reads too"]);
     for id in ["reads", "reads too"] {
-        // No connection receives the wake-up, so the grant is cut short.
+        // No connection hears the wake-up, so the grant ends early.
         assert!(expires(&server, id) <= now(&server) + 2000, "{id}");
     }
 }
 
-/// The key has to live for a day after the clock has passed the number. If it expired earlier, a clock that was set
-/// back would give the number out again.
+/// The number is ahead of the clock. Its key must live until a day after the clock has passed the
+/// number. If the key expired earlier and the clock was set back, the same number could be assigned
+/// again.
 async fn no_release_or_renewal_shortens_the_life_of_a_number_ahead_of_the_clock(_: Store) {
     for cause in ["unknown", "lost", "full"] {
         let server = RedisServer::start();
@@ -231,7 +235,7 @@ async fn no_release_or_renewal_shortens_the_life_of_a_number_ahead_of_the_clock(
     }
 }
 
-/// There are 10,000 holders and no waiters, so there are no expired waiters to remove.
+/// There are 10,000 holders and no waiters. So there are no expired waiters to remove.
 async fn a_request_beyond_the_limit_of_holders_is_answered_busy(_: Store) {
     let server = RedisServer::start();
     let holders = "for i = 1, 10000 do

@@ -16,20 +16,20 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// The reply to the first enqueue was lost, and the lease ended before the second.
+/// The reply to the first enqueue was lost. The lease ended before the second enqueue.
 async fn an_enqueue_repeated_after_its_lease_does_not_hold(_: Store) {
     let server = RedisServer::start();
     assert_eq!(enqueue(&server, "z", "10", "50")[0], 0);
     lease_is_over(&server, "z").await;
 
-    // Its record is still there, because no script has looked at the line since.
+    // The store still has the expired record, because no script has read the line since.
     let repeated = enqueue(&server, "z", "10", "60000");
 
     assert_eq!((repeated[0], line(&server).len()), (4, 0));
     assert_eq!(enqueue(&server, "other", "10", "60000")[0], 0);
 }
 
-/// It is not the first in line, so no script has noticed that it expired.
+/// The expired waiter is not the first in line, so no script has removed it.
 async fn a_waiter_repeated_after_its_lease_is_taken_out_of_the_line(_: Store) {
     let server = RedisServer::start();
     assert_eq!(enqueue(&server, "holds", "10", "60000")[0], 0);

@@ -1,5 +1,5 @@
-//! A master is replaced: on request, because it was killed, because it froze, or because the sentinels alone no longer
-//! see it. Each fact has its own servers and sentinels.
+//! A master is replaced: on request, because it was killed, because it froze, or because only the
+//! sentinels cannot reach it. Each fact has its own servers and sentinels.
 
 use std::time::Duration;
 
@@ -25,13 +25,15 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// When sentinels give up a silent master. A busy machine delays a server's answers for much less than this.
+/// The time after which the sentinels replace a silent master. A busy machine delays a server's
+/// answers for much less than this.
 const DOWN_AFTER: Duration = Duration::from_secs(1);
 
 const LONG_WAIT: Duration = Duration::from_secs(60);
 
-/// Checks that nobody holds these names or waits for them. The server still has the keys that keep tokens rising and,
-/// for a minute, the marks of requests that were given up during the outage.
+/// Checks that nobody holds these names or waits for them. Some keys may remain: those that keep
+/// tokens rising, and the marks of requests that were given up during the outage. A mark stays for
+/// a minute.
 async fn nothing_left(set: &Sentinels, names: &[&str]) {
     let locks = client(&set.url());
     for name in names {
@@ -42,7 +44,7 @@ async fn nothing_left(set: &Sentinels, names: &[&str]) {
 async fn nobody_loses_anything(set: &Sentinels, breaks: impl FnOnce(&Sentinels)) {
     let url = set.url();
     let old = set.master().port();
-    // An operation of this client may last longer than the outage.
+    // The operations of this client may take longer than the outage.
     let asks = builder(&url).ttl(TTL).op_timeout(STALL).build().unwrap();
     let outage = Outage {
         url,
@@ -84,13 +86,14 @@ async fn a_frozen_master_is_replaced_and_lets_nobody_in_when_it_wakes(_: Store) 
 
     old.thaw();
 
-    // Before the sentinels have made it a replica, and after that.
+    // These requests come before and after the sentinels make the old master a replica.
     for _ in 0..20 {
         let other = client(&set.url()).mutex("held").try_acquire().await;
         assert_eq!(kind(other), ErrorKind::Busy);
     }
     eventually("the old master is a replica", LONG_WAIT, async || {
-        // The sentinel closes all connections of a server that it demotes, this one included.
+        // A sentinel closes all connections of a server that it makes a replica. This includes the
+        // connection of the harness.
         let told = old.try_command::<String>(&["INFO", "replication"]);
         told.is_ok_and(|told| told.contains("role:slave"))
     })
@@ -100,8 +103,8 @@ async fn a_frozen_master_is_replaced_and_lets_nobody_in_when_it_wakes(_: Store) 
     nothing_left(&set, &["c", "held"]).await;
 }
 
-/// The old master goes on as a master, answers its clients and closes no connection. Only the message of the sentinels
-/// tells the clients.
+/// The old master remains a master, answers its clients and closes no connection. The clients learn
+/// of the new master only from the message of the sentinels.
 async fn a_master_that_only_the_sentinels_have_given_up_is_left(_: Store) {
     let set = Sentinels::start(DOWN_AFTER);
     let locks = client(&set.url());
@@ -128,7 +131,7 @@ async fn a_master_that_only_the_sentinels_have_given_up_is_left(_: Store) {
             .contains("role:master"),
         "it was demoted, which closes connections"
     );
-    // The leases continue at the new master, where others are kept out.
+    // The leases continue at the new master, which keeps others out.
     let others = client(&set.url());
     let next = begin(others.mutex("short").wait(LONG_WAIT));
     tokio::time::timeout(Duration::from_secs(8), short.lost())
@@ -145,13 +148,13 @@ async fn a_master_that_only_the_sentinels_have_given_up_is_left(_: Store) {
     set.show(old);
 }
 
-/// The shortest way to two holders, which the guide describes.
+/// The shortest way to two holders at once. The guide describes it.
 async fn a_lock_unknown_to_the_new_master_is_lost_and_its_late_write_refused(_: Store) {
     let set = Sentinels::start(DOWN_AFTER);
     let locks = client(&set.url());
     let resource = FencedResource::default();
     let old = set.master();
-    // The client connects before this, so that the time of the grant is the time of one request.
+    // The client connects before this. So the grant takes no longer than one request.
     give_back(locks.mutex("warm").acquire().await.unwrap()).await;
     set.stop_replication();
     let first = locks.mutex("a").acquire().await.unwrap();
@@ -163,7 +166,8 @@ async fn a_lock_unknown_to_the_new_master_is_lost_and_its_late_write_refused(_: 
     let next = next.mutex("a").wait(LONG_WAIT).acquire().await.unwrap();
     resource.write(next.grant_id().as_u64()).unwrap();
 
-    // It learns this from the first answer of the new master, not at the end of its lease.
+    // The first holder learns of its loss from the first answer of the new master, not at the end
+    // of its lease.
     let told = tokio::time::timeout(TTL / 3 + SOON, first.lost()).await;
     assert_eq!(told.expect("is not told"), LostReason::Taken);
     let late = resource.write(first.grant_id().as_u64()).unwrap_err();
@@ -173,7 +177,8 @@ async fn a_lock_unknown_to_the_new_master_is_lost_and_its_late_write_refused(_: 
     nothing_left(&set, &["a", "warm"]).await;
 }
 
-/// The ticket is still there, and without the repetition nobody would remove it before its lease ends.
+/// The new master still has the ticket. If the client did not repeat the release there, the ticket
+/// would stay until its lease ends.
 async fn a_release_that_the_new_master_had_not_received_is_repeated_there(_: Store) {
     let set = Sentinels::start(DOWN_AFTER);
     let locks = client(&set.url());
@@ -192,7 +197,7 @@ async fn a_release_that_the_new_master_had_not_received_is_repeated_there(_: Sto
     nothing_left(&set, &["a"]).await;
 }
 
-/// With `min-replicas-to-write`, as `ready` recommends.
+/// The servers have `min-replicas-to-write`, as `ready` recommends.
 async fn a_master_that_counts_its_replicas_grants_nothing_that_could_be_lost(_: Store) {
     let counts = [
         "--min-replicas-to-write",
@@ -220,6 +225,6 @@ async fn a_master_that_counts_its_replicas_grants_nothing_that_could_be_lost(_: 
         }
     })
     .await;
-    // Clients that ask the sentinels go to the new master.
+    // Clients that find their master by the sentinels reach the new master.
     works_again(&locks, "a", LONG_WAIT).await;
 }

@@ -1,5 +1,5 @@
-//! Sentinels that are down, silent or wrong, or that want a password. Each fact has its own sentinels. The servers that
-//! they name are never replaced.
+//! Sentinels that are down, silent or wrong, or that require a password. Each fact has its own
+//! sentinels. The servers that they watch are never replaced.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -42,7 +42,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// A server and three sentinels that name it.
+/// A server, and three sentinels that name it as the master.
 fn watched() -> (RedisServer, Vec<RedisServer>) {
     let server = RedisServer::start();
     let sentinels = (0..3).map(|_| one_that_names(server.port()));
@@ -67,14 +67,15 @@ fn says(error: &Error, parts: &[&str]) {
     }
 }
 
-/// By so much the answers of some sentinels come later than the refusal of another one.
+/// How much later than the refusal of one sentinel the answers of the others come.
 const LATER: Duration = Duration::from_millis(100);
 
-/// Only another connection's news are a reason to ask a sentinel that has failed again at once.
+/// A client asks a failed sentinel again at once only if another of its connections has found a new
+/// master.
 async fn a_connection_that_finds_the_master_asks_each_sentinel_once(_: Store) {
     let (_server, sentinels) = watched();
     let refuses = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    // The others answer later than this one refuses.
+    // The other sentinels answer later than this one refuses.
     let proxies = sentinels[..2].iter().map(|sentinel| {
         let proxy = Proxy::to(sentinel.port());
         proxy.delay(Duration::ZERO, LATER);
@@ -97,14 +98,16 @@ async fn a_connection_that_finds_the_master_asks_each_sentinel_once(_: Store) {
     let events = EventSink::new(1, Namespace::new("test").unwrap(), |_| ());
     let connected = backend::open(&url).unwrap().connect(events).await.unwrap();
 
-    // Nothing tells that it is not asked again. All answers of the others have come by then.
+    // No event tells that the client does not ask again. The other sentinels have answered by the
+    // end of this pause.
     tokio::time::sleep(3 * LATER).await;
     assert_eq!(asked.load(Ordering::SeqCst), 1);
     drop(connected);
     refusing.abort();
 }
 
-/// How many clients subscribe to this sentinel, which has no command that shows it.
+/// How many clients have subscribed at this sentinel. Sentinel has no command for this, so their
+/// connections are counted.
 fn listeners(sentinel: &RedisServer) -> usize {
     let clients: String = sentinel.command(&["CLIENT", "LIST", "TYPE", "pubsub"]);
     clients.lines().count()
@@ -122,7 +125,7 @@ async fn a_sentinel_that_is_down_or_silent_is_not_missed(_: Store) {
     let began = Instant::now();
     gets_in(&locks).await;
 
-    // The client does not wait for it.
+    // The client does not wait for the frozen sentinel.
     let took = awake_since(began);
     assert!(took < STALL / 2, "{took:?}");
     sentinels[1].thaw();
@@ -158,7 +161,7 @@ async fn without_a_majority_of_sentinels_nobody_gets_in_and_nobody_loses_a_lock(
     for sentinel in &sentinels[..2] {
         says(&error, &[&sentinel.port().to_string()]);
     }
-    // Its connections stay as they were, and its lease is renewed again and again.
+    // The holder keeps its connections, and its lease is renewed again and again.
     tokio::time::timeout(Duration::from_secs(5), guard.lost())
         .await
         .expect_err("lost with the sentinels");
@@ -169,12 +172,13 @@ async fn without_a_majority_of_sentinels_nobody_gets_in_and_nobody_loses_a_lock(
     gets_in(&others).await;
 }
 
-/// The default operation timeout.
+/// The operation timeout of the client `others`, which is the default.
 fn others_timeout() -> Duration {
     Duration::from_secs(1)
 }
 
-/// The client asks the sentinels, and so learns what they published meanwhile.
+/// After the restart, the client asks the sentinels again. So it learns what they have published
+/// meanwhile.
 async fn sentinels_that_come_back_are_listened_to_again(_: Store) {
     let (server, sentinels) = watched();
     let locks = client(&url(&sentinels));
@@ -183,7 +187,7 @@ async fn sentinels_that_come_back_are_listened_to_again(_: Store) {
         assert!(listeners(sentinel) > 0);
         sentinel.kill();
     }
-    // No sentinel is there, and every request finds that out.
+    // All sentinels are down. Each of these requests finds them down.
     for _ in 0..20 {
         gets_in(&locks).await;
     }
@@ -197,14 +201,16 @@ async fn sentinels_that_come_back_are_listened_to_again(_: Store) {
     })
     .await;
 
-    // Two of them name another server when they are back, so the client goes there.
+    // Two sentinels name another server after their restart. They are a majority, so the client
+    // connects to this server.
     for sentinel in &sentinels[..2] {
         name(sentinel, &elsewhere);
         sentinel.stop();
         sentinel.restart();
     }
     eventually("the client is at the other server", SOON, async || {
-        // A request that is under way when the client leaves the connection has no answer.
+        // If the client leaves a connection while a request is in flight on it, this request has no
+        // answer.
         if let Ok(guard) = locks.mutex("a").acquire().await {
             let _ = guard.release().await;
         }
@@ -214,8 +220,8 @@ async fn sentinels_that_come_back_are_listened_to_again(_: Store) {
     drop(server);
 }
 
-/// The connection of this runtime has no requests while the sentinels are started again, so it hears none of them. The
-/// keeper's connection renews a lease, and so asks them.
+/// The connection of this runtime sends no requests while the sentinels restart, so it does not
+/// subscribe again. The keeper's connection renews a lease, and so asks the sentinels.
 async fn an_idle_connection_follows_another_of_its_client_to_a_new_master(_: Store) {
     let (server, sentinels) = watched();
     let elsewhere = RedisServer::start();
@@ -242,8 +248,8 @@ async fn an_idle_connection_follows_another_of_its_client_to_a_new_master(_: Sto
     drop(held);
 }
 
-/// How many connections of clients this server has. Those of sentinels and of the harness are not counted: they speak the
-/// older protocol.
+/// How many connections of lockcore clients this server has. Those of the sentinels and of the
+/// harness use the older protocol, so they are not counted.
 fn clients(server: &RedisServer) -> usize {
     let clients: String = server.command(&["CLIENT", "LIST"]);
     clients
@@ -259,8 +265,8 @@ fn name(sentinel: &RedisServer, server: &RedisServer) {
     sentinel.command::<()>(&["SENTINEL", "MONITOR", SERVICE, "127.0.0.1", &port, "1"]);
 }
 
-/// Not even a sentinel that answers first and has seen more failovers than the others: it may watch other servers under
-/// the same name.
+/// The wrong sentinel answers first, and has seen more failovers than the others. It may watch
+/// other servers under the same name, so its answer alone does not count.
 async fn one_sentinel_that_is_wrong_leads_nobody_away(_: Store) {
     let (server, sentinels) = watched();
     let elsewhere = RedisServer::start();
@@ -326,7 +332,8 @@ async fn a_sentinel_without_its_password_is_a_mistake_that_says_where_to_write_i
     for sentinel in &sentinels {
         set_password(sentinel, SECRET);
     }
-    // The URL has the password of the servers, which is the same.
+    // The URL has the password of the servers. The sentinels have the same password, but a client
+    // does not offer it to them.
     let url = url(&sentinels).replace("://", &format!("://:{SECRET}@"));
     let locks = |options: &str| {
         let locks = builder(format!("{url}{options}")).build().unwrap();
@@ -351,7 +358,7 @@ async fn a_sentinel_without_its_password_is_a_mistake_that_says_where_to_write_i
     }
 
     gets_in(&locks(&format!("?sentinel_password={SECRET}"))).await;
-    // One of three sentinels with a wrong password is no reason to give up.
+    // If the password is wrong at one of three sentinels, the other two are enough.
     set_password(&sentinels[1], "another");
     gets_in(&locks(&format!("?sentinel_password={SECRET}"))).await;
 }
@@ -383,7 +390,7 @@ async fn the_rights_of_the_guide_are_enough_at_a_sentinel_and_each_is_needed(_: 
         sentinel[0].command::<()>(&words);
         let locks = client(&url(&user));
         if right.contains("masters") {
-            // This right is needed only for the hint below.
+            // This right is needed only for the hint that is checked below.
             gets_in(&locks).await;
             let locks = client(&url(&user).replace(SERVICE, "mymastr"));
             says(&refused(&locks).await, &["knows no master \"mymastr\""]);
@@ -410,7 +417,7 @@ async fn a_server_that_is_no_sentinel_is_told_apart_and_so_is_a_sentinel_that_is
     says(&error, &["redis+sentinel://host:port/SERVICE"]);
 }
 
-/// The sentinels give a host name, because of `announce-hostnames`.
+/// The setting `announce-hostnames` makes the sentinel answer with a host name.
 async fn a_master_whose_name_leads_nowhere_is_unavailable_until_it_leads_somewhere(_: Store) {
     let server = RedisServer::start();
     let names = |host: &str| {
@@ -435,7 +442,7 @@ async fn a_master_whose_name_leads_nowhere_is_unavailable_until_it_leads_somewhe
 async fn risky_settings_are_reported_when_the_client_gets_ready(_: Store) {
     let set = Sentinels::start(NEVER);
     let ready = async |url: String| {
-        client(&url).ready(SOON).await.unwrap(); // it is only a warning
+        client(&url).ready(SOON).await.unwrap(); // a warning does not make `ready` fail
         let events = EventSink::new(1, Namespace::new("test").unwrap(), |_| ());
         let connection = backend::open(&url).unwrap().connect(events).await.unwrap();
         connection.check().await.unwrap().join("\n")

@@ -1,4 +1,4 @@
-//! A burst of requests must not cost a process the locks that it holds.
+//! A burst of requests in a process that holds locks. The burst must not cost any of these locks.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -16,8 +16,8 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// The client has all defaults. For a task that does not get in within the default `wait`, a timeout is a proper answer
-/// too.
+/// The client has all defaults. Some tasks are not granted within the default `wait`. For them a
+/// timeout is a correct answer.
 async fn a_burst_costs_no_lease_and_everybody_has_an_answer(store: Store) {
     let at_once = if tests::fact::long() { 10_000 } else { 2_000 };
     let locks = client(&store);

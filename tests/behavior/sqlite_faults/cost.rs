@@ -18,15 +18,16 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// This ttl is so long that no renewal is counted.
+/// A ttl so long that no renewal falls into the counted time.
 const LONG: Duration = Duration::from_secs(60);
 
 fn holder_without_renewals(store: &Store) -> Holder {
     faults::holder(&store.file().url(), "a", LONG)
 }
 
-/// The number of transactions that were committed to the file, from the header of its shared index. Another process
-/// reads it, because closing a file of ours would drop SQLite's locks on it.
+/// The number of transactions that were committed to the file. It is in the header of the file's
+/// shared index. Another process reads it: if this process opened and closed the index, SQLite's
+/// locks on it would be dropped.
 fn commits(store: &Store) -> u64 {
     let index = store.file().folder().join("locks.db-shm");
     let said = Command::new("od")
@@ -50,7 +51,7 @@ async fn a_lock_that_another_process_holds_for_long_costs_no_transactions(store:
         let lock = locks.mutex("a").wait(3 * SOON);
         waiters.spawn(async move { give_back(lock.acquire().await.unwrap()).await });
     }
-    // Their one ticket is in line, and they wait behind it.
+    // The process has one ticket in line, and its tasks wait in their lane.
     tickets(&locks, "a", 21).await;
 
     let before = commits(&store);
@@ -85,7 +86,7 @@ async fn a_hand_over_between_processes_costs_as_many_transactions_with_ten_waite
         first.release();
         let (at, _) = next_held(&mut line);
         assert_eq!(at, 0);
-        tokio::time::sleep(Duration::from_millis(200)).await; // gives other woken clients time to show
+        tokio::time::sleep(Duration::from_millis(200)).await; // other clients may have been woken too
         spent.push(commits(&store) - before);
         for holder in line {
             holder.kill();
@@ -94,6 +95,6 @@ async fn a_hand_over_between_processes_costs_as_many_transactions_with_ten_waite
     }
 
     println!("transactions for a hand-over with 1 and 10 waiters: {spent:?}");
-    // The release, and the transaction in which the next in line makes the grant its own.
+    // Two transactions: the release, and the one in which the next in line takes its grant.
     assert_eq!(spent, [2, 2]);
 }

@@ -27,13 +27,15 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
 async fn a_file_that_another_program_keeps_locked_is_unavailable_within_one_operation(
     store: Store,
 ) {
-    // Two operations would take longer than one and the slack.
+    // The timeout is longer than the slack, so that two operations would take longer than one and
+    // the slack.
     let op_timeout = Duration::from_secs(2);
     let locks = builder(store.file().url())
         .op_timeout(op_timeout)
         .build()
         .unwrap();
-    // Longer than the file is locked in total, because nothing can be renewed meanwhile.
+    // The lease is longer than the file is locked in total, because nothing can be renewed
+    // meanwhile.
     let held = locks.mutex("held").ttl(6 * SOON).acquire().await;
     let held = held.unwrap();
     for connected in [true, false] {
@@ -47,7 +49,8 @@ async fn a_file_that_another_program_keeps_locked_is_unavailable_within_one_oper
         };
         for waits in [true, false] {
             let lock = locks.mutex("a").wait(SOON);
-            // The time may end in the few milliseconds of a try, and then the outcome is unknown.
+            // The caller's time may end during the few milliseconds of a try. The outcome of this
+            // try is unknown.
             eventually("told why", SOON, async || {
                 let started = Instant::now();
                 let outcome = match waits {
@@ -86,7 +89,7 @@ async fn a_lock_outlasts_a_file_that_is_locked_for_less_than_its_lease(store: St
     let guard = lock.acquire().await.unwrap();
     for _ in 0..2 {
         let writer = store.file().lock();
-        // A renewal is due when two thirds of the ttl are left.
+        // The renewal was due when two thirds of the ttl were left.
         eventually("a renewal is overdue", SOON, async || {
             guard.remaining() < ttl / 2
         })
@@ -122,7 +125,7 @@ async fn a_file_that_is_replaced_costs_the_lock_and_tokens_still_rise(store: Sto
     .await;
 }
 
-/// Holders in this process and in another one lose the lock.
+/// A holder in this process and a holder in another process both lose their lock.
 async fn loses_the_lock(store: Store, lose: impl Fn(&Path)) {
     let ttl = Duration::from_millis(900);
     let locks = client(&store);
@@ -164,7 +167,7 @@ async fn a_broken_file_is_an_error_and_no_lock(store: Store) {
         }
         assert!(started.elapsed() < SOON);
     }
-    // After a repair, no process has to be restarted.
+    // After a repair, all processes work without a restart.
     let locks = client(&store);
     assert_eq!(
         kind(locks.mutex("a").try_acquire().await),
@@ -179,7 +182,7 @@ async fn a_broken_file_is_an_error_and_no_lock(store: Store) {
     .await;
 }
 
-/// The last two are sound as numbers, and the next change would pass them.
+/// The last two records have valid numbers, which the next change would overflow.
 async fn a_damaged_counter_is_an_error_and_stays_as_it_is(store: Store) {
     let counter = client(&store).counter("a");
     for damaged in [

@@ -1,4 +1,5 @@
-//! A process that forks before it has used the file. The other case is in `forks`, together with the other stores.
+//! A process that forks before it has used the file. A process that forks later is tested in
+//! `forks`, for every store.
 
 use std::process::Command;
 

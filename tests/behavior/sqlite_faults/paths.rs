@@ -1,4 +1,4 @@
-//! Which paths a URL may name, several names of one file, and who may have access to it.
+//! Which paths a URL may name, several names of one file, and which users may access it.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -105,7 +105,7 @@ async fn a_file_that_may_only_be_read_is_a_mistake(store: Store) {
     mode(&store.file().path(), 0o444);
     mode(store.file().folder(), 0o555);
 
-    // Permissions do not stop root, so a helper runs as another user.
+    // Permissions do not stop root, so the helper runs as another user.
     let mut helper = Command::new(program_for_all(&store));
     if fs::metadata("/proc/self").unwrap().uid() == 0 {
         helper.uid(65_534).gid(65_534);
@@ -181,7 +181,7 @@ async fn clients_of_one_process_meet_under_any_name_of_the_file(store: Store) {
         tickets(&client(&store), "a", 1).await;
     }
     give_back(guard).await;
-    // All of them share one handle.
+    // All clients share one open file.
     let file = fs::canonicalize(store.file().path()).unwrap();
     let opened = fs::read_dir("/proc/self/fd").unwrap();
     let opened = opened.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
@@ -189,7 +189,7 @@ async fn clients_of_one_process_meet_under_any_name_of_the_file(store: Store) {
     drop(locks);
 }
 
-/// Each name has its own log, and so its own locks.
+/// SQLite makes a separate log for each name of a file, and so separate locks.
 async fn a_file_with_two_names_is_refused_until_it_has_one(store: Store) {
     let locks = client(&store);
     let guard = locks.mutex("a").acquire().await.unwrap();
@@ -197,7 +197,8 @@ async fn a_file_with_two_names_is_refused_until_it_has_one(store: Store) {
     let url = format!("sqlite:{}", link.display());
     fs::hard_link(store.file().path(), &link).unwrap();
 
-    // Tried by the second name, in another process and in this one, and by the first name, which is open.
+    // The second name is tried in another process and in this one. The first name is tried in this
+    // process, where it is open.
     assert_eq!(holder_of(&url, "a").try_acquire(), Err("Config".into()));
     for locks in [&builder(&url).build().unwrap(), &locks] {
         let error = locks.mutex("b").try_acquire().await.unwrap_err();
@@ -213,10 +214,10 @@ async fn a_file_with_two_names_is_refused_until_it_has_one(store: Store) {
     give_back(guard).await;
 }
 
-/// The options of `unshare` for a namespace where this user may mount.
+/// Options for `unshare` that make a namespace in which this user may mount.
 type Namespace = &'static [&'static str];
 
-/// Works as root, and as an ordinary user, who is then root only in the namespace.
+/// Works for root and for an ordinary user, who becomes root inside the namespace only.
 fn namespace_with_mounts() -> Result<Namespace, String> {
     let folder = std::env::temp_dir();
     let mut reason = String::new();
@@ -241,7 +242,7 @@ fn namespace_with_mounts() -> Result<Namespace, String> {
     Err(reason)
 }
 
-/// This is how a container mounts a volume of a single file.
+/// Containers mount a volume of a single file like this.
 fn a_file_that_is_mounted_by_itself_is_refused_and_its_folder_is_not(namespace: Namespace) {
     let file = SqliteFile::new();
     let mut first = holder_of(&file.url(), "a");
@@ -272,8 +273,9 @@ fn a_file_that_is_mounted_by_itself_is_refused_and_its_folder_is_not(namespace: 
     assert!(first.is_valid());
 }
 
-/// The process has to open the file again when no descriptors are left: for the file, for its log, for the log's index,
-/// or for the boot id of the kernel.
+/// After its files were deleted, the process must open them again, but it has too few file
+/// descriptors. It may fail at the file, at its log, at the log's index, or at the boot id of the
+/// kernel.
 async fn a_process_without_file_descriptors_finds_the_store_unavailable_and_then_goes_on(
     store: Store,
 ) {
@@ -288,7 +290,7 @@ async fn a_process_without_file_descriptors_finds_the_store_unavailable_and_then
     for left in 0..=3 {
         other.acquire();
         other.release();
-        // Descriptors that do not belong to the file stay open.
+        // Descriptors of other files stay open.
         let stays = |number: &u64| {
             let opened = fs::read_link(format!("/proc/{id}/fd/{number}"));
             opened.is_ok_and(|opened| !opened.starts_with(store.file().folder()))

@@ -1,4 +1,5 @@
-//! Processes that share a file: their order, how soon a release is found, and processes that are killed.
+//! Processes that share a file: their order, how soon they notice a release, and processes that are
+//! killed.
 
 use std::time::{Duration, Instant};
 
@@ -32,7 +33,7 @@ async fn processes_that_come_first_at_once_agree_on_one_file(store: Store) {
     }
 }
 
-/// These are real processes. Each asks again as soon as it has released.
+/// Four real processes. Each of them enqueues again as soon as it has released.
 async fn processes_exclude_each_other_in_the_order_of_their_tickets(store: Store) {
     let mut holders: Vec<_> = (0..4).map(|_| holder(&store, "a")).collect();
     for holder in &mut holders {
@@ -44,7 +45,7 @@ async fn processes_exclude_each_other_in_the_order_of_their_tickets(store: Store
     assert_nothing_left(&store, &client(&store), "a").await;
 }
 
-/// Lets each hold `rounds` times. While one holds, none of the others does, and the tokens rise.
+/// Each process holds `rounds` times. While one of them holds, no other does, and the tokens rise.
 fn one_after_another(holders: &mut [Holder], rounds: usize) {
     let mut left = vec![rounds; holders.len()];
     let mut last = 0;
@@ -65,7 +66,7 @@ fn one_after_another(holders: &mut [Holder], rounds: usize) {
     }
 }
 
-/// A kill may come in the middle of a transaction or of a checkpoint.
+/// A kill may come in the middle of a transaction or a checkpoint.
 async fn processes_killed_at_random_moments_leave_a_sound_file(store: Store) {
     let mut random = fastrand::Rng::with_seed(5);
     let rounds = if tests::fact::long() { 300 } else { 30 };
@@ -78,7 +79,8 @@ async fn processes_killed_at_random_moments_leave_a_sound_file(store: Store) {
             dying.process().say("release");
             dying.process().say("acquire");
         }
-        // Somewhere in the middle of them. It goes on while its answers are read.
+        // The process is killed in the middle of these commands. It continues while the test reads
+        // its answers.
         for _ in 0..random.u32(..40) {
             let answer = dying.process().hear(SOON);
             assert!(answer.is_some(), "it does not answer");
@@ -94,10 +96,12 @@ async fn processes_killed_at_random_moments_leave_a_sound_file(store: Store) {
     assert_nothing_left(&store, &locks, "a").await;
 }
 
-/// By then a waiter looks at the file as rarely as ever. Looks leave no trace to wait for.
+/// After this time a waiter looks at the file at its slowest pace. A look leaves no trace, so the
+/// test sleeps.
 const SLOWED_DOWN: Duration = Duration::from_secs(1);
 
-/// A rough version of the hand-over benchmark: this machine runs other tests as well.
+/// A rough version of the hand-over benchmark. Its bounds are wide, because this machine runs other
+/// tests as well.
 async fn a_release_in_another_process_is_found_within_moments(store: Store) {
     let locks = client(&store);
     let mut took = Vec::new();
@@ -118,7 +122,8 @@ async fn a_release_in_another_process_is_found_within_moments(store: Store) {
         let (guard, held) = waiter.await.unwrap();
         took.push(held.saturating_duration_since(released));
         assert!(took[round] < Duration::from_millis(500), "{took:?}");
-        // The lease has its whole time: the releaser had cut it short, and the new holder has restored it.
+        // The lease of the grant has its whole time. The releaser had shortened it, and the new
+        // holder has extended it again.
         assert!(locks.inspect("a").await.unwrap()[0].remaining > Duration::from_secs(9));
         give_back(guard).await;
     }
@@ -130,7 +135,8 @@ async fn a_release_in_another_process_is_found_within_moments(store: Store) {
     assert!(took[10] < Duration::from_millis(100), "{took:?}");
 }
 
-/// And not to its own renewal, which is a third of its ttl away. The next waiter is of this process or of another.
+/// The next waiter rechecks when the dead holder's lease ends. It does not wait for its own
+/// renewal, a third of its ttl away. This waiter is in this process, or in another one.
 async fn after_the_first_in_line_gives_up_the_next_rechecks_a_dead_holder(store: Store) {
     let (url, long) = (store.file().url(), Duration::from_secs(60));
     let patient = || builder(&url).ttl(long).build().unwrap();

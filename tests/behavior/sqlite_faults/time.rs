@@ -1,4 +1,4 @@
-//! Clocks that jump, and what is left after some time.
+//! Clocks that jump, and what remains of a name after some time.
 
 use std::process::Command;
 use std::time::Duration;
@@ -18,8 +18,8 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// The wall clock of one process jumps while it holds, waits and asks. Its leases do not follow the clock, and tokens
-/// still rise.
+/// The wall clock of one process jumps while this process holds, waits and requests. Its leases do
+/// not follow this clock, and tokens rise in any case.
 async fn a_wall_clock_that_jumps_changes_no_lease_and_tokens_rise(store: Store) {
     let locks = client(&store);
     let clock = FakeClock::in_folder(store.file().folder()).unwrap();
@@ -72,7 +72,7 @@ async fn the_remains_of_a_name_are_gone_a_day_later(store: Store) {
     store.file().query(&format!(
         "UPDATE names SET last = last - {day} WHERE name <> 'test:1:{{young}}'"
     ));
-    // A dead ticket whose name nobody uses.
+    // A dead ticket of a name that nobody uses.
     let mut dying = holder(&store, "dead");
     dying.acquire();
     dying.kill();
@@ -81,7 +81,7 @@ async fn the_remains_of_a_name_are_gone_a_day_later(store: Store) {
          UPDATE names SET last = last - {day} WHERE name = 'test:1:{{dead}}'"
     ));
 
-    // With so many acquisitions, a sweep certainly runs.
+    // A sweep runs at some acquisitions, chosen at random. With this many, it certainly runs.
     for _ in 0..251 {
         give_back(locks.mutex("young").acquire().await.unwrap()).await;
     }

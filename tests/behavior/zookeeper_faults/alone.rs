@@ -26,7 +26,7 @@ async fn pair(locks: &Locks, name: &str) {
     give_back(locks.mutex(name).acquire().await.unwrap()).await;
 }
 
-/// Whether the name was used before or not.
+/// The cost is the same for a name that was used before and for a new one.
 async fn an_uncontended_pair_costs_two_requests_and_leaves_nothing(_: Store) {
     let server = ZooKeeperServer::start();
     let locks = counted(&server);
@@ -50,7 +50,8 @@ async fn an_uncontended_pair_costs_two_requests_and_leaves_nothing(_: Store) {
     assert!(names.is_empty(), "{names:?}");
 }
 
-/// A client that has met others at a name does not try to be alone there, as long as the parent exists.
+/// A client that has met others at a name takes the way for contended names there, as long as the
+/// parent exists.
 async fn a_name_that_was_contended_costs_three_requests_and_no_failed_ones(_: Store) {
     let server = ZooKeeperServer::start();
     let (locks, other) = (counted(&server), client(&server));
@@ -85,8 +86,8 @@ async fn a_parent_that_another_client_has_made_is_no_proof_of_being_first(_: Sto
     }
 }
 
-/// A client follows a line for five seconds after its last waiter. If it did so here, each pair of the other client
-/// would cost it two lists and four events.
+/// After its last waiter has left, a client watches a line for five seconds more. If it did so
+/// here, each pair of the other client would cost two lists and four events.
 async fn a_client_that_waited_in_vain_follows_no_longer_than_the_parent_lives(_: Store) {
     let server = ZooKeeperServer::start();
     let (locks, other) = (client(&server), client(&server));
@@ -112,7 +113,8 @@ async fn a_client_that_waited_in_vain_follows_no_longer_than_the_parent_lives(_:
     give_back(waiter.await.unwrap().unwrap()).await;
 }
 
-/// The ticket is created before the line is read.
+/// The client creates its ticket before it reads the line. So it must delete the ticket when the
+/// read is refused.
 async fn a_line_that_may_not_be_read_keeps_no_ticket(_: Store) {
     let server = ZooKeeperServer::start();
     let locks = client(&server);

@@ -1,4 +1,5 @@
-//! Requests and bytes for one client and for many, and many clients that come and go.
+//! Requests and bytes for a client that is alone and for many clients, and crowds of clients that
+//! change.
 
 use std::collections::BTreeMap;
 use std::future::ready;
@@ -51,7 +52,8 @@ async fn only_a_client_with_tickets_has_its_leader_checked(_: Store) {
     let guard = locks.mutex("a").acquire().await.unwrap();
     let (written, sent) = written_in_a_session().await;
 
-    // Every quarter of the session, by a clock that ticks in elevenths of it, which is with every third probe.
+    // The leader is checked in every quarter of a session. The client's clock ticks eleven times in
+    // a session, so a check comes with every third probe.
     assert!((1..=sent / 3 + 1).contains(&written), "{written} of {sent}");
     give_back(guard).await;
 }
@@ -71,7 +73,8 @@ async fn one_hand_over_costs_the_same_with_any_number_of_waiters(_: Store) {
             server.ephemerals(&format!("/test:1/{{{name}}}/")).len() == waiters + 1
         })
         .await;
-        // A client sets the watch when its ticket is in line, and then reads the line, before it answers this.
+        // The client sets its watch when its ticket is in line. After that it reads the line. The
+        // answer to this request comes later than both.
         eventually("the line is watched", SOON, async || server.watches() > 0).await;
         tickets(&waiting, &name, waiters + 1).await;
 
@@ -83,9 +86,10 @@ async fn one_hand_over_costs_the_same_with_any_number_of_waiters(_: Store) {
         let spent = server.packets().since(before);
 
         println!("{waiters} waiters: {spent:?}");
-        // One release for each waiter and one for the holder, and for each release its reply and one event to the one
-        // waiting process. The holder came when the name was unused, and one more request of its release fails because
-        // of the waiters.
+        // Received: one release for each waiter, one for the holder, and one more request of the
+        // holder. The holder came when the name was unused, so it first tries to delete the parent,
+        // which fails because of the waiters. Sent: a reply to each request, and for each release
+        // one event to the waiting process.
         let releases = waiters as u64 + 1;
         assert_eq!(
             (spent.received, spent.sent),
@@ -127,7 +131,7 @@ async fn a_crowd_of_clients_costs_the_same_however_many_they_are(_: Store) {
                 ready(witness.seen().visits >= least)
             })
         };
-        // After so many visits, all clients know how many there are.
+        // After this many visits, every client knows how many clients there are.
         visits(200 + 40 * clients as u64).await;
         let (before, began) = (server.packets(), witness.seen().visits);
         visits(began + 1000).await;
@@ -147,7 +151,7 @@ async fn a_crowd_of_clients_costs_the_same_however_many_they_are(_: Store) {
             "{clients} clients of {tasks}: {received:.1} packets received and {sent:.1} sent per hand-over"
         );
         let most = match clients {
-            // The replies to its own requests, and two events to each client.
+            // The replies to a client's own requests, and two events to each client.
             ..=8 => 3.5 + 2.0 * f64::from(clients),
             _ => 10.0,
         };
@@ -156,7 +160,7 @@ async fn a_crowd_of_clients_costs_the_same_however_many_they_are(_: Store) {
     nothing_left(&server).await;
 }
 
-/// The holder stays, so this measures only the cost of waiting.
+/// The holder keeps the lock, so only the cost of waiting is measured.
 async fn a_waiter_costs_the_same_bytes_however_many_others_wait(_: Store) {
     let server = ZooKeeperServer::start();
     let mut each = Vec::new();
@@ -173,7 +177,8 @@ async fn a_waiter_costs_the_same_bytes_however_many_others_wait(_: Store) {
         }
         tickets(&holder, &name, clients + 1).await;
 
-        // The renewals of one ttl, after new waiters have seen each other arrive.
+        // New waiters see each other arrive in the first pause. The second pause counts the
+        // renewals of one ttl.
         tokio::time::sleep(Duration::from_secs(2)).await;
         let before = proxy.traffic();
         tokio::time::sleep(Duration::from_secs(6)).await;
@@ -189,8 +194,8 @@ async fn a_waiter_costs_the_same_bytes_however_many_others_wait(_: Store) {
     assert!(each[1] < 1.5 * each[0], "{each:?}");
 }
 
-/// Readers, writers, callers that give up and callers that do not wait, in crowds and alone, so that clients switch
-/// between the two ways to follow a line.
+/// Readers, writers, callers that give up and callers that do not wait. They come in crowds and
+/// alone, so that clients switch between the two ways to follow a line.
 async fn a_crowd_that_comes_and_goes_never_overlaps(_: Store) {
     let server = ZooKeeperServer::start();
     let witness = Arc::new(Witness::readers_and_writers());
@@ -226,7 +231,8 @@ async fn a_crowd_that_comes_and_goes_never_overlaps(_: Store) {
                                 give_back(guard).await;
                             }
                             Err(error) => assert!(
-                                // The outcome is unknown when the time budget is shorter than the round trip.
+                                // The outcome is unknown if the wait is shorter than the round
+                                // trip.
                                 turn % 5 < 2
                                     && matches!(
                                         error.kind(),
@@ -247,7 +253,8 @@ async fn a_crowd_that_comes_and_goes_never_overlaps(_: Store) {
     nothing_left(&server).await;
 }
 
-/// All requests at the same time, with all defaults, while this process and another client each hold a lock.
+/// Many requests at the same time, with all defaults, while this client and another one each hold a
+/// lock.
 async fn a_burst_of_a_process_costs_no_lease_and_nothing_is_unknown(_: Store) {
     let server = ZooKeeperServer::start();
     let clients = [(); 2].map(|()| faults::builder(server.url()).build().unwrap());
@@ -276,7 +283,7 @@ async fn a_burst_of_a_process_costs_no_lease_and_nothing_is_unknown(_: Store) {
 
     println!("{burst} at once: {outcomes:?}, {:?}", began.elapsed());
     assert!(held.is_valid() && uninvolved.is_valid());
-    // A caller that waits for longer than the default gets a timeout.
+    // A caller that is not granted within the default `wait` gets a timeout.
     outcomes.remove("Timeout");
     assert_eq!(outcomes.keys().collect::<Vec<_>>(), ["released"]);
     eventually("nothing is left", Duration::from_secs(5), async || {
@@ -288,7 +295,8 @@ async fn a_burst_of_a_process_costs_no_lease_and_nothing_is_unknown(_: Store) {
     give_back(uninvolved).await;
 }
 
-/// Dropped half-way: some requests are in line, some are in flight, and some have not been sent.
+/// The burst is dropped half-way: some requests are in line, some are in flight, and some have not
+/// been sent.
 async fn a_burst_that_is_dropped_is_gone_soon(_: Store) {
     let server = ZooKeeperServer::start();
     let locks = faults::builder(server.url()).build().unwrap();

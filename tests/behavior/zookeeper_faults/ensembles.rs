@@ -1,4 +1,4 @@
-//! Three servers, one of which is cut off, hangs or dies.
+//! Ensembles of three servers. One of the servers is cut off, hangs or dies.
 
 use std::future::ready;
 use std::process::Command;
@@ -33,13 +33,13 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     facts
 }
 
-/// Uses all defaults, because the facts are about time. An operation that hangs on a server that is cut off must end
-/// before that server notices the cut.
+/// The settings of a client, with all defaults, because the facts are about time. An operation that
+/// hangs on a cut-off server must end before that server notices the cut.
 fn builder(url: String) -> Builder {
     faults::builder(url).fair(Fair::Strict)
 }
 
-/// Waits until a later check than the creation of the session has proved the lease.
+/// Waits until a check has proved the lease again, after the creation of the session.
 async fn is_proved_again(held: &Held) {
     let mut left = held.remaining();
     eventually("it is proved again", SOON, || {
@@ -61,13 +61,15 @@ async fn a_follower_cut_off_from_its_leader_lets_no_second_holder_in(_: Store) {
     );
 }
 
-/// All three notice at the same time: the followers that their leader is silent, and the leader that they are.
+/// All three servers notice at the same time: the followers notice that their leader is silent, and
+/// the leader that its followers are.
 async fn a_leader_cut_off_in_silence_lets_no_second_holder_in(_: Store) {
     let ensemble = Ensemble::with_bridges();
     no_second_holder(&ensemble, ensemble.leader(), Ensemble::cut_off).await;
 }
 
-/// The followers elect another leader long before the old one notices, and the old one still answers `sync`.
+/// The followers elect another leader long before the old leader notices it. Meanwhile the old
+/// leader answers `sync`.
 async fn a_leader_that_is_deposed_untold_lets_no_second_holder_in(_: Store) {
     let ensemble = Ensemble::with_bridges();
     let leader = ensemble.leader();
@@ -79,11 +81,13 @@ async fn a_leader_that_is_deposed_untold_lets_no_second_holder_in(_: Store) {
     );
 }
 
-/// This is the basis for the proof that a session lives. A majority must write down a check, also one that fails.
+/// A client's proof that its session lives relies on this fact. A majority must write down each
+/// check, even a check that fails.
 async fn a_leader_without_followers_answers_probes_and_no_checks(_: Store) {
     let ensemble = Ensemble::with_bridges();
     let leader = ensemble.leader();
-    // A server keeps the order of answers: a request behind a check waits for it, so these use separate connections.
+    // A server answers a connection's requests in order, so a request would wait for the check
+    // before it. These requests use separate connections.
     let [probing, checking, failing] = [(); 3].map(|()| async {
         Client::connector()
             .with_session_timeout(4 * SOON)
@@ -111,7 +115,8 @@ async fn a_leader_without_followers_answers_probes_and_no_checks(_: Store) {
     assert_eq!(leader.role().as_deref(), Some("leader"));
 }
 
-/// Compares the steps of the work. The holder's server is cut off, and the waiter uses another server.
+/// Compares the steps of the work of two holders. The server of the first holder is cut off. The
+/// waiter uses another server.
 async fn no_second_holder(
     ensemble: &Ensemble,
     server: &ZooKeeperServer,
@@ -152,15 +157,15 @@ async fn no_second_holder(
     give_back(next).await;
 }
 
-/// The connections stay open and silent.
+/// The connections to the frozen server stay open, and no answers come.
 async fn a_server_that_hangs_costs_no_lease_while_others_answer(_: Store) {
     let ensemble = Ensemble::start();
-    // Each commit of these servers waits for a disk that other facts also write to.
+    // Each commit of these servers waits for a disk that other facts also use. So the ttl is long.
     let ttl = Duration::from_secs(8);
     let followers = ensemble.followers();
     let mut guards = Vec::new();
-    // Each client picks a random server. This goes on until so many use the server that will hang that some of them try
-    // it once more.
+    // Each client picks a random server. The loop ends when one follower has many clients. After
+    // its freeze, some of them will try it once more.
     let hangs = loop {
         assert!(guards.len() < 200, "all are served by the leader");
         let locks = builder(ensemble.url()).ttl(ttl).build().unwrap();
@@ -193,7 +198,7 @@ async fn a_server_that_hangs_costs_no_lease_while_others_answer(_: Store) {
     hangs.thaw();
 }
 
-/// Four processes with sixteen tasks each on one key.
+/// Four processes with sixteen tasks each use one key.
 async fn a_crowd_overlaps_nowhere_while_leaders_die(_: Store) {
     let ensemble = Ensemble::start();
     let folder = tempfile::tempdir().unwrap();

@@ -30,9 +30,10 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// The system accepts connections for the server, as it does for a stopped process.
+/// The silent server is only a listening port: the system accepts connections for it, as for a
+/// stopped process.
 async fn a_silent_server_among_others_delays_no_first_acquisition(_: Store) {
-    // Shorter than the 2.5 s that the client library waits for a silent server.
+    // The timeout is shorter than the 2.5 s for which the client library waits for a silent server.
     let one_operation = Duration::from_secs(2);
     let ca = Authority::new();
     for server in [
@@ -64,7 +65,7 @@ async fn a_connection_attempt_that_came_second_leaves_no_session(_: Store) {
     let server = ZooKeeperServer::start();
     let proxies = [(); 2].map(|()| Proxy::to(server.port()));
     for proxy in &proxies {
-        // Long enough that a second attempt is made and answered.
+        // Long enough for a second connection attempt that is answered.
         proxy.delay(Duration::from_millis(250), Duration::ZERO);
     }
     let [one, other] = [0, 1].map(|number| format!("127.0.0.1:{}", proxies[number].port()));
@@ -90,7 +91,7 @@ async fn a_client_that_was_idle_through_an_outage_works_again(_: Store) {
         .unwrap();
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
     server.stop();
-    // Longer than the session, because no client learns when it ends.
+    // The pause is longer than the session, because no client learns when the session ends.
     tokio::time::sleep(Duration::from_secs(3)).await;
     server.restart();
 
@@ -124,7 +125,7 @@ async fn a_server_that_restarts_keeps_locks_and_line(_: Store) {
 
 async fn a_server_that_lost_its_data_takes_the_lock(_: Store) {
     let server = ZooKeeperServer::start();
-    // A client gives a session up when it may have ended.
+    // A client gives its session up when the session may have ended.
     let session = Duration::from_secs(10);
     let locks = builder(server.url()).ttl(session).build().unwrap();
     let guard = locks.mutex("a").acquire().await.unwrap();
@@ -135,7 +136,8 @@ async fn a_server_that_lost_its_data_takes_the_lock(_: Store) {
 
     println!("lost {:?} after the restart: {reason:?}", lost.elapsed());
     assert!(awake_since(lost) < session);
-    // A server that is behind the client's last transaction refuses its session until it has caught up.
+    // The server is behind the client's last transaction. It refuses the client's session until it
+    // has caught up.
     works_again(&locks, "a", 2 * session).await;
     println!("works again {:?} after the restart", lost.elapsed());
     assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
@@ -165,7 +167,7 @@ async fn a_node_that_somebody_deleted_costs_the_lock_and_the_holder_learns_it(_:
 
         assert_eq!(guard.lost().await, LostReason::Taken);
         assert!(
-            awake_since(deleted) < ttl / 3 + SLACK, // at its renewal
+            awake_since(deleted) < ttl / 3 + SLACK, // the holder learns of it at its renewal
             "{:?}",
             awake_since(deleted)
         );
@@ -195,7 +197,7 @@ async fn tokens_rise_although_the_sequence_starts_again(_: Store) {
     }
 }
 
-/// The descriptors may run out at any point.
+/// The descriptors may run out at any point of an operation.
 async fn a_process_out_of_descriptors_is_refused_and_recovers(_: Store) {
     let server = ZooKeeperServer::start();
     let mut refused = 0;
@@ -210,7 +212,7 @@ async fn a_process_out_of_descriptors_is_refused_and_recovers(_: Store) {
                 .status();
             assert!(set.unwrap().success());
         };
-        // The runtimes' own descriptors are counted too.
+        // Descriptors of the runtimes are counted too.
         let open = || {
             std::fs::read_dir(format!("/proc/{pid}/fd"))
                 .unwrap()

@@ -1,4 +1,5 @@
-//! Users: what they may see of each other, the least rights that they need, and where their locks are stored.
+//! Users: what they may see of each other, the least rights that they need, and where the store
+//! keeps their locks.
 
 use libtest_mimic::Trial;
 use lockcore::ErrorKind;
@@ -93,7 +94,8 @@ async fn a_lock_of_a_user_cannot_be_revoked_by_another(_: Store) {
     assert_eq!(guard.lost().await, lockcore::LostReason::Revoked);
 }
 
-/// The first connection, and each one that replaces a broken one.
+/// The first connection belongs to the user, and so does each connection that replaces a broken
+/// one.
 async fn every_connection_with_tls_is_of_the_user(_: Store) {
     let ca = Authority::new();
     let server = ZooKeeperServer::with_tls(&ca.server(&["127.0.0.1"]), None, &[]);
@@ -155,8 +157,8 @@ async fn credentials_that_are_refused_are_a_mistake(_: Store) {
     }
 }
 
-/// The user has the rights that the guide lists: none at the root, and all below the chroot node except the right to
-/// change its rights.
+/// The user has the rights that the guide lists. It has none at the root. Below the chroot node it
+/// has all rights except the right to change rights.
 async fn a_user_with_the_documented_rights_can_do_everything(_: Store) {
     use zookeeper_client::{Acl, AuthId, Permission};
     let server = ZooKeeperServer::start();
@@ -164,7 +166,7 @@ async fn a_user_with_the_documented_rights_can_do_everything(_: Store) {
     operator.auth("digest", b"op:op").await.unwrap();
     let open = CreateMode::Persistent.with_acls(Acls::anyone_all());
     operator.create("/locks", b"", &open).await.unwrap();
-    // As `setAcl /locks digest:ann:<hash>:crd` does it.
+    // The same rights as `setAcl /locks digest:ann:<hash>:crd` sets.
     let rights = [Acl::new(
         Permission::READ | Permission::CREATE | Permission::DELETE,
         AuthId::new("digest", "ann:qqrHIGv6wQBqTWRWAn5AN0ZlqLs="),
@@ -174,7 +176,7 @@ async fn a_user_with_the_documented_rights_can_do_everything(_: Store) {
         .connect(&format!("127.0.0.1:{}", server.port()))
         .await
         .unwrap();
-    // The server stores the identity that belongs to a digest.
+    // The server stores the identity that belongs to these credentials.
     let creators = CreateMode::Persistent.with_acls(Acls::creator_all());
     user.create("/whoami", b"", &creators).await.unwrap();
     let (identity, _) = user.get_acl("/whoami").await.unwrap();
@@ -193,7 +195,7 @@ async fn a_user_with_the_documented_rights_can_do_everything(_: Store) {
     tickets(&locks, "a", 2).await;
     give_back(guard).await;
     give_back(waiter.await.unwrap().unwrap()).await;
-    // A downgrade creates and deletes in one request.
+    // A downgrade creates one node and deletes another in one request.
     let mut writer = locks.rwlock("a").write().acquire().await.unwrap();
     let reader = begin(locks.rwlock("a").read().wait(SOON));
     tickets(&locks, "a", 2).await;

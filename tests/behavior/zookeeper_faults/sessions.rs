@@ -1,4 +1,4 @@
-//! Sessions that end, with their process or by themselves, and their length.
+//! Sessions that end, with their process or without it, and the length of sessions.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// The server would keep such a session, and count it, until its timeout.
+/// A session that is not closed stays at the server, and is counted, until its timeout.
 async fn a_client_that_ends_leaves_no_session(_: Store) {
     let server = ZooKeeperServer::start();
     let sessions = || server.mntr().remove("zk_global_sessions").unwrap();

@@ -1,12 +1,13 @@
-//! Other lock libraries in the modes `w1`, `w2` and `w3` of the program `load`, with the same output.
+//! Other lock libraries in the modes `w1`, `w2` and `w3` of the program `load`, with the same
+//! output.
 //!
 //! ```text
 //! cargo build --release --manifest-path tests/peers/Cargo.toml --target-dir target
 //! peers redis://127.0.0.1/ w1 20000
 //! ```
 //!
-//! So far there is one: rslock, which keeps a key of `SET NX PX` on one server, and looks again every 200 ms while
-//! another has it. `--poll` looks more often.
+//! So far there is one library, rslock. Its lock is a key that `SET NX PX` sets on one server. If
+//! another task holds it, rslock tries again every 200 ms. `--poll` sets a shorter pause.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
@@ -220,7 +221,8 @@ async fn take_turns(
         let lock = loop {
             match locks.lock(key.as_bytes(), LEASE).await {
                 Ok(lock) => break lock,
-                // Held by another, also after its retries: it goes on waiting, as ours does.
+                // Another task holds the lock, and the retries of rslock are used up. The task
+                // tries again, because `load` waits too.
                 Err(LockError::Unavailable) if now() < end => {}
                 Err(LockError::Unavailable) => return,
                 Err(_) => {
@@ -260,6 +262,6 @@ fn main() {
             } => contend(locks, tasks, secs, key, start, &out).await,
         }
     };
-    // On the runtime's own threads, as in `load`.
+    // The work runs on the runtime's own threads, as in `load`.
     println!("{}", runtime.block_on(runtime.spawn(work)).unwrap());
 }

@@ -1,8 +1,8 @@
 //! Many tasks that want one lock: `crowd NAME TASKS SECONDS FOLDER`.
 //!
-//! Each task acquires the mutex again and again. Inside, it visits the file witness in FOLDER and appends its token to
-//! the file `tokens` there. Errors of the lock are counted, and the task tries again. Prints `DONE <visits> <errors>`.
-//! The `LOCK_…` variables choose the store.
+//! Each task acquires the mutex again and again. Inside, it visits the file witness in FOLDER and
+//! appends its token to the file `tokens` there. Errors of the lock are counted, and the task tries
+//! again. Prints `DONE <visits> <errors>`. The `LOCK_…` variables choose the store.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
@@ -15,7 +15,8 @@ use clap::Parser;
 use lockcore::{Error, Locks};
 use tests::witness::FileWitness;
 
-/// Many tasks acquire one mutex again and again. Prints DONE, the number of visits and the number of errors.
+/// Many tasks acquire one mutex again and again. Prints DONE, the number of visits and the number
+/// of errors.
 #[derive(Parser)]
 struct Arguments {
     /// Name of the mutex

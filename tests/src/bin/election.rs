@@ -1,11 +1,17 @@
-//! Measures an election whose leader is killed: `election [--store redis] [--candidates 5] [--rounds 20] [--ttl 2s]`.
+//! Measures an election whose leader is killed:
+//! `election [--store redis] [--candidates 5] [--rounds 20] [--ttl 2s]`.
 //!
-//! Each candidate is a process that campaigns and observes. The leader enters a resource that notices if another is
-//! inside. It is killed with SIGKILL, and a new process takes its place. A round is over when another candidate leads and
-//! the observers of all processes have been told of it.
+//! Each candidate is a process that campaigns and observes. The leader enters a resource, which
+//! notices if another leader is inside. The program kills the leader with SIGKILL and starts a new
+//! process in its place. A round is over when another candidate leads and the observers of all
+//! processes know it.
 //!
-//! Prints a row for each round, and then the longest time from a kill until the next leader, how often two were inside,
-//! how many tokens were not greater than the one before, and how many observers missed the last leader of a round.
+//! Prints a row for each round, and at the end these totals:
+//!
+//! - the longest time from a kill to the next leader
+//! - how often two leaders were inside
+//! - how many tokens were not greater than the token before
+//! - how many observers missed the last leader of a round
 
 #![allow(
     clippy::unwrap_used,
@@ -42,8 +48,9 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Part {
-    /// Campaigns and observes until it is killed. Prints `LEADS <token>` when it begins to lead, and `SEES <token>` or
-    /// `SEES nobody` for what its observer is told. The `LOCK_…` variables choose the store, namespace and ttl.
+    /// Campaigns and observes until it is killed. Prints `LEADS <token>` when it begins to lead.
+    /// Prints `SEES <token>` or `SEES nobody` when its observer sees a change. The `LOCK_…`
+    /// variables choose the store, namespace and ttl.
     Candidate { name: String, folder: PathBuf },
 }
 
@@ -121,7 +128,7 @@ fn rounds(arguments: &Arguments) {
     );
 }
 
-/// The place of the next candidate that begins to lead, and its token.
+/// Waits for the next candidate that begins to lead. Returns its place and its token.
 fn next_leader(candidates: &mut [Candidate]) -> (usize, u64) {
     let begun = poll(PATIENCE, || {
         let mut begun = candidates.iter_mut().map(Candidate::has_begun).enumerate();
@@ -130,7 +137,7 @@ fn next_leader(candidates: &mut [Candidate]) -> (usize, u64) {
     begun.expect("nobody leads")
 }
 
-/// How many observers are not told of this leader in time.
+/// How many observers do not see this leader in time.
 fn observers_without(candidates: &mut [Candidate], leader: u64) -> usize {
     let blind = |candidates: &mut [Candidate]| {
         let mut seen = 0;

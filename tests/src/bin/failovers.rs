@@ -1,11 +1,14 @@
 //! Measures the cost of failovers: `failovers [--rounds 20] [--cluster]`.
 //!
-//! Many tasks in several processes acquire locks again and again, at a Redis master with two replicas and three
-//! sentinels, or in a Redis Cluster of three masters with a replica each, where all shared locks are at one master. That
-//! master is replaced repeatedly: on request, because it was killed, or because it froze. Each holder
-//! enters a resource with its fencing token, writes once more a little later, and leaves. The resource is a Redis of
-//! its own. It refuses a token that is lower than one it has seen, and notices a holder that enters while another is
-//! inside. Some tasks of each process hold a lock of their own all the time.
+//! Many tasks in several processes acquire locks again and again. The store is a Redis master with
+//! two replicas and three sentinels. With `--cluster` it is a Redis Cluster of three masters with a
+//! replica each, and all shared locks are at one of the masters.
+//!
+//! The program replaces this master repeatedly: on request, by killing it, or by freezing it. Each
+//! holder enters a resource with its fencing token, writes once more a little later, and leaves.
+//! The resource is a Redis server of its own. It refuses a token that is lower than one it has
+//! seen. It also notices a holder that enters while another holder is inside. Some tasks of each
+//! process hold a lock of their own all the time.
 //!
 //! Prints a row for each round, and the totals of all rounds.
 
@@ -34,15 +37,16 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 const NAMESPACE: &str = "failovers";
-/// The default of the library.
+/// The default ttl of the library.
 const TTL: Duration = Duration::from_secs(10);
-/// When sentinels give up a silent master.
+/// The time after which the sentinels replace a silent master.
 const DOWN_AFTER: Duration = Duration::from_secs(1);
-/// When the nodes of a cluster do.
+/// The time after which the nodes of a cluster replace a silent master.
 const NODE_TIMEOUT: Duration = Duration::from_secs(2);
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// KEYS: the name, all names together. ARGV: the action, the token as 20 digits, the task. Returns 1, or 0 if refused.
+/// The resource as a script. KEYS: the name; the hash with the totals of all names. ARGV: the
+/// action; the token in 20 digits; the task. Returns 1, or 0 if the token is refused.
 const RESOURCE: &str = "
 local name, all, token, task = KEYS[1], KEYS[2], ARGV[2], ARGV[3]
 if ARGV[1] == 'leave' then
@@ -99,7 +103,8 @@ enum Part {
     },
 }
 
-/// Tasks of each process that share names with the other processes. As many tasks hold a lock of their own.
+/// In each process, `SHARING` tasks use the `NAMES` names that all processes share, and `HOLDING`
+/// tasks hold a lock of their own.
 const SHARING: usize = 12;
 const HOLDING: usize = 4;
 const NAMES: usize = 6;
@@ -119,7 +124,8 @@ fn main() {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum How {
     Asked,
-    /// A failover on request while the old master holds back all writes, so that its replicas have everything.
+    /// On request, but first the old master holds back all writes until its replicas have
+    /// everything.
     Paused,
     Killed,
     Frozen,
@@ -136,7 +142,7 @@ impl fmt::Display for How {
     }
 }
 
-/// Servers of which one has the locks that all processes share.
+/// The servers. One of them has the locks that all processes share.
 enum Servers {
     Sentinels(Sentinels),
     Cluster(Cluster),
@@ -177,7 +183,7 @@ impl Servers {
         }
     }
 
-    /// How the master is replaced, in turn.
+    /// The ways in which the master is replaced, in turn.
     fn ways(&self) -> &[How] {
         match self {
             Self::Sentinels(_) => &[How::Asked, How::Paused, How::Killed, How::Frozen],
@@ -185,7 +191,8 @@ impl Servers {
         }
     }
 
-    /// Replaces the master in this way, and returns it when another one is known.
+    /// Replaces the master in this way. Waits until another master is known, and returns the old
+    /// one.
     fn fail(&self, how: How) -> &RedisServer {
         let old = self.master();
         match (how, self) {
@@ -216,7 +223,7 @@ impl Servers {
     }
 }
 
-/// The key of a name.
+/// The Redis key of a name.
 fn key(name: &str) -> String {
     format!("{NAMESPACE}:1:{{{name}}}")
 }
@@ -383,7 +390,7 @@ impl Task {
         self.counts
     }
 
-    /// Holds the lock until it is lost, and acquires it again.
+    /// Acquires a lock and holds it until it is lost, again and again.
     async fn holds(mut self) -> Counts {
         while !*self.stopped.borrow() {
             let Some(guard) = self.acquire("own").await else {
@@ -411,7 +418,7 @@ impl Task {
             }
             Err(error) => {
                 self.failed(which, "acquire", &error);
-                // Pauses, like a client of a service that said "try again later".
+                // Pauses, because a client should try again later after an error.
                 tokio::time::sleep(Duration::from_millis(fastrand::u64(1..20))).await;
                 None
             }

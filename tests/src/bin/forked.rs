@@ -1,19 +1,28 @@
-//! A process that forks. It shows what happens to the parent's lock in the child, and what a client that the child
-//! makes can do at a store.
+//! A process that forks. It shows the state of the parent's lock in the child, and what a client of
+//! the child can do at a store.
 //!
 //! ```text
-//! forked URL           the parent holds `parent` when it forks
-//! forked URL --idle    the parent has a client when it forks, which has not been asked for anything
-//! forked URL --body    a body that runs under `parent` forks, and awaits in the child
-//! forked URL --default the parent has a default client; `LOCK_URL` and `LOCK_NAMESPACE` name the same store
+//! forked URL            the parent holds `parent` when it forks
+//! forked URL --idle     the parent has a client when it forks. The client has sent no request
+//! forked URL --body     a body that runs under `parent` forks, and awaits in the child
+//! forked URL --default  the parent has a default client. `LOCK_URL` and `LOCK_NAMESPACE` name the
+//!                       same store
 //!
-//! CHILD SEES <reason> <what its release finds> <kind>   of the parent's lock and of the parent's client, if there is a lock
-//! CHILD HELD <token> | CHILD FAILED <kind> <error>    a client that the child makes asks for `child`
-//! CHILD RELEASED Released | CHILD RELEASED AlreadyLost          when standard input has ended, as the child then does
-//! PARENT VALID true | PARENT VALID false              when the child has ended, if it holds `parent`
-//! CHILD WENT ON | CHILD STOPPED <kind>                what becomes of the body in the child
-//! PARENT WENT ON                                      the body has ended in the parent
-//! <process> WORKED | <process> FAILED <kind> <error>  what an annotated function returns there
+//! CHILD SEES <reason> <release> <kind>
+//!     if the parent has a lock: why the child sees it as lost, the result of its release, and the
+//!     error when the child acquires with the parent's client
+//! CHILD HELD <token> | CHILD FAILED <kind> <error>
+//!     the child has made a client of its own, which acquires `child`
+//! CHILD RELEASED Released | CHILD RELEASED AlreadyLost
+//!     standard input has ended. After this line the child ends
+//! PARENT VALID true | PARENT VALID false
+//!     the child has ended, and the parent has a lock
+//! CHILD WENT ON | CHILD STOPPED <kind>
+//!     the result of the body in the child
+//! PARENT WENT ON
+//!     the body has ended in the parent
+//! <process> WORKED | <process> FAILED <kind> <error>
+//!     the result of an annotated function in this process
 //! ```
 
 use std::io;
@@ -30,20 +39,20 @@ struct Arguments {
     url: String,
     #[arg(long, default_value = "test")]
     namespace: String,
-    /// Sends no request before the fork.
+    /// Sends no request before the fork
     #[arg(long)]
     idle: bool,
-    /// Forks while it holds the lock.
+    /// Forks while it holds the lock
     #[arg(long, conflicts_with = "idle")]
     body: bool,
-    /// Works with the process-wide default.
+    /// Works with the process-wide default
     #[arg(long, conflicts_with_all = ["idle", "body"])]
     default: bool,
 }
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
-// The runtimes are made by hand, because the parent's runtime has no threads in the child.
+// This function makes its runtimes by hand: in the child, the parent's runtime has no threads.
 fn main() -> Outcome {
     let arguments = Arguments::parse();
     if arguments.default {
@@ -68,7 +77,7 @@ fn main() -> Outcome {
     Ok(())
 }
 
-/// Returns in the parent, when the child has ended.
+/// Runs work in a forked child. Returns in the parent when the child has ended.
 fn in_child(work: impl FnOnce() -> Outcome) -> Outcome {
     match fork()? {
         Fork::Child => {
@@ -92,7 +101,8 @@ fn default(arguments: &Arguments) -> Outcome {
             annotated("GRANDCHILD")
         })
     })?;
-    // Another thread is likely to use the default while this one forks.
+    // This thread uses the default client all the time. So it is likely to use it at the moment of
+    // a fork.
     thread::spawn(|| while lockcore::default_locks().is_ok() {});
     for _ in 0..20 {
         in_child(|| annotated("CHILD"))?;
@@ -139,7 +149,7 @@ fn body(runtime: &Runtime, locks: &Locks) -> Outcome {
     outcome
 }
 
-/// Shows the parent's lock and client as the child sees them, and drops them.
+/// Prints the state of the parent's lock and client as the child sees them, and drops them.
 fn parents(locks: &Locks, held: Option<Guard>) -> Outcome {
     let Some(held) = held else { return Ok(()) };
     let runtime = runtime()?;

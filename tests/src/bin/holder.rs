@@ -12,8 +12,8 @@
 //! asked     → ASKED <grace> <why>, by <whom>   when somebody asks for it
 //! ```
 //!
-//! The `LOCK_…` variables choose the store, namespace, ttl and wait. The process ends when its standard input ends, and
-//! drops a guard that it still has.
+//! The `LOCK_…` variables choose the store, namespace, ttl and wait. The process ends when its
+//! standard input ends, and drops a guard that it still has.
 
 use std::io::{self, BufRead as _};
 use std::time::Duration;
@@ -70,7 +70,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let lock = Arguments::parse().lock(&locks);
     let mut guard = None;
 
-    // This is the runtime's main thread, which drives nothing else, so blocking it for the next line delays nothing.
+    // Blocking this thread for the next line delays nothing: it is the runtime's main thread, and
+    // drives no other task.
     for line in io::stdin().lock().lines() {
         match line?.as_str() {
             "acquire" => guard = report(lock.acquire().await),

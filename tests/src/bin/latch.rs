@@ -1,4 +1,5 @@
-//! A process that uses a latch and a counter of the same name. Lines on standard input tell it what to do.
+//! A process that uses a latch and a counter of the same name. Lines on standard input tell it what
+//! to do.
 //!
 //! ```text
 //! set N     → SET true | SET false
@@ -7,7 +8,8 @@
 //! add N     → DONE                                    N requests, each adds one
 //! ```
 //!
-//! Any request that fails is answered `FAILED <kind>`. The `LOCK_…` variables choose the store, namespace and wait.
+//! Any request that fails is answered `FAILED <kind>`. The `LOCK_…` variables choose the store,
+//! namespace and wait.
 
 use std::io::{self, BufRead as _};
 use std::time::Duration;
@@ -20,7 +22,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let locks = Locks::from_env()?;
     let name = std::env::args().nth(1).ok_or("the name is missing")?;
 
-    // This is the runtime's main thread, which drives nothing else, so blocking it for the next line delays nothing.
+    // Blocking this thread for the next line delays nothing: it is the runtime's main thread, and
+    // drives no other task.
     for line in io::stdin().lock().lines() {
         let line = line?;
         let (verb, number) = line.split_once(' ').ok_or("a verb and a number")?;

@@ -8,8 +8,9 @@
 //! leave           → LEFT All | LEFT NotAll
 //! ```
 //!
-//! Any request that fails is answered `FAILED <kind>`. The arguments are the name, the number of parties, and a folder for
-//! the files. The `LOCK_…` variables choose the store, namespace, ttl and wait.
+//! Any request that fails is answered `FAILED <kind>`. The arguments are the name, the number of
+//! parties, and a folder for the files. The `LOCK_…` variables choose the store, namespace, ttl and
+//! wait.
 
 use std::io::{self, BufRead as _};
 use std::path::Path;
@@ -31,7 +32,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         inside: None,
     };
 
-    // This is the runtime's main thread, which drives nothing else, so blocking it for the next line delays nothing.
+    // Blocking this thread for the next line delays nothing: it is the runtime's main thread, and
+    // drives no other task.
     for line in io::stdin().lock().lines() {
         match party.carry_out(&line?).await {
             Ok(answer) => println!("{answer}"),
@@ -84,12 +86,12 @@ impl Party<'_> {
         })
     }
 
-    /// Writes the number of the round, and after the barrier reads the numbers of all. A second barrier keeps a fast party
-    /// from writing the next number while others read.
+    /// Writes the number of the round. After the barrier, reads the numbers of all parties. A
+    /// second barrier keeps a fast party from writing its next number while others read.
     async fn round(&self, round: u32) -> Result<(), Error> {
         let barrier = self.locks.barrier(self.name, self.parties);
         let write = |name: &str, round: u32| {
-            // A file that is replaced is never seen half-written.
+            // The new file replaces the old one by a rename, so that nobody sees it half-written.
             let (new, file) = (format!(".{name}"), self.folder.join(name));
             let new = self.folder.join(new);
             std::fs::write(&new, round.to_string()).expect("written");

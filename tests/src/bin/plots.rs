@@ -47,7 +47,7 @@ struct Row {
 }
 
 impl Row {
-    /// The store without its address, such as `redis` or `redis?durability=replicas:1`.
+    /// The store without its address, for example `redis` or `redis?durability=replicas:1`.
     fn name(&self) -> String {
         self.store
             .replace("://127.0.0.1", "")
@@ -95,13 +95,14 @@ fn draw_all(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     requests(&rows, &arguments.out)
 }
 
-/// A line of a picture.
+/// A line in a picture.
 struct Line {
     name: String,
     points: Vec<(f64, f64)>,
 }
 
-/// The lines of some rows, each at its x: ours by policy, and the floors and peers beside them, each once.
+/// The lines for some rows, each row at its x: one for each policy of lockcore, and one for each
+/// floor and peer.
 fn lines<'a>(rows: impl Iterator<Item = (f64, &'a Row)>) -> Vec<Line> {
     let mut lines: Vec<Line> = Vec::new();
     let mut add = |name: String, x: f64, y: Option<f64>| {
@@ -114,7 +115,7 @@ fn lines<'a>(rows: impl Iterator<Item = (f64, &'a Row)>) -> Vec<Line> {
                 lines.last_mut().expect("it was added")
             }
         };
-        // Beside each policy there is a floor of its own. The first is as good as the second.
+        // The rows of each policy have their own measurement of the floor. The first one is used.
         if line.points.iter().all(|point| point.0 != x) {
             line.points.push((x, y));
         }
@@ -137,7 +138,7 @@ fn lines<'a>(rows: impl Iterator<Item = (f64, &'a Row)>) -> Vec<Line> {
     lines
 }
 
-/// The number in a name such as `W4 of 8 strict` or `p99`.
+/// The number in a name, for example in `W4 of 8 strict` or `p99`.
 fn number_in(name: &str) -> Option<f64> {
     name.split([' ', 'p']).find_map(|word| word.parse().ok())
 }
@@ -146,7 +147,8 @@ fn hand_overs(rows: &[&Row], out: &Path) -> Result<(), Box<dyn Error>> {
     let here = rows
         .iter()
         .filter(|row| row.workload.starts_with("W4") && row.figure.starts_with("true hand-overs"));
-    // The workload is "W4 of 2 strict", or "W4 strict" for the number that has bars.
+    // The workload is for example "W4 of 2 strict". The number of processes that has bars is not
+    // named: "W4 strict".
     let lines = lines(here.map(|row| (number_in(&row.workload).unwrap_or(4.0), *row)));
     let Some(first) = rows.first().filter(|_| !lines.is_empty()) else {
         return Ok(());
@@ -333,7 +335,7 @@ impl Picture<'_> {
         Ok(())
     }
 
-    /// Where a value of x is: on its tick, or between two.
+    /// The position of a value of x: on its tick, or between two ticks.
     fn position(&self, x: f64) -> f64 {
         let after = self.ticks.iter().position(|tick| *tick >= x);
         match after {

@@ -1,8 +1,10 @@
-//! Compares the public API of the published crates with the snapshots in `tests/api`, so that no change goes unnoticed:
-//! `cargo run -p tests --bin public-api`, and with `--update` after an intended change.
+//! Compares the public API of the published crates with the snapshots in `tests/api`, so that no
+//! change goes unnoticed: `cargo run -p tests --bin public-api`, and with `--update` after an
+//! intended change.
 //!
-//! It reads rustdoc's JSON, whose format changes with the toolchain. So it names the toolchain that it works with, and
-//! compares nothing with another one. Where `CI` is `true` it fails instead.
+//! It reads rustdoc's JSON, whose format changes with the toolchain. So the program works with one
+//! toolchain only, which it names. With another toolchain it compares nothing. If `CI` is `true`,
+//! it fails instead.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
@@ -43,8 +45,8 @@ fn compare(arguments: Arguments) -> ExitCode {
         || tests.join("../target"),
         |folder| tests.join("..").join(folder),
     );
-    // With every feature of every member, like the docs: then only rustdoc has to run again. Only rustdoc gets unstable
-    // options, cargo does not.
+    // All features of all members, as for the docs, so that only rustdoc has to run again. Only
+    // rustdoc gets unstable options. Cargo does not.
     let written = Command::new("cargo")
         .args([
             "doc",

@@ -1,8 +1,10 @@
-//! A service like the one in the README: work under a lock until a signal ends it. It prints `HELD` when it works, and
-//! its work never ends by itself. It prints `ENDED` when it has released everything.
+//! A service like the one in the README: it works under a lock until a signal ends it. It prints
+//! `HELD` when its work begins. The work never ends by itself. It prints `ENDED` when it has
+//! released everything.
 //!
-//! The `LOCK_…` variables choose the store, namespace and ttl. The first argument is the key. Without a key there is no
-//! work: it prints `LISTENS`, waits for a line, and then looks for a signal.
+//! The `LOCK_…` variables choose the store, namespace and ttl. The first argument is the key.
+//! Without a key the service does no work: it prints `LISTENS`, waits for a line of input, and only
+//! after that looks for a signal.
 
 use std::time::Duration;
 
@@ -24,7 +26,7 @@ async fn main() -> Result<(), Error> {
         None => {
             let stopped = lockcore::stop_signal();
             println!("LISTENS");
-            // Blocks the thread that would poll the signal.
+            // Blocks the thread, so nothing polls the signal meanwhile.
             let _ = std::io::stdin().read_line(&mut String::new());
             stopped.await;
         }

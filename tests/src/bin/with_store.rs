@@ -1,5 +1,5 @@
-//! Runs a command with `LOCK_URL` set to a server of its own, which ends with the command: `cargo run -p tests --bin
-//! with-store -- zookeeper cargo run --example checkout`.
+//! Runs a command with `LOCK_URL` set to a server of its own, which ends with the command:
+//! `cargo run -p tests --bin with-store -- zookeeper cargo run --example checkout`.
 
 use std::ffi::OsStr;
 use std::process::{Command, ExitCode};
@@ -16,7 +16,7 @@ fn main() -> ExitCode {
         return usage();
     };
     store.available().map_or_else(failure, |()| {
-        // Kept in a variable, so that it lives until the command has ended.
+        // This variable keeps the server alive until the command has ended.
         let server = store.start();
         run(command, &server.url())
     })
@@ -36,7 +36,7 @@ fn run(command: &[impl AsRef<OsStr>], url: &str) -> ExitCode {
         .env("LOCK_URL", url)
         .status();
     match status {
-        // A command that was ended by a signal has no exit code.
+        // If a signal has ended the command, there is no exit code.
         Ok(status) => status
             .code()
             .and_then(|code| u8::try_from(code).ok())

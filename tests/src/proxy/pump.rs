@@ -1,5 +1,6 @@
-//! One connection of the proxy. In each direction, a reader stamps chunks with the time when they are due, and a writer
-//! passes them on at that time, unless frozen. `proxy` decides when a connection is opened, cut and counted.
+//! One connection of the proxy. In each direction, a reader gives each chunk a time at which it is
+//! due. A writer passes the chunk on at this time, unless the proxy is frozen. `proxy` decides when
+//! a connection is opened, cut and counted.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,22 +16,22 @@ use super::{Rules, Shared};
 
 const CHUNK: usize = 16 * 1024;
 
-/// The number of chunks on their way in one direction before the reader waits. It is large enough that a delay does not
-/// limit the throughput.
+/// How many chunks may be held in one direction. If there are more, the reader waits. The number is
+/// large, so that a delay does not limit the throughput.
 const ON_THE_WAY: usize = 1_024;
 
-/// Why a connection has ended although its sides have not both shut down.
+/// Why a connection has ended before both of its sides have shut down.
 #[derive(Debug)]
 pub(super) enum Broken {
     /// One side failed.
     Failed,
-    /// Cuts off the client and does not tell the server.
+    /// The client is cut off, and the server is not told.
     ClientCut,
-    /// The server has begun to answer a request whose reply has to be lost.
+    /// The server has begun to answer a request whose reply must be lost.
     ReplyLost,
 }
 
-/// A chunk and when it is due.
+/// A chunk, and the time at which it is due.
 type Chunk = (Instant, Vec<u8>);
 
 /// Passes bytes both ways until both sides have shut down.
@@ -67,7 +68,7 @@ pub(super) async fn through(
     });
     let mut recent = Vec::new();
     let write_up = write(to_server, up, rules.clone(), &shared.bytes_up, |chunk| {
-        // Set before the request is passed on, because the reply may be fast.
+        // This is set before the request is passed on, because the reply may be fast.
         if !trapped.load(Ordering::Relaxed) && shared.springs_the_trap(&mut recent, chunk) {
             trapped.store(true, Ordering::Relaxed);
         }
@@ -76,15 +77,17 @@ pub(super) async fn through(
     tokio::try_join!(read_up, read_down, write_up, write_down).map(drop)
 }
 
-/// Lets the server read what it was sent, which a reset could overtake, and drops its answers.
+/// Lets the server read everything that was sent to it, and drops its answers. A reset could
+/// overtake these bytes.
 pub(super) async fn drain(mut server: TcpStream) {
     let _ = server.shutdown().await;
     let mut void = vec![0; CHUNK];
     while server.read(&mut void).await.is_ok_and(|read| read > 0) {}
 }
 
-/// Removes the events from complete messages of ZooKeeper. `begun` keeps the rest for the next call. A message has its
-/// length and then the number of the request that it answers, which is -1 for an event.
+/// Removes the events from the complete messages of ZooKeeper. `begun` keeps an incomplete message
+/// for the next call. A message begins with its length. Then comes the number of the request that
+/// it answers, or -1 for an event.
 fn without_events(begun: &mut Vec<u8>, chunk: &[u8]) -> Vec<u8> {
     begun.extend_from_slice(chunk);
     let mut kept = Vec::new();
@@ -109,7 +112,8 @@ fn rename(chunk: &mut [u8], from: &[u8], to: &[u8]) {
     }
 }
 
-/// `on_chunk` returns by how much a chunk is delayed, and which part of it is passed on.
+/// Reads chunks and queues them. `on_chunk` returns the delay of a chunk, and the part of it that
+/// is passed on.
 async fn read(
     mut from: ReadHalf<'_>,
     queue: mpsc::Sender<Chunk>,
@@ -123,7 +127,7 @@ async fn read(
         }
         let (delay, chunk) = on_chunk(&buffer[..read])?;
         if queue.send((Instant::now() + delay, chunk)).await.is_err() {
-            return Ok(()); // its writer has failed and reports it
+            return Ok(()); // the writer has failed, and reports that
         }
     }
 }
@@ -153,8 +157,8 @@ async fn pass(
     while !chunk.is_empty() {
         thawed(rules).await?;
         to.writable().await?;
-        // The rules stay borrowed during the write and its count. So no write follows a `freeze` that has returned, and
-        // a reader of the traffic gets no old count.
+        // The rules stay borrowed until the bytes are written and counted. So no write follows when
+        // a `freeze` has returned, and a reader of the traffic gets no old count.
         let rules = rules.borrow();
         if rules.frozen {
             continue;
@@ -179,8 +183,8 @@ async fn thawed(rules: &mut watch::Receiver<Rules>) -> io::Result<()> {
 }
 
 impl Shared {
-    /// Whether the chunk completes a request whose reply has to be lost. `recent` is the earlier part in which a marker
-    /// may have begun.
+    /// Whether the chunk completes a request whose reply must be lost. `recent` is the end of the
+    /// earlier data, where a marker may have begun.
     fn springs_the_trap(&self, recent: &mut Vec<u8>, chunk: &[u8]) -> bool {
         let mut trap = self.trap();
         let Some(trap) = trap.as_mut().filter(|trap| trap.remaining > 0) else {

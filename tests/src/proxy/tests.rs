@@ -1,5 +1,5 @@
-//! Tests with a server that answers each line with `you said: ` and the line. How Redis clients react is tested in
-//! tests/selftest.
+//! Tests with a server that answers each line with `you said: ` and this line. How Redis clients
+//! react to the proxy is tested in tests/selftest.
 
 use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -10,7 +10,7 @@ use super::*;
 
 const SOON: Duration = Duration::from_secs(10);
 
-/// Long enough for a byte to arrive if it is not held back.
+/// A byte that is not held back arrives within this time.
 const A_WHILE: Duration = Duration::from_millis(50);
 
 /// A server on a port. The channel has the lines that it received.
@@ -258,7 +258,7 @@ fn chunks_sent_while_others_are_delayed_do_not_wait_in_turn() {
     let began = Instant::now();
     for _ in 0..10 {
         client.say("a\n");
-        thread::sleep(Duration::from_millis(2)); // so that they arrive as separate chunks
+        thread::sleep(Duration::from_millis(2)); // so that the lines arrive as separate chunks
     }
     for _ in 0..10 {
         client.hear().unwrap();

@@ -1,6 +1,7 @@
-//! `redis+cluster:`. Facts that break nothing share three masters with their replicas. A fact that breaks its server gets
-//! a cluster of one master with all slots, which is the only place where breaking one node breaks the store. The rule of
-//! the queue and the scripts are those of a single server, so the random histories run on that one.
+//! `redis+cluster:`. Facts that break nothing share a cluster of three masters with their replicas.
+//! A fact that breaks its server gets a cluster of one master with all slots: only there, one
+//! broken node breaks the whole store. The rule of the queue and the scripts are those of a single
+//! server, so the random histories run on a single server.
 
 use std::sync::{Arc, OnceLock};
 
@@ -97,7 +98,7 @@ impl Server for Shared {
             .collect()
     }
 
-    /// `None`, because no fact may break it.
+    /// `None`, because no fact may break this cluster.
     fn process(&self) -> Option<&dyn ServerProcess> {
         None
     }
@@ -152,7 +153,7 @@ impl ServerProcess for Alone {
         self.node().marks()
     }
 
-    /// The node names its own port to clients. The proxy names the port of the proxy.
+    /// The node tells clients its own port. The proxy replaces this port by its own.
     fn through_a_proxy(&self) -> (Proxy, String) {
         let proxy = Proxy::to(self.port());
         let line = |port: u16| format!("$4\r\nport\r\n:{port}\r\n");

@@ -1,5 +1,6 @@
-//! `redis:` with `?durability=replicas:1`: a master and a replica, which must have every lock. Scripts and clock are
-//! those of a single server, so the random histories run on that one.
+//! `redis:` with `?durability=replicas:1`: a master and a replica, which must have stored every
+//! lock. Scripts and clock are those of a single server, so the random histories run on a single
+//! server.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -15,7 +16,8 @@ use crate::watch::SECRET;
 
 const OPTION: &str = "?durability=replicas:1";
 
-/// Redis acknowledges nothing for up to a second after a replica has connected.
+/// The time for the first acknowledgement. For up to a second after a replica has connected, Redis
+/// acknowledges nothing.
 const FIRST_ACKNOWLEDGEMENT: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
@@ -35,7 +37,8 @@ impl Store for Durable {
         backend::open(&url).unwrap().capability()
     }
 
-    /// The whole suite takes longer than it is worth in every run: the verbs are those of `redis:`.
+    /// Only with `--long` the whole suite runs. In other runs it would take longer than it is
+    /// worth, because the verbs are those of `redis:`.
     fn suite(&self) -> Suite {
         match fact::long() {
             true => Suite::Whole,
@@ -74,7 +77,7 @@ impl Store for Durable {
     }
 }
 
-/// The methods act on the master.
+/// A master and its replica. The methods act on the master.
 #[derive(Debug)]
 struct Pair {
     master: RedisServer,
@@ -96,7 +99,8 @@ impl Pair {
 
     fn wait_until_acknowledged(&self) {
         let url = self.url();
-        // A fact may run on a runtime of its own, which must not be entered twice.
+        // The thread has its own runtime. This code may already run on a runtime, and a thread
+        // cannot enter a second one.
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()

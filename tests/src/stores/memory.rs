@@ -1,5 +1,5 @@
-//! `memory:`. Instead of it, the suite uses the store of [`lockcore::testing`], whose clients can act as several
-//! processes.
+//! `memory:`. In its place the suite uses the store of [`lockcore::testing`], whose clients can act
+//! as several processes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -66,7 +66,7 @@ impl Store for Memory {
 }
 
 impl Server for testing::Store {
-    /// The URL of the store in memory that another process has for itself.
+    /// The URL of a memory store. A process that uses it gets a memory store of its own.
     fn url(&self) -> String {
         URL.into()
     }
@@ -95,7 +95,7 @@ impl Stage for Stopped {
         Arc::new(self.0.clone())
     }
 
-    /// This store counts tickets over all names.
+    /// Clears the store, because it has one sequence of ticket numbers for all names.
     fn begin(&mut self) {
         self.0.lose_data();
     }

@@ -1,4 +1,5 @@
-//! `redlock:`. Each node runs the scripts of a single server, so the random histories run on that one.
+//! `redlock:`. Each node runs the scripts of a single server, so the random histories run on a
+//! single server.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -31,7 +32,7 @@ impl Store for RedisQuorum {
     fn timings(&self) -> Timings {
         Timings {
             answers: Answers::AServer,
-            // A pause between two requests.
+            // A pause between two requests of a waiter.
             follows_the_dead: Duration::from_millis(600),
             tells_when_to_recheck: false,
         }
@@ -41,7 +42,7 @@ impl Store for RedisQuorum {
         true
     }
 
-    /// One of three nodes is down for good, so each of the others is needed. A fact breaks the first.
+    /// Two of three nodes run, so both are needed. A fact breaks the first of them.
     fn start(&self) -> Box<dyn Server> {
         Box::new(Needed {
             nodes: Quorum::start(2),
@@ -87,7 +88,7 @@ impl Server for Quorum {
         at_all(&self.nodes, |node| node.litter_but_marks(namespace))
     }
 
-    /// `None`, because no single process is the store.
+    /// `None`, because several processes form the store.
     fn process(&self) -> Option<&dyn ServerProcess> {
         None
     }
@@ -99,7 +100,7 @@ fn at_all(nodes: &[RedisServer], keys: impl Fn(&RedisServer) -> Vec<String>) -> 
     running.flat_map(keys).collect()
 }
 
-/// Two nodes that run, and one that does not.
+/// Two running nodes, and a port where the third does not run.
 #[derive(Debug)]
 struct Needed {
     nodes: Quorum,

@@ -1,5 +1,5 @@
-//! `redis:`. At the server that facts share, a client has only the rights that the store's guide lists, and only in the
-//! namespaces of the facts.
+//! `redis:`. Facts share a server. There, a client has only the rights that the store's guide
+//! lists, and only in the namespaces of the facts.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::faketime::{Clock, FakeClock};
 use crate::redis_server::RedisServer;
 use crate::watch::SECRET;
 
-/// The user of the store's guide.
+/// The user that the store's guide creates.
 pub const USER: &str = "locks";
 
 #[derive(Debug)]
@@ -26,7 +26,7 @@ impl Store for Redis {
     }
 
     fn available(&self) -> Result<(), String> {
-        // Checked once, because every fact needs the result.
+        // Checked only once, because every fact needs the result.
         static SERVER: OnceLock<Result<(), String>> = OnceLock::new();
         SERVER.get_or_init(RedisServer::available).clone()
     }
@@ -88,7 +88,8 @@ impl Store for Redis {
     }
 }
 
-/// The rights that the store's guide lists, for namespaces that match a pattern instead of for `lock`.
+/// The rights that the store's guide lists. They apply to the namespaces that match a pattern, in
+/// place of the namespace `lock`.
 pub fn documented(namespaces: &str, password: &str) -> Vec<String> {
     adapted(of_the_page("# Minimum rights", password), namespaces)
 }
@@ -102,7 +103,7 @@ fn adapted(words: Vec<String>, namespaces: &str) -> Vec<String> {
     words
 }
 
-/// The rights that are needed besides, for locks that replicas must have.
+/// The additional rights for locks that replicas must have stored.
 pub fn documented_for_durability() -> Vec<String> {
     words_of("## With durability")[3..].to_vec()
 }
@@ -134,7 +135,7 @@ fn words_of(heading: &str) -> Vec<String> {
     words
 }
 
-/// Makes the guide's user the only one besides the harness.
+/// Makes the guide's user the only user besides the harness.
 pub fn grant(server: &RedisServer, namespaces: &str, password: &str) {
     set_alone(server, &documented(namespaces, password));
     add(server, &words_of("## To list names"));
@@ -144,20 +145,20 @@ fn add(server: &RedisServer, words: &[String]) {
     server.command::<()>(&words.iter().map(String::as_str).collect::<Vec<_>>());
 }
 
-/// Adds the rights for locks that replicas must have.
+/// Adds the rights for locks that replicas must have stored.
 pub fn grant_durability(server: &RedisServer) {
     let mut words = vec!["ACL".to_owned(), "SETUSER".to_owned(), USER.to_owned()];
     words.extend(documented_for_durability());
     server.command::<()>(&words.iter().map(String::as_str).collect::<Vec<_>>());
 }
 
-/// The same at a node of a cluster.
+/// Like [`grant`], at a node of a cluster.
 pub fn grant_in_a_cluster(node: &RedisServer, namespaces: &str, password: &str) {
     set_alone(node, &documented_in_a_cluster(namespaces, password));
     add(node, &words_of("## To list names"));
 }
 
-/// The same at a node of a quorum, whose user needs a few rights more.
+/// Like [`grant`], at a node of a quorum. There the user needs a few more rights.
 pub fn grant_at_node(node: &RedisServer, namespaces: &str, password: &str) {
     let mut words = documented(namespaces, password);
     let page = include_str!("../../../lockcore/src/backend/redis/quorum/guide.md");
@@ -171,7 +172,7 @@ pub fn grant_at_node(node: &RedisServer, namespaces: &str, password: &str) {
     set_alone(node, &words);
 }
 
-/// The same at a sentinel.
+/// Like [`grant`], at a sentinel.
 pub fn grant_at_sentinel(sentinel: &RedisServer, password: &str) {
     set_alone(sentinel, &documented_at_sentinel(password));
 }
@@ -186,11 +187,12 @@ impl Server for RedisServer {
         self.url()
     }
 
-    /// All keys except the last number of each name, which stays to keep its tokens rising.
+    /// All keys except the last number of each name, which stays so that the tokens of the name
+    /// rise.
     fn litter(&self, namespace: &str) -> Vec<String> {
         let mut keys = self.keys(&format!("{namespace}:*"));
         keys.retain(|key| {
-            // Counters and values stay for a day. Names are in braces.
+            // Counters and values stay for a day. The name is in braces.
             if key.ends_with("}:count") || key.ends_with("}:value:count") {
                 return false;
             }
@@ -221,8 +223,8 @@ impl Server for RedisServer {
     }
 }
 
-/// Whether this is the state of a name without tickets, which has only marks of releases. `line.lua` describes the
-/// format.
+/// Whether `state` is the state of a name without tickets that has only marks. `line.lua` describes
+/// the format.
 fn only_tells_of_marks(state: String) -> bool {
     let [head, next, out] = [30..43, 43..56, 56..66].map(|place| state.get(place));
     state.len() == 76 && head == next && out == Some("0000000000")
@@ -248,7 +250,8 @@ impl ServerProcess for RedisServer {
     fn marks(&self) -> Marks {
         Marks {
             enqueue: b"EVALSHA",
-            // The argument of a renewal for the number of permits that stay. A renewal of a writer keeps all.
+            // The number of permits that this renewal keeps: one. The renewal of a writer keeps all
+            // of them.
             downgrade: b"\r\n$10\r\n0000000001\r\n",
             count: b"\r\n$3\r\nadd\r\n",
         }
@@ -268,7 +271,7 @@ impl Server for SharedRedis {
         self.0.litter(namespace)
     }
 
-    /// `None`, because no fact may break it.
+    /// `None`, because no fact may break this server.
     fn process(&self) -> Option<&dyn ServerProcess> {
         None
     }
@@ -279,7 +282,8 @@ impl Tls for Redis {
         Schemes {
             plain: "redis",
             encrypted: "rediss",
-            // The server takes the bytes for a command and waits for the rest, like a server that hangs.
+            // The server takes the bytes of TLS for a command and waits for the rest of it. So it
+            // behaves like a server that hangs.
             not_encrypted: "a server without TLS is silent too: redis:// is for it",
             not_plain: "if this port speaks TLS, write rediss://",
         }

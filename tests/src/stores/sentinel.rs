@@ -1,4 +1,5 @@
-//! `redis+sentinel:`. Scripts and clock are those of a single server, so the random histories run on that one.
+//! `redis+sentinel:`. Scripts and clock are those of a single server, so the random histories run
+//! on a single server.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -35,7 +36,7 @@ impl Store for Sentinel {
         true
     }
 
-    /// One server, and a sentinel that never replaces it, so only the fact itself affects the server.
+    /// One server, and a sentinel that never replaces it. So only the fact changes the server.
     fn start(&self) -> Box<dyn Server> {
         let server = RedisServer::start();
         let sentinel = one_that_names(server.port());
@@ -46,7 +47,8 @@ impl Store for Sentinel {
         })
     }
 
-    /// With replicas. Clients have the rights of the guide, at the servers and at the sentinels.
+    /// A master with replicas. Clients have only the rights of the guide, at the servers and at the
+    /// sentinels.
     fn shared(&self) -> Arc<dyn Server> {
         static SHARED: OnceLock<Arc<Shared>> = OnceLock::new();
         SHARED
@@ -88,18 +90,18 @@ impl Server for Shared {
         self.0.master().litter_but_marks(namespace)
     }
 
-    /// `None`, because no fact may break it.
+    /// `None`, because no fact may break these servers.
     fn process(&self) -> Option<&dyn ServerProcess> {
         None
     }
 }
 
-/// A server without replicas. The methods act on the server that keeps the locks.
+/// A server without replicas, and its sentinel. The methods act on the server that keeps the locks.
 #[derive(Debug)]
 struct Alone {
     server: RedisServer,
     sentinel: RedisServer,
-    /// Sentinels that name the same server at another port.
+    /// More sentinels, which name another port for the same server.
     others: Mutex<Vec<RedisServer>>,
 }
 

@@ -1,4 +1,4 @@
-//! `sqlite:`, with its own file for each fact. No server has to be started.
+//! `sqlite:`, with a file of its own for each fact. It has no server to start.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ impl Store for Sqlite {
     }
 
     fn capability(&self) -> Capability {
-        backend::open("sqlite:locks.db").unwrap().capability() // the first client makes the file
+        backend::open("sqlite:locks.db").unwrap().capability() // this makes no file
     }
 
     fn timings(&self) -> Timings {
@@ -66,7 +66,7 @@ impl Server for SqliteFile {
         self.url()
     }
 
-    /// The namespace does not matter, because each fact has its own file.
+    /// All litter in the file. The namespace does not matter, because each fact has its own file.
     fn litter(&self, _namespace: &str) -> Vec<String> {
         self.litter()
     }
@@ -81,7 +81,7 @@ impl Stage for SqliteFile {
         backend::open(&self.url()).unwrap()
     }
 
-    /// The clock of its times cannot be set. So this moves the times in the file.
+    /// Lets time pass by changing the times in the file, because the store's clock cannot be set.
     fn pass(&mut self, time: Duration) {
         let millis = time.as_millis();
         let earlier = |table| format!("UPDATE {table} SET expires_at = expires_at - {millis};");

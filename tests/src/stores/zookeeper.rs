@@ -1,4 +1,4 @@
-//! `zookeeper:`, and the same with TLS.
+//! `zookeeper:`, with and without TLS.
 
 use std::sync::{Arc, OnceLock};
 use std::thread;
@@ -15,10 +15,11 @@ use super::{
 use crate::certificates::{Authority, Identity};
 use crate::zookeeper_server::ZooKeeperServer;
 
-/// Sessions carry the leases, so this is as long as the longest ttl of a fact.
+/// A lease lasts at most as long as its session. So the session timeout is the longest ttl of a
+/// fact.
 const LONG_LEASES: &str = "?session_timeout=60s";
 
-/// Time for the first run of Java code on a busy machine.
+/// The time for Java code that runs for the first time, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
@@ -40,7 +41,7 @@ impl Store for ZooKeeper {
     fn timings(&self) -> Timings {
         Timings {
             answers: Answers::AServer,
-            // The server checks sessions only from time to time.
+            // The server checks at intervals which sessions have ended.
             follows_the_dead: Duration::from_secs(1),
             tells_when_to_recheck: false,
         }
@@ -71,7 +72,7 @@ impl Store for ZooKeeper {
             long: 200,
             available: || Ok(()),
             manner: Manner {
-                // A session outlasts every ttl.
+                // A session lasts longer than every ttl here.
                 keeps_the_first_ttl: true,
                 wakes_late: true,
                 ..Manner::default()
@@ -90,7 +91,7 @@ impl Server for ZooKeeperServer {
         self.url()
     }
 
-    /// Tickets are litter too. The server removes their parent nodes.
+    /// Tickets are litter. Their parent nodes are not, because the server removes them.
     fn litter(&self, namespace: &str) -> Vec<String> {
         self.ephemerals(&format!("/{namespace}:"))
     }
@@ -117,12 +118,13 @@ impl ServerProcess for ZooKeeperServer {
         "no available hosts"
     }
 
-    /// Names of nodes have the permits and the capacity.
+    /// The name of a ticket's node contains its permits and its capacity.
     fn marks(&self) -> Marks {
         Marks {
             enqueue: b"-1073741824-1073741824-",
             downgrade: b"-1-1073741824-",
-            // The change that this request makes, which has no time yet.
+            // The record of the counter lists its last changes. The change of this request has the
+            // time 0, because the server sets its time later. `a` means that it was applied.
             count: b" 0 a ",
         }
     }
@@ -148,7 +150,7 @@ impl Server for ForLongLeases {
         self.0.litter(namespace)
     }
 
-    /// `None`, because no fact may break it.
+    /// `None`, because no fact may break this server.
     fn process(&self) -> Option<&dyn ServerProcess> {
         None
     }
@@ -178,14 +180,14 @@ impl Tls for ZooKeeper {
         Box::new(ZooKeeperServer::start())
     }
 
-    /// The client library waits for more bytes.
+    /// `None`: the client library waits for more bytes and reports nothing.
     fn not_understood(&self) -> Option<&'static str> {
         None
     }
 }
 
-/// Plays histories. The core keeps the ends of leases for this store, so they are left out. A client that disconnects
-/// ends its session.
+/// A server for histories. The core, not this store, tracks the ends of leases, so histories leave
+/// them out. When a client disconnects, its session ends.
 struct Sessions(ZooKeeperServer);
 
 impl Stage for Sessions {
@@ -258,14 +260,15 @@ impl Encrypted {
         Self(ZooKeeperServer::with_tls(&identity, None, &[]))
     }
 
-    /// Java loads its TLS code at the first handshake. On a busy machine this takes longer than a client waits.
+    /// Makes the first TLS handshake. Java loads its TLS code for it, which on a busy machine takes
+    /// longer than a client waits.
     fn warm_up(&self) {
         let patient = Locks::builder().op_timeout(PATIENCE);
         let first = || {
             let runtime = Runtime::new().unwrap();
             runtime.block_on(async { self.client(patient).unwrap().ready(PATIENCE).await.unwrap() })
         };
-        // On another thread, because this one already has a runtime.
+        // The client runs on another thread, because this thread already has a runtime.
         thread::scope(|scope| scope.spawn(first).join().unwrap());
     }
 }

@@ -2,7 +2,7 @@
 
 use lockcore::{Error, distributed_lock};
 
-// One mistake each, and not a word about braces.
+// Each function has one mistake. The compiler says nothing about braces.
 #[rustfmt::skip]
 #[distributed_lock(kye = "order:{id}")]
 async fn settle(id: u64) -> Result<u64, Error> { Ok(id) }

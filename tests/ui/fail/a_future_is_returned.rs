@@ -29,7 +29,7 @@ async fn several(id: u64) -> Result<Vec<BoxFuture<'static, u64>>, Error> {
     Ok(vec![Box::pin(async move { id })])
 }
 
-// No future is returned here, but what makes one.
+// This function returns no future. It returns a function that makes futures.
 #[distributed_lock(key = "order:{id}")]
 async fn a_function(id: u64) -> Result<impl Fn() -> BoxFuture<'static, u64>, Error> {
     Ok(move || -> BoxFuture<'static, u64> { Box::pin(async move { id }) })

@@ -14,7 +14,7 @@ impl Shop for Corner {
 }
 
 impl Corner {
-    // Only `async` is missing here, and nothing is said of `.await`.
+    // The message is only about the missing `async`, not about `.await`.
     #[distributed_lock(key = "order:{id}")]
     fn waits(&self, id: u64) -> Result<u64, Error> {
         tokio::task::yield_now().await;

@@ -5,7 +5,7 @@ struct Shop;
 impl Shop {
     #[distributed_lock(key = "{}:{a", wiat = "1s", try, wait = "soon", ttl = "0s", held = lock, shared = 1)]
     fn settle(id: u64) {
-        // No error here, nor at the call: both `lock` and `settle` are known.
+        // There is no error here or at the call, because `lock` and `settle` are known.
         lock.grant_id();
     }
 

@@ -5,7 +5,7 @@ async fn settle(id: u64) {}
 
 #[distributed_lock(key = "order:{id}")]
 async fn body(id: u64) -> Result<(), lockcore::Error> {
-    // It is there for `on_busy` and `on_error` alone.
+    // The name `error` exists only in `on_busy` and `on_error`.
     Err(error)
 }
 

@@ -10,7 +10,7 @@ async fn as_a_call(id: u64) -> Result<(), Error> {
     Ok(())
 }
 
-// A call and a path are arguments all the same.
+// A call or a path after a template is reported as an argument, not as an option.
 #[distributed_lock(key = "order:{}:{}", text(id), Order::ID)]
 async fn arguments(id: u64) -> Result<(), Error> {
     Ok(())

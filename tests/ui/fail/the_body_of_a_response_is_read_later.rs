@@ -38,7 +38,7 @@ async fn body(id: u64) -> Result<Option<Body>, Error> {
     Ok(Some(Body))
 }
 
-// The calls are as they would be if it were async.
+// The calls are written as if the function were async.
 #[distributed_lock(key = "order:{id}")]
 fn not_async(id: u64) -> Result<Response, Error> {
     Ok(Response(Body))

@@ -10,7 +10,7 @@ async fn cloned_and_used(name: String) -> Result<String, Error> {
     Ok(name)
 }
 
-// Told once.
+// The compiler reports this mistake only once.
 #[distributed_lock(key = nmae)]
 async fn misspelt(name: String) -> Result<String, Error> {
     Ok(name)

@@ -1,5 +1,6 @@
-//! A locked function has no warnings that a plain `async fn` would not have. Many bodies are on one line, which rustfmt
-//! would change: in such lines the compiler warns about unnecessary braces.
+//! A locked function causes no warnings that a plain `async fn` would not cause. Many bodies here
+//! are on one line. rustfmt would change these lines, but only there the compiler can warn about
+//! unnecessary braces.
 
 #![allow(dead_code, reason = "most are only compiled")]
 
@@ -168,7 +169,8 @@ mod bodies_of_several_lines {
         Ok(max(twice(id), ONE))
     }
 
-    /// The future is larger than clippy allows for awaited futures. A locked function contains several futures.
+    /// The future is larger than clippy allows for awaited futures. A locked function contains
+    /// several futures.
     #[distributed_lock(key = "a")]
     async fn large() -> Outcome<u8> {
         let large = ([0_u8; 15_000], [0_u8; 15_000]);

@@ -53,7 +53,7 @@ impl Shop for Corner {
         self.id
     }
 
-    // `self::` is a path; `self` is the shop.
+    // `self::` is a path. `self` is the shop.
     #[distributed_lock(
         key = "order:{order.id}:{a}:{self.id}:{text}",
         locks = self.locks,

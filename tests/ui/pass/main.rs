@@ -1,7 +1,8 @@
-//! Code that `#[distributed_lock]` accepts. It is compiled without warnings of rustc or clippy, and run.
+//! Code that `#[distributed_lock]` accepts. It is compiled without warnings of rustc or clippy, and
+//! run.
 //!
-//! This is one program, so that its dependencies are built and linked once. `cargo clippy` checks it like any other
-//! target.
+//! All parts are in one program, so that its dependencies are built and linked once. `cargo clippy`
+//! checks it like any other target.
 
 #![deny(warnings, clippy::pedantic)]
 

@@ -61,7 +61,8 @@ pub(crate) async fn main() -> Result<(), Error> {
     assert_eq!(log.0.take(), [&ALL[..], &["on_busy"]].concat());
     guard.release().await?;
 
-    // Use another store, because the waiter above is still being removed from this one.
+    // Another store is used, because the keeper has not yet removed the waiter above from the first
+    // one.
     let locks = &Locks::connect("memory:")?;
     let guard = locks.mutex("1").acquire().await?;
     let error = noted(&log, locks, true).await.unwrap_err();

@@ -1,6 +1,7 @@
 use lockcore::{Error, ErrorKind, Locks, distributed_lock};
 
-/// The result of another task that tries to take the lock. A spawned task does not inherit the lock of this one.
+/// Another task tries to acquire the lock, and this returns its result. A spawned task does not
+/// inherit the lock of this one.
 async fn try_as_a_stranger(locks: &Locks, name: &'static str) -> Result<(), ErrorKind> {
     let locks = locks.clone();
     let asked = tokio::spawn(async move {

@@ -72,7 +72,7 @@ async fn str_expression(name: &str) -> Result<String, Error> {
     Ok(lock.name().to_owned())
 }
 
-/// The body can still use the variable that names the lock.
+/// The body can use the variable that names the lock.
 #[distributed_lock(key = name, held = lock)]
 async fn string_expression(mut name: String) -> Result<[String; 2], Error> {
     name.push('!');
@@ -118,7 +118,7 @@ async fn generic<K: Into<String>>(name: K) -> Result<String, Error> {
     Ok(lock.name().to_owned())
 }
 
-/// The body can still use a value that is `Clone`, also if its type is a parameter.
+/// The body can use a value that is `Clone`, even if its type is a type parameter.
 #[distributed_lock(key = name, held = lock)]
 async fn generic_and_cloned<K: Into<String> + Clone>(name: K) -> Result<[String; 2], Error> {
     Ok([lock.name().to_owned(), name.into()])

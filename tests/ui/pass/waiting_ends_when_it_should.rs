@@ -54,8 +54,8 @@ pub(crate) async fn main() -> Result<(), Error> {
         ErrorKind::Timeout
     );
     let waited = tokio::time::timeout(BRIEFLY * 5, forever(locks)).await;
-    // A process that stood still for longer than its lease has lost the lock. Then this assertion says nothing about
-    // the wait.
+    // If the process stalled for longer than its lease, it has lost the lock. In this case the
+    // failure of this assertion says nothing about the wait.
     assert!(
         waited.is_err(),
         "taken, while another held it: {}",
@@ -63,7 +63,7 @@ pub(crate) async fn main() -> Result<(), Error> {
     );
 
     held.release().await?;
-    // Call this first: the waiter that was dropped above is still being removed from the queue in the background.
+    // This call must come first: the keeper has not yet removed the waiter that was dropped above.
     forever(locks).await?;
     not_at_all(locks).await
 }

@@ -1,8 +1,8 @@
-//! Types with the names of refused types, and other code that looks similar to refused code.
+//! Types with the names of refused types, and other code that looks like refused code.
 
 use lockcore::{Error, ErrorKind, Locks, distributed_lock};
 
-/// A type of our own, with the name of a type whose body is read later.
+/// A type of this file, with the name of a type whose body is read later.
 struct Response {
     id: u64,
 }
@@ -57,7 +57,8 @@ impl Shop for u64 {
     }
 }
 
-/// A type of our own, with the name of a type of another crate for which we could not write the `impl`.
+/// A type of this file, with the name of a type of another crate. This code can write an `impl`
+/// only for its own type.
 enum Status {
     Locked(Error),
     Odd,
@@ -86,27 +87,27 @@ struct Order {
     r#type: Option<&'static str>,
 }
 
-/// `type` needs no `r#` anywhere in a template, and text that looks like an option is accepted.
+/// `type` needs no `r#` anywhere in a template. Text that looks like an option is accepted.
 #[distributed_lock(key = "try, {order.type:?}:{type}:{order.type.is_some()}", held = lock)]
 async fn keywords(order: &Order, r#type: u8) -> Result<String, Error> {
     Ok(lock.name().to_owned())
 }
 
-/// Each attribute takes another lock.
+/// The two attributes acquire different locks.
 #[distributed_lock(key = "order:{id}")]
 #[distributed_lock(key = "shop:{id}", held = lock)]
 async fn twice_with_two_keys(id: u64) -> Result<String, Error> {
     Ok(lock.name().to_owned())
 }
 
-/// Exactly one of the two attributes takes the lock.
+/// In each call, exactly one of the two attributes acquires the lock.
 #[distributed_lock(key = "order:{id}", when = id < 9, wait = "2s")]
 #[distributed_lock(key = "order:{id}", when = id >= 9, wait = "1m", held = lock)]
 async fn twice_with_two_conditions(id: u64) -> Result<bool, Error> {
     Ok(lock.is_some())
 }
 
-/// The longest ttl that is accepted by all stores that several machines can share.
+/// The longest ttl that every store for several machines accepts.
 #[distributed_lock(key = "order", ttl = "12h", wait = "forever")]
 async fn long_lease() -> Result<(), Error> {
     Ok(())

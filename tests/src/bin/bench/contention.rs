@@ -14,7 +14,8 @@ use crate::store::Asked;
 use crate::table::{Bar, Samples, Table};
 use crate::{Bench, floor};
 
-/// The time from the command to the start. By then every process has received the command.
+/// The time from the command to the start. It is long enough for every process to receive the
+/// command.
 const LEAD: Duration = Duration::from_millis(50);
 
 pub(crate) fn one_process(bench: &Bench, table: &mut Table) {
@@ -28,7 +29,7 @@ pub(crate) fn one_process(bench: &Bench, table: &mut Table) {
     }
 }
 
-/// The numbers of processes that are not compared with a bar, and show the trend.
+/// The numbers of processes that show the trend and have no bar.
 const PROCESSES: [usize; 3] = [1, 2, 8];
 
 pub(crate) fn several_processes(bench: &Bench, table: &mut Table) {
@@ -45,11 +46,11 @@ pub(crate) fn several_processes(bench: &Bench, table: &mut Table) {
     }
 }
 
-/// How often a peer that polls looks again. The default of rslock is 200 ms, with which it gets a tenth of the
-/// hand-overs.
+/// How often a peer that polls tries again, in milliseconds. With its default of 200 ms, rslock
+/// gets a tenth of the hand-overs.
 const POLL_MS: &str = "10";
 
-/// Processes with as many tasks each, all at one lock.
+/// Several processes with the same number of tasks each. All tasks want one lock.
 struct Contest {
     workload: &'static str,
     processes: usize,
@@ -57,7 +58,8 @@ struct Contest {
 }
 
 impl Contest {
-    /// Runs ours, the floor and the peer in turns. Adds the figures, and returns the peer's name.
+    /// Runs the floor, the peer and our lock in turns. Adds their figures to `samples`, and returns
+    /// the peer's name.
     fn run(
         &self,
         bench: &Bench,
@@ -112,7 +114,7 @@ impl Contest {
         peer_name
     }
 
-    /// Only how many hand-overs there are, and that no lock has failed.
+    /// Adds only the hand-overs per second, and whether a lock has failed.
     fn show(&self, bench: &Bench, policy: Policy, table: &mut Table) {
         let what = format!("{} of {} {}", self.workload, self.processes, policy.name());
         let mut samples = Samples::default();
@@ -154,7 +156,7 @@ impl Contest {
         table.row(&what, "hand-overs", samples.median("all"), "/s");
         let fair = match policy {
             Policy::Strict if !is_w4 && store.is_shared() => Some(Bar::AtLeast(0.95)),
-            // This is a ratio of at most 1.5 the other way round.
+            // This means that no task gets more than 1.5 times as many turns as another.
             Policy::Default if is_w4 => Some(Bar::AtLeast(1.0 / 1.5)),
             _ => None,
         };
@@ -183,7 +185,7 @@ impl Contest {
 const TRUE: &str = "true hand-overs";
 const BESIDE_A_PEER: &str = "true hand-overs, a peer's beside them";
 
-/// The cost of each hand-over at the server.
+/// Adds the cost of each hand-over at the server.
 fn add_requests(
     table: &mut Table,
     what: &str,
@@ -193,7 +195,7 @@ fn add_requests(
     servers: usize,
 ) {
     if let Some(scripts) = samples.median("scripts") {
-        // Several servers are asked at the same time.
+        // With several servers, each request goes to all of them, so the count is not 2.
         let exact = |bar| (policy == Policy::Strict && servers == 1).then_some(Bar::Exactly(bar));
         table
             .row(what, "scripts per hand-over", scripts, "")
@@ -242,8 +244,8 @@ struct Outcome {
     asked: Option<Asked>,
 }
 
-/// Starts the processes, lets them begin at the same time, and reads the file that each wrote, which is its last
-/// argument.
+/// Starts the processes and lets them begin at the same time. Then reads the file that each process
+/// has written. The last argument of its command names this file.
 fn run_all(bench: &Bench, processes: usize, command: impl Fn(usize) -> Command) -> Outcome {
     let commands: Vec<Command> = (0..processes).map(command).collect();
     let mut running = Vec::new();
@@ -270,7 +272,7 @@ fn run_all(bench: &Bench, processes: usize, command: impl Fn(usize) -> Command) 
         acquisitions += report.figure("acquisitions");
         let rows = turns::read(&mut File::open(out).unwrap()).unwrap();
         turns.extend(rows.into_iter().map(|turn| Turn {
-            // Gives tasks of different processes different numbers.
+            // Makes the numbers of tasks in different processes different.
             task: turn.task + 1_000 * number as u64,
             ..turn
         }));
@@ -320,7 +322,7 @@ impl Outcome {
         }
     }
 
-    /// The packets that a ZooKeeper received per acquisition.
+    /// The packets that a ZooKeeper server received for each acquisition. `None` for other stores.
     fn packets_each(&self) -> Option<f64> {
         let asked = self.asked.as_ref().filter(|asked| asked.redis.is_none())?;
         Some(asked.requests / self.each())

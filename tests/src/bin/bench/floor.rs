@@ -1,8 +1,8 @@
-//! The parts that all floors share: pairs of one task and of many, many tasks that contend for one thing, and that
-//! thing handed back and forth between two processes. `floor_*.rs` define what is acquired and released. A floor is the
-//! least that a lock can cost at a store.
+//! What all floors share. One part is pairs of one task and of many tasks. The other part is a
+//! thing that many tasks contend for, or that two processes hand to each other. `floor_*.rs` define
+//! what a floor acquires and releases. A floor is the least that a lock can cost at a store.
 //!
-//! Contenders run in processes of their own, like `load`, and use the same commands.
+//! Contenders run in processes of their own and obey the same commands as `load`.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
@@ -19,27 +19,29 @@ use tokio::task::{JoinSet, coop};
 use crate::store::scheme;
 use crate::terms;
 
-/// The number of keys of the pair, as in `load`.
+/// The number of keys of a pair, as in `load`.
 const KEYS: usize = 256;
 
-/// The floors of one store: the least that a lock can cost there, or the cost with the store's client library.
+/// The floor of one store. It is the least that a lock can cost there, or the cost of a lock that
+/// is built with the store's client library.
 pub(crate) struct Floor {
-    /// Warms the server up before anything is measured.
+    /// Warms the server up before the first measurement.
     pub(crate) warm_up: Option<fn(url: &str)>,
-    /// The time of a round trip, in microseconds, over so many round trips.
+    /// Measures `times` round trips. Returns the time of one in microseconds.
     pub(crate) ping: Option<fn(url: String, times: usize) -> f64>,
-    /// The name of what replaces our pair: see [`pairs`] and [`many`].
+    /// The name of the floor's counterpart of a pair: see [`pairs`] and [`many`].
     pub(crate) pair: &'static str,
     pub(crate) pairs: fn(url: String, pairs: usize, cold: bool) -> f64,
     pub(crate) many: fn(url: String, tasks: usize, secs: f64) -> f64,
-    /// The name of what is handed over instead of our lock.
+    /// The name of the thing that the floor hands over in place of a lock.
     pub(crate) turn: &'static str,
     pub(crate) turns: Turns,
 }
 
-/// Between which tasks it is handed over.
+/// Which tasks hand the thing over.
 pub(crate) enum Turns {
-    /// Tasks of this process, with their number and a duration. Returns true hand-overs per second.
+    /// Tasks of this process. The arguments are their number and a duration. Returns true
+    /// hand-overs per second.
     Here(fn(tasks: usize, secs: f64) -> f64),
     /// Tasks of processes that this program starts: see [`Process`].
     OfProcesses {
@@ -59,7 +61,8 @@ pub(crate) trait Token: Send + 'static {
     fn give_back(&mut self) -> impl Future<Output = ()> + Send;
 }
 
-/// One task, over 256 keys, or every key once. Returns the p50 in microseconds.
+/// Acquires and releases in one task: over 256 keys, or with each key once if `cold`. Returns the
+/// p50 in microseconds.
 pub(crate) fn pairs<L: Pair>(
     lock: impl Future<Output = L> + Send + 'static,
     pairs: usize,
@@ -89,7 +92,7 @@ pub(crate) fn pairs<L: Pair>(
     })
 }
 
-/// Pairs per second of many tasks, each with its own key.
+/// The pairs per second of many tasks, each with its own key.
 pub(crate) fn many<L: Pair>(
     lock: impl Future<Output = L> + Send + 'static,
     tasks: usize,
@@ -106,7 +109,8 @@ pub(crate) fn many<L: Pair>(
                     while now() < end {
                         lock.pair(&key).await;
                         pairs += 1;
-                        // As in `load`, because memory answers at once.
+                        // As in `load`: memory answers at once, so a task without this would keep
+                        // its thread.
                         coop::consume_budget().await;
                     }
                     pairs
@@ -158,7 +162,7 @@ async fn take_turns<T: Token>(tokens: Vec<T>, end: u64) -> Vec<Turn> {
     turns
 }
 
-/// A part of a floor that this program runs in a process of its own.
+/// A part of a floor that runs in a process of its own, started from this program.
 #[derive(Subcommand)]
 pub(crate) enum Process {
     /// The floor of `load URL w3`
@@ -215,7 +219,7 @@ impl Process {
     }
 }
 
-/// Like `load URL w3`, with one of these tokens for each task.
+/// Acts like `load URL w3`, with one of these tokens for each task.
 pub(crate) fn contend_when_told<T: Token>(
     runtime: &Runtime,
     tokens: impl Future<Output = Vec<T>>,
@@ -239,18 +243,18 @@ async fn contend_with<T: Token>(tokens: Vec<T>, secs: f64, out: &Path) {
     let acquisitions = turns.len();
     let report = serde_json::json!({"errors": 0, "acquisitions": acquisitions, "cpu_s": cpu});
     say(&report.to_string());
-    // If the process ended now, tasks of a library that still release something would end too, and other processes wait
-    // for them.
+    // The process stays until its input ends. A library may still release something in a task of
+    // its own, and other processes wait for this release.
     driver.for_each(drop);
 }
 
-/// Like `load URL w5`, with the first of these tokens.
+/// Acts like `load URL w5`, with the first of these tokens.
 pub(crate) fn obey_here<T: Token>(runtime: &Runtime, tokens: impl Future<Output = Vec<T>>) {
     let mut token = runtime.block_on(tokens).remove(0);
     say("READY");
     for line in io::stdin().lines() {
         let acquires = line.unwrap() == "a";
-        // On the runtime's own threads, as in `load`.
+        // The work runs on the runtime's own threads, as in `load`.
         let done = runtime.spawn(async move {
             let before = now();
             match acquires {
@@ -269,7 +273,7 @@ pub(crate) fn obey_here<T: Token>(runtime: &Runtime, tokens: impl Future<Output 
     say(r#"{"errors": 0}"#);
 }
 
-/// Runs a task on the threads of a runtime, as in `load`.
+/// Runs work on the threads of a runtime, as `load` does.
 pub(crate) fn on_a_runtime<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> T {
     let runtime = runtime();
     runtime.block_on(runtime.spawn(work)).unwrap()

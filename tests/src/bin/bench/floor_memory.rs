@@ -1,5 +1,5 @@
-//! The floor of `memory:` is tokio's mutex in a map of names, as one would write it by hand without other processes,
-//! leases or tokens.
+//! The floor of `memory:` is a map from names to tokio's mutexes. A program without other
+//! processes, leases and tokens would use such a map.
 
 use std::collections::HashMap;
 use std::future::ready;
@@ -34,7 +34,7 @@ struct Shards {
 }
 
 impl Map {
-    /// Tasks that hand over one name of a new map.
+    /// Tasks that hand one name of a new map to each other.
     pub(crate) fn of_tasks(tasks: usize) -> Vec<OneName> {
         let map = Self::default();
         let one = |_| OneName {
@@ -55,7 +55,7 @@ impl Map {
         lock.lock_owned().await
     }
 
-    /// Removes the name when no task uses it any more.
+    /// Unlocks, and removes the name if no task uses it.
     fn unlock(&self, name: &str, guard: OwnedMutexGuard<()>) {
         drop(guard);
         let mut shard = self
@@ -82,7 +82,7 @@ impl Pair for Map {
     }
 }
 
-/// The name that the tasks contend for.
+/// A task's access to the name that all tasks contend for.
 pub(crate) struct OneName {
     map: Map,
     held: Option<OwnedMutexGuard<()>>,

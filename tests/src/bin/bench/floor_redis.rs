@@ -1,6 +1,6 @@
-//! The floors of Redis, the least that a lock can cost there. One is `SET NX` and a script that compares and deletes,
-//! without a line, a token or a clock. The other is a token in a list that `BLPOP` hands over, without an owner.
-//! Neither should be used as a lock.
+//! The floors of Redis, the least that a lock can cost there. One floor is `SET NX` and a script
+//! that compares and deletes, without a line, a token or a clock. The other is a token in a list
+//! that `BLPOP` hands over, without an owner. Nobody should use one of these as a lock.
 
 use std::sync::Arc;
 
@@ -29,12 +29,12 @@ const LEASE_MS: u64 = 30_000;
 const DELETE: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
 
-/// `SET key id NX PX 30000`, and a compare-and-delete.
+/// A lock of `SET key id NX PX 30000` and a compare-and-delete.
 #[derive(Clone)]
 pub(crate) struct RawLock {
     connection: MultiplexedConnection,
     delete: Arc<str>,
-    /// Pairs so far.
+    /// The number of pairs so far.
     number: usize,
 }
 
@@ -54,7 +54,7 @@ impl RawLock {
 impl Pair for RawLock {
     async fn pair(&mut self, key: &str) {
         self.number += 1;
-        // As long as a random id.
+        // The id is as long as a random id of the library.
         let id = format!("{:032x}", self.number);
         let mut set = cmd("SET");
         set.arg(key).arg(&id).arg("NX").arg("PX").arg(LEASE_MS);
@@ -83,7 +83,7 @@ fn ping(url: String, times: usize) -> f64 {
     })
 }
 
-/// A token in a list. The task that has popped it may work.
+/// A token in a list. A task may work when it has popped the token.
 pub(crate) struct List {
     connection: MultiplexedConnection,
     pop: Cmd,
@@ -91,7 +91,7 @@ pub(crate) struct List {
 }
 
 impl List {
-    /// Each task has its own connection, because a pop blocks it.
+    /// Makes these tasks. Each has its own connection, because a pop blocks the connection.
     pub(crate) async fn of_tasks(url: &str, key: &str, tasks: usize) -> Vec<Self> {
         let client = client(url);
         let mut lists = Vec::new();

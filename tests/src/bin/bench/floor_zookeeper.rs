@@ -1,5 +1,6 @@
-//! The floors of ZooKeeper, both with the crate zookeeper-client. One is the requests of every lock recipe, one after
-//! another. Our pair has to be faster, because it need not wait between them. The other is that crate's own lock.
+//! The floors of ZooKeeper, both with the crate zookeeper-client. One floor is the requests of
+//! every lock recipe, one after another. Our pair must be faster, because it sends them without
+//! waiting in between. The other floor is the crate's own lock.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -30,8 +31,9 @@ const PORT: u16 = 2181;
 const SESSION: Duration = Duration::from_secs(30);
 const FOLDER: &str = "/floor";
 
-/// A server in Java is slow until its JIT compiler has compiled the common paths. Floors run before our own
-/// measurements and would look slower than they are.
+/// The time of the warm-up. A server in Java is slow until its JIT compiler has compiled the common
+/// paths. Floors run before our own measurements, so without a warm-up they would look slower than
+/// they are.
 const WARM_UP_S: f64 = 8.0;
 const WARM_UP_TASKS: usize = 64;
 
@@ -41,13 +43,13 @@ fn warm_up(url: &str) {
     many(RawTicket::connect(url.to_owned()), WARM_UP_TASKS, WARM_UP_S);
 }
 
-/// Creates an ephemeral sequential node, lists its parent, and deletes it. If it has not used the parent yet, it sends
-/// the parent's create together with the node's, as our client does.
+/// Creates an ephemeral sequential node, lists its parent, and deletes the node. At the first use
+/// of a parent, it sends the parent's create together with the node's, as our client does.
 #[derive(Clone)]
 pub(crate) struct RawTicket {
     client: Client,
     parents: HashSet<String>,
-    /// Pairs so far.
+    /// The number of pairs so far.
     number: usize,
 }
 
@@ -67,22 +69,22 @@ impl Pair for RawTicket {
         let ticket = CreateMode::EphemeralSequential.with_acls(Acls::anyone_all());
         self.number += 1;
         let parent = format!("{FOLDER}/{key}");
-        // As long as a random id.
+        // The id is as long as a random id of the library.
         let prefix = format!("{parent}/{:032x}-", self.number);
         let sequence = loop {
             let is_new = self.parents.insert(parent.clone());
-            // The request is sent by the call.
+            // The call itself sends the request, so both requests are in flight at once.
             let made = is_new.then(|| self.client.create(&parent, b"", &container));
             let created = self.client.create(&prefix, b"", &ticket);
             if let Some(made) = made {
                 match made.await {
-                    Ok(_) | Err(Error::NodeExists) => {} // from an earlier run
+                    Ok(_) | Err(Error::NodeExists) => {} // an earlier run has made it
                     Err(error) => panic!("{error}"),
                 }
             }
             match created.await {
                 Ok((_, sequence)) => break sequence,
-                // Once a minute the server removes empty parents.
+                // The server removes empty parents once a minute.
                 Err(Error::NoNode) if !is_new => self.parents.remove(&parent),
                 Err(error) => panic!("{error}"),
             };
@@ -94,7 +96,8 @@ impl Pair for RawTicket {
     }
 }
 
-/// `Client::lock` with node names as in Curator, the only form that tasks with one client may share.
+/// The lock of zookeeper-client, `Client::lock`, with node names as in Curator. Tasks with a common
+/// client can use this form only.
 pub(crate) struct Recipe {
     client: Client,
     folder: String,
@@ -102,7 +105,7 @@ pub(crate) struct Recipe {
 }
 
 impl Recipe {
-    /// One client for all tasks.
+    /// Makes these tasks, with one client for all.
     pub(crate) async fn of_tasks(url: &str, key: &str, tasks: usize) -> Vec<Self> {
         let client = connect(url).await;
         let folder = format!("{FOLDER}/{key}");
@@ -125,8 +128,8 @@ impl Token for Recipe {
         self.held = Some(lock.into_owned());
     }
 
-    /// Its only release is the drop: a task of the library then sends a delete. This lets that task run and does not
-    /// wait for the reply.
+    /// Releases by dropping: a task of the crate sends the delete. This function lets that task
+    /// run. It does not wait for the reply.
     async fn give_back(&mut self) {
         self.held = None;
         yield_now().await;

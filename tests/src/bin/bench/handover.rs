@@ -1,5 +1,5 @@
-//! The workload W5: the time from the release in one process to the grant of the waiter in another, next to other ways
-//! to hand over at that store.
+//! The workload W5: the time from the release in one process to the grant of the waiter in another
+//! process. The floors are other ways to hand over at the same store.
 
 use std::process::Command;
 use std::thread::sleep;
@@ -15,7 +15,7 @@ use crate::{Bench, floor};
 
 const HAND_OVERS: usize = 200;
 
-/// The percentiles that are measured, and their names with us and at the floor.
+/// The percentiles that are measured, and their names for our lock and for the floor.
 const DISTRIBUTION: [(usize, &str, &str); 9] = [
     (1, "p1", "floor p1"),
     (5, "p5", "floor p5"),
@@ -28,7 +28,8 @@ const DISTRIBUTION: [(usize, &str, &str); 9] = [
     (99, "p99", "floor p99"),
 ];
 
-/// The time from the command to the waiter until the release. By then the waiter stands in line.
+/// The time from the command to the waiter until the release. It is long enough for the waiter to
+/// be in line.
 const STANDS: Duration = Duration::from_millis(4);
 
 pub(crate) fn between_processes(bench: &Bench, table: &mut Table) {
@@ -79,7 +80,8 @@ pub(crate) fn between_processes(bench: &Bench, table: &mut Table) {
     }
 }
 
-/// The time from just before the release until the other process has the lock, and the number of errors.
+/// Hands the lock from process to process. Returns the times from just before a release until the
+/// other process holds, and the number of errors.
 fn hand_to_and_fro(command: impl Fn() -> Command) -> (Durations, f64) {
     let mut holder = Process::start(&mut command());
     let mut waiter = Process::start(&mut command());

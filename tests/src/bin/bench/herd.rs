@@ -12,7 +12,7 @@ use crate::table::{Bar, Samples, Table};
 
 const LINES: [usize; 3] = [10, 100, 1_000];
 
-/// As many as the shortest line allows.
+/// The shortest line allows no more releases than this.
 const RELEASES: usize = 10;
 const HOLD_MS: u64 = 1;
 const IDLE: Duration = Duration::from_secs(3);

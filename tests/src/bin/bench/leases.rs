@@ -1,4 +1,5 @@
-//! The workload W7: 10,000 leases kept alive, on an idle machine and on a saturated one.
+//! The workload W7: the client keeps 10,000 leases alive, on an idle machine and on a saturated
+//! one.
 
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +14,7 @@ use crate::table::{Bar, Samples, Table};
 
 const LEASES: f64 = 10_000.0;
 
-/// Longer than a lease, so a lease without a renewal is gone by then.
+/// Longer than a lease, so that a lease without a renewal has ended by then.
 const HOLD: Duration = Duration::from_secs(31);
 
 pub(crate) fn many_leases(bench: &Bench, table: &mut Table) {
@@ -76,9 +77,9 @@ fn hold(bench: &Bench, samples: &mut Samples) {
     samples.add("errors", report.figure("errors"));
 }
 
-/// Runs the work while every core is kept busy.
+/// Runs the work while other threads keep every core busy.
 fn saturate(work: impl FnOnce()) {
-    /// Stops the threads, however the work ends, so that they can be waited for.
+    /// Stops the threads when the work ends in any way, so that this function can wait for them.
     struct Over<'a>(&'a AtomicBool);
     impl Drop for Over<'_> {
         fn drop(&mut self) {

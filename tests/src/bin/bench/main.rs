@@ -1,6 +1,7 @@
-//! The bench driver. It runs every mode of the program `load` against servers of its own, together with floors and
-//! peers, and reports which figures miss their bars. A floor is the least that a lock can cost, a peer is another
-//! crate's lock, and a bar is the value that a figure must reach.
+//! The bench driver. It runs every mode of the program `load` against servers that it starts,
+//! together with floors and peers. It reports which figures miss their bars. A floor is the least
+//! that a lock can cost. A peer is another crate's lock. A bar is the value that a figure must
+//! reach.
 //!
 //! ```text
 //! cargo build --release -p tests --bin load --bin bench
@@ -18,10 +19,11 @@
 //! cargo build --release --manifest-path tests/peers/Cargo.toml --target-dir target
 //! ```
 //!
-//! W1 is one task. W2 is many tasks with a lock each. W3 is one process with 64 tasks at one lock, W4 is four processes
-//! with 16 tasks each at one lock. W5 is a hand-over to another process, W6 a release with many waiters, W7 many leases
-//! that are kept alive. Absolute figures depend on the machine, so floors are measured in the same run, alternating
-//! with ours. The counts of the server's commands and packets are exact.
+//! W1 is one task. W2 is many tasks with a lock each. W3 is one process with 64 tasks at one lock.
+//! W4 is four processes with 16 tasks each at one lock. W5 is a hand-over to another process. W6 is
+//! a release with many waiters. W7 is many leases that are kept alive. Absolute figures depend on
+//! the machine, so floors are measured in the same run, alternating with our lock. The counts of
+//! the server's commands and packets are exact.
 //!
 //! | file | |
 //! |---|---|
@@ -64,13 +66,13 @@ use program::Policy;
 use store::Store;
 use table::Table;
 
-/// Measures lock stores with the program load, and compares each with its floor: the least that a lock can cost there.
-/// Floors are measured in the same run
+/// Measures lock stores with the program load, and compares each with its floor: the least that a
+/// lock can cost there. Floors are measured in the same run
 #[derive(Parser)]
 #[command(name = "bench", args_conflicts_with_subcommands = true)]
 struct Arguments {
-    /// redis, durable, sentinel, cluster, quorum, zookeeper or sqlite for servers or a file that the bench starts
-    /// itself; or URLs, for example memory: or redis://host
+    /// redis, durable, sentinel, cluster, quorum, zookeeper or sqlite for servers or a file that
+    /// the bench starts itself; or URLs, for example memory: or redis://host
     #[arg(default_values = ["redis", "memory:"])]
     stores: Vec<String>,
     /// Run only these workloads, for example w1,w3
@@ -85,7 +87,8 @@ struct Arguments {
     /// Duration of W2, W3 and W4 in seconds
     #[arg(long, default_value_t = 2.5)]
     secs: f64,
-    /// Also write all rows to this file, with the columns store,workload,figure,value,unit,floor,floor value
+    /// Also write all rows to this file, with the columns
+    /// store,workload,figure,value,unit,floor,floor value
     #[arg(long)]
     csv: Option<PathBuf>,
     #[command(subcommand)]
@@ -105,7 +108,7 @@ enum Workload {
     Slopes,
 }
 
-/// The columns of the file.
+/// The columns of the CSV file.
 const HEADING: [&str; 7] = [
     "store",
     "workload",
@@ -125,7 +128,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// Prints to standard error what is running, once for each run.
+    /// Yields each run, and prints to standard error what is running.
     fn each_run(&self, what: &str) -> impl Iterator<Item = u32> {
         (1..=self.runs).inspect(move |run| {
             eprintln!(
@@ -169,7 +172,7 @@ fn main() -> ExitCode {
     }
 
     let mut rows = match &arguments.csv {
-        // Before the work, so that a file that cannot be written is noticed early.
+        // The file is created before the work, so that an error is noticed early.
         Some(path) => match csv::Writer::from_path(path) {
             Ok(file) => Some(file),
             Err(error) => {
@@ -228,8 +231,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// How busy the machine was before the start. Other load disturbs every figure, and a wake-up on a core that sleeps
-/// costs more than one on a core that does not.
+/// How busy the machine was before the start. Other load disturbs every figure. It also changes the
+/// cost of a wake-up, which is greater on a core that sleeps.
 fn busy() -> String {
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     match load.split(' ').next() {

@@ -4,7 +4,7 @@ use crate::Bench;
 use crate::program::{self, load};
 use crate::table::{Bar, Samples, Table};
 
-/// The numbers of tasks of W2. The first is compared with its bar, the others show the trend.
+/// The numbers of tasks of W2. The first has a bar, and the others show the trend.
 const TASKS: [usize; 5] = [64, 1, 4, 16, 256];
 
 pub(crate) fn one_client(bench: &Bench, table: &mut Table) {
@@ -22,7 +22,8 @@ pub(crate) fn one_client(bench: &Bench, table: &mut Table) {
 fn measure_one(bench: &Bench, table: &mut Table, policy: program::Policy, cold: bool, what: &str) {
     let store = &bench.store;
     let (pairs, floor) = (store.terms.pairs, store.terms.floor);
-    // Not timed: one cycle over the keys before, and one pair on a name of its own.
+    // The pairs that are not timed: one cycle over the keys before the run (unless cold), and one
+    // pair on a name of its own.
     let untimed = if cold { 1 } else { 257 };
     let mut samples = Samples::default();
     for _ in bench.each_run(what) {
@@ -86,7 +87,7 @@ fn measure_one(bench: &Bench, table: &mut Table, policy: program::Policy, cold: 
             .floor("PING", ping);
     }
     if let Some(scripts) = samples.median("scripts") {
-        // Several servers are asked at the same time.
+        // With several servers, each request goes to all of them, so the count is not 2.
         let exact = (store.servers_asked() == 1).then_some(Bar::Exactly(2.0));
         table.row(what, "scripts per pair", scripts, "").bar(exact);
         table

@@ -10,7 +10,7 @@ use tests::process::Process;
 
 use crate::store::Store;
 
-/// For answers that a saturated machine may delay.
+/// The time for answers that a saturated machine may delay.
 pub(crate) const SOON: Duration = Duration::from_secs(100);
 
 /// Which waiter is served first: see `lockcore::Fair`.
@@ -30,7 +30,7 @@ impl Policy {
     }
 }
 
-/// The path of a program: in the folder of this program, where cargo puts all.
+/// The path of a program. Cargo puts all programs into one folder, so it is beside this program.
 fn path(program: &str) -> PathBuf {
     std::env::current_exe().unwrap().with_file_name(program)
 }
@@ -55,7 +55,8 @@ pub(crate) fn peers_available() -> Result<(), String> {
     }
 }
 
-/// The peer of a store in a mode of the program `load`, and its name. `None` if there is no peer or it is not built.
+/// The peer of a store in a mode of the program `load`: its name and its command. `None` if there
+/// is no peer or it is not built.
 pub(crate) fn peer(store: &Store, mode: &str) -> Option<(&'static str, Command)> {
     let name = store.terms.peer?;
     peers_available().ok()?;
@@ -75,13 +76,13 @@ pub(crate) fn load(store: &Store, policy: Policy, mode: &str) -> Command {
     command
 }
 
-/// Starts the program, and reads its report. For modes that need no input.
+/// Runs a mode that needs no input, and reads its report.
 pub(crate) fn report(command: &mut Command) -> Report {
     end(Process::start(command))
 }
 
-/// Closes its input, reads its report, and waits until it has released its locks. If it were killed, the next run would
-/// meet its leases.
+/// Closes the program's input, reads its report, and waits until it has released its locks. If it
+/// were killed, its leases would disturb the next run.
 pub(crate) fn end(mut process: Process) -> Report {
     process.close_input();
     let report = last_line(&mut process);
@@ -89,7 +90,7 @@ pub(crate) fn end(mut process: Process) -> Report {
     report
 }
 
-/// The report of a process that may still have to release something.
+/// Reads the report of a process. The process may still have something to release.
 pub(crate) fn last_line(process: &mut Process) -> Report {
     loop {
         let line = process.hear(SOON).expect("no report in time");

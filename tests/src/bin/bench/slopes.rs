@@ -1,5 +1,5 @@
-//! How the cost of each part grows: leases that are held, names that were used once, waiters of one name, and waiters that
-//! give up. The tables in the guides of the stores come from this.
+//! How costs grow: with the number of held leases, of names that were used once, of waiters of one
+//! name, or of waiters that give up. The tables in the guides of the stores come from here.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -13,15 +13,15 @@ use crate::store::Asked;
 use crate::table::{Bar, Samples, Table};
 
 const LEASES: [usize; 4] = [100, 1_000, 10_000, 100_000];
-/// A store without counts of its commands gets no more than the first two.
+/// The third number is used only at a store that counts its commands.
 const NAMES: [usize; 3] = [100, 10_000, 1_000_000];
-/// The longest line is 10,000 tickets.
+/// At most 9,000, because a line has room for 10,000 tickets.
 const WAITERS: [usize; 5] = [1, 10, 100, 1_000, 9_000];
 
 /// Longer than a lease, so each lease is renewed at least once.
 const HOLD: Duration = Duration::from_secs(31);
 const RELEASES: usize = 10;
-/// A server that has got no request for this long has got all that a process had to send.
+/// If a server has got no request for this long, it has got everything that a process had to send.
 const QUIET: Duration = Duration::from_millis(300);
 
 pub(crate) fn measure(bench: &Bench, table: &mut Table) {
@@ -130,7 +130,8 @@ fn give_up(bench: &Bench, waiters: usize, table: &mut Table) {
     rows(table, &what, &samples, &figures);
 }
 
-/// Runs a mode with a line, and adds the cost of each of its [`RELEASES`] steps at the server. Returns the seconds.
+/// Runs a mode with a line, and adds what each of its [`RELEASES`] steps costs at the server.
+/// Returns how many seconds the steps took.
 fn in_line(bench: &Bench, mode: &str, samples: &mut Samples) -> f64 {
     let store = &bench.store;
     let mut process = Process::start(&mut load(store, Policy::Strict, mode));

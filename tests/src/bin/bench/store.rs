@@ -1,4 +1,5 @@
-//! The store under test: a store at a URL or on a server of its own, and the requests that it received.
+//! The store under test: a store at a URL or on servers that the bench starts, and the requests
+//! that it received.
 
 use std::cell::RefCell;
 
@@ -21,15 +22,15 @@ pub(crate) struct Store {
     pub(crate) url: String,
     pub(crate) terms: Terms,
     capability: Capability,
-    /// A connection to each Redis that serves it, to read its statistics.
+    /// A connection to each Redis server of the store, to read its statistics.
     redis: Vec<RefCell<Connection>>,
-    /// The servers that were started for it.
+    /// The servers that the bench has started for this store.
     servers: Option<Servers>,
 }
 
 /// The servers of a store.
 enum Servers {
-    /// Those of the suite.
+    /// The server that the suite starts for this store.
     One(Box<dyn Server>),
     /// A master, and a replica that acknowledges each write.
     Replicated(Vec<RedisServer>),
@@ -39,7 +40,7 @@ enum Servers {
 }
 
 impl Servers {
-    /// `None` if it is not the name of a store.
+    /// Starts the servers of a named store. `None` if `name` is not the name of a store.
     fn start(name: &str) -> Result<Option<Self>, String> {
         let of_several = ["durable", "sentinel", "cluster", "quorum"].contains(&name);
         if of_several {
@@ -76,7 +77,7 @@ impl Servers {
         }
     }
 
-    /// The Redis servers that clients ask.
+    /// The Redis servers that clients send requests to.
     fn redis(&self) -> Vec<&RedisServer> {
         match self {
             Self::One(server) => server.downcast().into_iter().collect(),
@@ -95,8 +96,8 @@ impl Servers {
     }
 }
 
-/// Waits until the replica acknowledges a write. A replica that is connected may do so only after its next message, which
-/// it sends once a second.
+/// Waits until the replica acknowledges a write. A connected replica may begin to acknowledge only
+/// with its next message to the master. It sends one each second.
 fn await_acknowledgement(master: &RedisServer) {
     let client = Client::open(master.url()).unwrap();
     let mut connection = client.get_connection().unwrap();
@@ -115,11 +116,11 @@ pub(crate) fn scheme(url: &str) -> &str {
 }
 
 impl Store {
-    /// Opens a store at a URL, or starts servers of its own if there is only a name.
+    /// Opens the store at a URL. If `name` is a name only, starts servers for this store.
     pub(crate) fn open(name: &str) -> Result<Self, String> {
         let servers = Servers::start(name)?;
         let url = servers.as_ref().map_or(name.to_owned(), Servers::url);
-        // Of several hosts, which a URL does not have, the first.
+        // The first of several hosts: the parser for URLs knows only one host.
         let (first, options) = url.split_once('?').unwrap_or((&url, ""));
         let first = first.split(',').next().unwrap_or(first);
         let parsed = Url::parse(first).map_err(|error| format!("not a URL: {error}"))?;
@@ -147,7 +148,7 @@ impl Store {
                 }
                 None => format!("{}:", parsed.scheme()),
             },
-            // The floors take a plain URL.
+            // The floors can use only a plain URL, without options.
             terms: terms::of(if options.is_empty() { scheme(&url) } else { "" }),
             capability: backend.capability(),
             redis: redis.map_err(|error| format!("Redis: {error}"))?,
@@ -161,17 +162,18 @@ impl Store {
         self.capability.cross_process
     }
 
-    /// The number of Redis servers that clients ask.
+    /// The number of Redis servers that clients send requests to.
     pub(crate) fn servers_asked(&self) -> usize {
         self.redis.len()
     }
 
-    /// Makes the list with the one token that the tasks of a floor hand over, if the floor uses a list.
+    /// Makes a list with one token, which the tasks of a floor hand over. Used only if the floor
+    /// needs a list.
     pub(crate) fn put_token(&self, key: &str) {
         self.ask(redis::cmd("LPUSH").arg(key).arg("token"));
     }
 
-    /// Removes that list.
+    /// Removes this list.
     pub(crate) fn forget(&self, key: &str) {
         self.ask(redis::cmd("DEL").arg(key));
     }
@@ -198,7 +200,7 @@ impl Store {
         (!self.redis.is_empty()).then(|| self.redis.iter().map(of).sum())
     }
 
-    /// `None` for a store without counts, or without access to them.
+    /// The counts of the servers now. `None` for a store without counts, or without access to them.
     pub(crate) fn reading(&self) -> Option<Reading> {
         let zookeeper = self.servers.as_ref().and_then(Servers::zookeeper);
         if let Some(server) = zookeeper {
@@ -257,7 +259,7 @@ impl Store {
 }
 
 pub(crate) struct Reading {
-    /// The processor time of the servers that clients ask.
+    /// The processor time of the servers that clients send requests to.
     cpu_s: f64,
     counts: Counts,
 }
@@ -271,7 +273,7 @@ enum Counts {
 }
 
 impl Reading {
-    /// Adds what a Redis says.
+    /// Adds the figures that a Redis server reports.
     fn add(&mut self, redis: &mut Connection) {
         let mut info =
             |section: &str| -> String { redis::cmd("INFO").arg(section).query(redis).unwrap() };
@@ -295,11 +297,11 @@ impl Reading {
 }
 
 pub(crate) struct Asked {
-    /// The requests of all clients, probes included.
+    /// The requests of all clients, including probes.
     pub(crate) requests: f64,
     /// The processor time of the servers.
     pub(crate) cpu_s: f64,
-    /// The commands of a Redis, or of all that form the store.
+    /// The commands of the Redis servers of the store.
     pub(crate) redis: Option<Commands>,
 }
 
@@ -325,7 +327,7 @@ impl Commands {
             match command.as_str() {
                 "evalsha" | "eval" | "fcall" => asked.scripts += calls,
                 "publish" | "spublish" => asked.publishes += calls,
-                "info" => {} // the harness's own
+                "info" => {} // sent by the harness
                 other if is_a_request(other) => asked.other_requests += calls,
                 _ => asked.inside_scripts += calls,
             }
@@ -333,8 +335,8 @@ impl Commands {
         asked
     }
 
-    /// The microseconds that the server has spent in these commands. A script's time includes the commands that it
-    /// calls. This depends little on the machine.
+    /// The microseconds that the server has spent in these commands. They depend little on the
+    /// machine. The time of a script includes the commands that it calls.
     pub(crate) fn micros_in(&self, commands: &[&str]) -> f64 {
         let spent = commands
             .iter()
@@ -347,8 +349,8 @@ impl Commands {
     }
 }
 
-/// Whether clients send this command. A server also counts commands that scripts call, and these are not called by
-/// scripts.
+/// Whether this command comes from a client. A server also counts the commands that scripts call.
+/// No script calls the commands of this list.
 fn is_a_request(command: &str) -> bool {
     let families = ["client|", "script|", "config|", "acl|", "command|"];
     let alone = [

@@ -1,4 +1,4 @@
-//! Medians of runs, bars, and the table of both.
+//! Medians of runs, bars, and the table that shows them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +13,7 @@ impl Samples {
         self.0.entry(figure).or_default().push(value);
     }
 
-    /// `None` for a figure without values, such as the floor where there is none.
+    /// The median of a figure. `None` if it has no values, for example if there is no floor.
     pub(crate) fn median(&self, figure: &str) -> Option<f64> {
         let mut values = self.0.get(figure)?.clone();
         values.sort_by(f64::total_cmp);
@@ -27,16 +27,17 @@ impl Samples {
     }
 }
 
-/// The value that a figure has to reach.
+/// The value that a figure must reach.
 #[derive(Clone, Copy)]
 pub(crate) enum Bar {
     AtLeast(f64),
     AtMost(f64),
-    /// At most so many times the floor.
+    /// At most this many times the floor.
     OfFloor(f64),
-    /// At least so many times the floor.
+    /// At least this many times the floor.
     TimesFloor(f64),
-    /// Equal to two decimals. For counts per hand-over, where the first and the last of a run have no pair.
+    /// Equal to two decimals. For counts per hand-over, which differ a little: the first and the
+    /// last hand-over of a run are incomplete.
     Exactly(f64),
     /// Zero. Any other value means that a lock failed.
     Never,
@@ -149,8 +150,8 @@ impl Table {
         self.0.last_mut().unwrap()
     }
 
-    /// Writes one record for each row, for spreadsheets and for the program `plots`. Units are in the order of the
-    /// heading. Values that were not measured are empty.
+    /// Writes one record for each row, for spreadsheets and for the program `plots`. The columns
+    /// are those of the heading. A value that was not measured is empty.
     pub(crate) fn write(&self, store: &str, file: &mut csv::Writer<File>) -> csv::Result<()> {
         for row in &self.0 {
             let text = |value: f64| {

@@ -1,4 +1,5 @@
-//! The floors, peers and bars of each store. A store that is not listed here is measured without them.
+//! The floors, peers and bars of each store. A store that is not listed here is measured without
+//! them.
 
 use crate::floor::Floor;
 use crate::program::Policy;
@@ -13,7 +14,7 @@ pub(crate) struct Terms {
     pub(crate) peer: Option<&'static str>,
     /// The bar for the p50 of W1.
     pub(crate) pair: Option<Bar>,
-    /// The bar for the pairs per second of W2, with the number of tasks that is judged.
+    /// The bar for the pairs per second of W2, at the number of tasks that has a bar.
     pub(crate) many: Option<Bar>,
     /// The bars for the true hand-overs per second of W3 and of W4.
     pub(crate) one_process: ByPolicy,

@@ -1,4 +1,5 @@
-//! Used by all modes: locks with the agreed lease, failures, the report, and lines to and from the driver.
+//! What all modes use: locks with the agreed lease, failures, the report, and lines to and from the
+//! driver.
 
 use std::fmt::Display;
 use std::io::{self, BufRead as _, Write as _};
@@ -8,7 +9,8 @@ use lockcore::{Error, Lock, Locks, Release, Wait};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-/// The lease of all locks, and of sessions where a store has them. It is the same in all programs that are compared.
+/// The lease of all locks, and of the sessions of a store that has sessions. All programs that are
+/// compared use the same lease.
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
 
 /// A client of the store, and the first fields of the report.
@@ -31,8 +33,8 @@ impl Client {
         self.locks.mutex(key).wait(Wait::Forever)
     }
 
-    /// One untimed pair on a name of this process. The costs of the first contact (scripts to load, code to page in)
-    /// are part of no figure.
+    /// Makes one untimed pair on a name of this process. So no figure includes the costs of the
+    /// first contact: scripts that are loaded and code that is paged in.
     pub(crate) async fn warm_up(&self, failures: &mut Failures) {
         let lock = self.lock(format!("warm-up-{}", std::process::id()));
         if let Some(guard) = failures.note(lock.acquire().await) {
@@ -59,7 +61,7 @@ impl Failures {
         outcome.map_err(|error| self.add(&error)).ok()
     }
 
-    /// A lock that was lost while it was held counts as a failure too.
+    /// Counts a failed release. A lock that was lost before its release is a failure too.
     pub(crate) fn note_release(&mut self, outcome: Result<Release, Error>) {
         match outcome {
             Ok(Release::Released) => {}
@@ -88,11 +90,12 @@ pub(crate) async fn pause() {
 /// Sends a line to the driver at once.
 pub(crate) fn say(line: &str) {
     let mut out = io::stdout().lock();
-    // If the driver is gone, the line is lost, which does not matter.
+    // If the driver has ended, the line is lost, which does not matter.
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
-/// The lines of standard input. A thread reads them, and nothing waits for that thread at the end.
+/// The lines of standard input. A separate thread reads them. Nothing waits for this thread when
+/// the program ends.
 pub(crate) struct Driver(mpsc::UnboundedReceiver<String>);
 
 impl Driver {

@@ -1,5 +1,5 @@
-//! The mode `w3`: many tasks at one lock, each of which asks again as soon as it has released. With a common start,
-//! several processes contend with each other.
+//! The mode `w3`: many tasks want one lock. Each task acquires it again as soon as it has released
+//! it. If several processes have a common start, they contend with each other.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
@@ -15,10 +15,12 @@ use tokio::time::timeout;
 use crate::Failed;
 use crate::client::{Client, Driver, Failures, pause, say};
 
-/// How long waiters may still wait after the end. Then their wait counts as not granted.
+/// How long waiters may wait after the end. A waiter that is not granted by then is counted as
+/// still waiting.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Room for the turns of one task in a second before its record has to grow. Unused pages cost nothing.
+/// Room for the turns of one task in a second, so that its record need not grow. Unused pages cost
+/// nothing.
 const ROOM_PER_SECOND: f64 = 50_000.0;
 
 pub(crate) async fn contend(
@@ -29,7 +31,7 @@ pub(crate) async fn contend(
     start: u64,
     out: &str,
 ) -> Result<(), Failed> {
-    // Before the work, so that a file that cannot be written is noticed early.
+    // The file is created before the work, so that an error is noticed early.
     let rows = match out {
         "-" => None,
         path => {
@@ -84,7 +86,7 @@ async fn told_start() -> Result<u64, Failed> {
     })
 }
 
-/// The record of one task. Tasks share nothing in it.
+/// The record of one task. No other task uses it.
 struct Record {
     task: u64,
     turns: Vec<Turn>,
@@ -106,8 +108,8 @@ impl Record {
     /// Takes turns until `end`.
     async fn work(mut self, lock: Lock, end: u64) -> Self {
         let left = Duration::from_nanos(end.saturating_sub(now()));
-        // One timer for each task, not for each turn. When it fires, the wait is dropped, which removes it from the
-        // line.
+        // One timer for each task, not for each turn. When it fires, the future of the wait is
+        // dropped, which removes the waiter from the line.
         let _ = timeout(left + GRACE, self.take_turns(&lock, end)).await;
         if let Some(asked) = self.waits_since {
             self.turns.push(Turn {
@@ -140,7 +142,7 @@ impl Record {
                 release_called: time,
                 task: self.task,
             });
-            // Read last, so that the check for overlap covers the whole turn.
+            // The time is read last, so that the check for overlap covers the whole turn.
             if let Some(turn) = self.turns.last_mut() {
                 turn.release_called = now();
             }

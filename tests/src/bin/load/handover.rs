@@ -1,12 +1,13 @@
-//! The mode `w5`: acquires and releases on command, and reports when it did. Two such processes show how long it takes
-//! from the release in one to the grant of the waiter in the other.
+//! The mode `w5`: acquires and releases on command, and reports the times. Two of these processes
+//! show the time from the release in one to the grant of the waiter in the other.
 
 use serde_json::json;
 use tests::measure::now;
 
 use crate::client::{Client, Driver, Failures, say};
 
-/// Says `READY`; then `a` → `A <acquired>`, `r` → `R <before the release> <after>`; a failure answers `E`.
+/// Prints `READY`. After that it answers `a` with `A <acquired>`, `r` with `R <before the release>
+/// <after>`, and prints `E` if one of them fails.
 pub(crate) async fn obey(client: &Client, key: &str) {
     let mut failures = Failures::default();
     client.warm_up(&mut failures).await;

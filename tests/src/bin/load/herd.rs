@@ -1,5 +1,5 @@
-//! The modes `w6` and `give-up`: one holder and a line of waiters. They measure the cost of a hand-over with many waiters,
-//! the cost of waiting, and the cost of a waiter that gives up.
+//! The modes `w6` and `give-up`: one holder and a line of waiters. They measure the cost of a
+//! hand-over with many waiters, the cost of waiting, and the cost of a waiter that gives up.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,11 +14,12 @@ use tokio::time::{sleep, timeout};
 use crate::Failed;
 use crate::client::{Client, Driver, Failures, pause, say};
 
-/// The line is complete when nobody has joined it for this long.
+/// The line counts as complete when nobody has joined it for this long.
 const SETTLED: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_millis(100);
 
-/// A pause after the report, in which a driver counts the requests at the store before the rest of the line leaves it.
+/// A pause after the report. In this pause a driver counts the requests at the store. After it, the
+/// rest of the line leaves, which causes more requests.
 const LINGER: Duration = Duration::from_secs(1);
 
 pub(crate) async fn run(
@@ -32,8 +33,8 @@ pub(crate) async fn run(
         return Err("K counts releases: at least 1".into());
     }
     let mut failures = Failures::default();
-    // Otherwise the first release on a new server counts twice: it is sent with the script's hash, and again with its
-    // text.
+    // Without a warm-up, the first release on a new server would count twice. It is sent with the
+    // script's hash, and then again with the script's text.
     client.warm_up(&mut failures).await;
     let lock = client.lock(key);
     let first = lock.acquire().await?;
@@ -43,7 +44,7 @@ pub(crate) async fn run(
         again: Semaphore::new(k.saturating_sub(n + 1)),
         told,
     });
-    // These tasks end with this function. Then the keeper releases their tickets.
+    // These tasks are dropped at the end of this function. The keeper releases their tickets.
     let mut line = JoinSet::new();
     for _ in 0..n {
         line.spawn(Arc::clone(&herd).wait_in_line(lock.clone(), hold));
@@ -78,7 +79,7 @@ pub(crate) async fn run(
     Ok(())
 }
 
-/// A line of waiters, of which `k` give up at the line `go`. They stand at equal distances.
+/// Makes a line of waiters. At the line `go`, `k` of them give up, at equal distances in the line.
 pub(crate) async fn give_up(client: &Client, n: usize, k: usize, key: &str) -> Result<(), Failed> {
     if k == 0 || k > n {
         return Err("K of the N waiters give up: 1 to N".into());
@@ -119,8 +120,8 @@ pub(crate) async fn give_up(client: &Client, n: usize, k: usize, key: &str) -> R
     Ok(())
 }
 
-/// Waits until all have joined, or nobody joins any more: tasks in the queue inside the process do not show at the
-/// store.
+/// Waits until `all` tickets are there, or no more tickets come: the store does not show tasks that
+/// wait in a lane.
 async fn line_stands(client: &Client, key: &str, all: usize) -> Result<(), Error> {
     let (mut length, mut since) = (0, now());
     while length < all && now() - since < SETTLED.as_nanos() as u64 {
@@ -134,10 +135,11 @@ async fn line_stands(client: &Client, key: &str, all: usize) -> Result<(), Error
 }
 
 struct Herd {
-    /// A winner takes one before it releases. Without one it keeps the lock, so that nothing happens at the store after
-    /// DONE.
+    /// A winner takes one of these before it releases. If there is none, it keeps the lock, so that
+    /// nothing happens at the store after DONE.
     turns: Semaphore,
-    /// A waiter takes one to queue again. There are none unless the line is too short for the number of releases.
+    /// A waiter takes one of these to wait a second time. There are some only if there are more
+    /// than N + 1 releases.
     again: Semaphore,
     told: mpsc::UnboundedSender<Result<Release, Error>>,
 }
@@ -170,7 +172,7 @@ impl Herd {
             sleep(hold).await;
         }
         let released = guard.release().await;
-        // The receiver is gone: the last release has been reported, or Ctrl-C has come.
+        // If the receiver is gone, the last release has been reported, or Ctrl-C has come.
         let _ = self.told.send(released);
     }
 }

@@ -1,4 +1,4 @@
-//! The mode `w7`: many leases, which the library keeps alive.
+//! The mode `w7`: many leases that the library keeps alive.
 
 use lockcore::Guard;
 use serde_json::json;
@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 
 use crate::client::{Client, Driver, Failures, pause, say};
 
-/// How many are acquired at a time.
+/// How many leases are acquired at the same time.
 const AT_A_TIME: usize = 64;
 
 pub(crate) async fn hold(client: &Client, n: usize) {

@@ -1,13 +1,14 @@
-//! The load program. It drives one store in one way and reports the cost. It uses only the public API, so programs for
-//! other lock libraries can be driven and judged the same way.
+//! The load program. It drives one store in one way and reports the cost. It uses only the public
+//! API. So a program for another lock library can be driven and judged in the same way.
 //!
 //! ```text
 //! cargo build --release -p tests --bin load
 //! load redis://127.0.0.1/ w1 20000          LOCK_FAIR=strict load redis://127.0.0.1/ w3 64 2.5 key 0 rows
 //! ```
 //!
-//! The last line of standard output is one JSON object. All times are nanoseconds of `CLOCK_MONOTONIC`, which all
-//! processes of a machine share. The lease is 30 s. The program `bench` runs all modes and judges them.
+//! The last line of standard output is one JSON object. All times are nanoseconds of
+//! `CLOCK_MONOTONIC`, which all processes of a machine share. The lease is 30 s. The program
+//! `bench` runs all modes and judges them.
 //!
 //! | file | modes |
 //! |---|---|
@@ -42,7 +43,7 @@ type Failed = Box<dyn std::error::Error + Send + Sync>;
 
 /// How long a store may take to answer for the first time.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long the end may take. Locks that are held when Ctrl-C comes are released in this time.
+/// How long the end may take. Locks that are held when Ctrl-C comes are released within this time.
 const END: Duration = Duration::from_secs(10);
 /// The exit code that a shell reports for a program that Ctrl-C ended.
 const INTERRUPTED: u8 = 130;
@@ -109,10 +110,11 @@ enum Mode {
         secs: f64,
         /// Name of the lock
         key: String,
-        /// Common start of several processes, in nanoseconds of CLOCK_MONOTONIC; 0: read it from standard input after
-        /// READY is printed
+        /// Common start of several processes, in nanoseconds of CLOCK_MONOTONIC; 0: read it from
+        /// standard input after READY is printed
         start: u64,
-        /// File for the rows, or - for none. A row is four little-endian u64: t_start, t_acquired, t_release_call, task
+        /// File for the rows, or - for none. A row is four little-endian u64: t_start, t_acquired,
+        /// t_release_call, task
         out: String,
     },
     /// Acquires at each line `a` of standard input, and releases at each line `r`
@@ -131,7 +133,8 @@ enum Mode {
         /// Name of the lock
         key: String,
     },
-    /// A line of waiters behind one holder, of which some give up at the line `go` of standard input
+    /// A line of waiters behind one holder, of which some give up at the line `go` of standard
+    /// input
     GiveUp {
         /// Number of waiters
         n: usize,
@@ -187,7 +190,7 @@ impl Mode {
     }
 }
 
-/// Reads the text as the library reads `LOCK_FAIR`.
+/// Reads the text in the same way as the library reads `LOCK_FAIR`.
 fn fair(text: &str) -> Result<Fair, humantime::DurationError> {
     match text {
         "strict" => Ok(Fair::Strict),
@@ -195,7 +198,7 @@ fn fair(text: &str) -> Result<Fair, humantime::DurationError> {
     }
 }
 
-/// The scheme and host, because the rest of the URL may be secret.
+/// The scheme and the host of a URL. The rest may be secret.
 fn redacted(url: &str) -> String {
     match url::Url::parse(url) {
         Ok(url) => match url.host_str() {
@@ -214,7 +217,7 @@ fn main() -> ExitCode {
     }
     let runtime = runtime.enable_all().build().unwrap();
     let outcome = runtime.block_on(run(arguments));
-    // Does not wait for work that Ctrl-C left unfinished.
+    // Does not wait for work that Ctrl-C has interrupted.
     runtime.shutdown_background();
     outcome.unwrap_or_else(|error| {
         eprintln!("load: {error}");
@@ -227,7 +230,8 @@ async fn run(arguments: Arguments) -> Result<ExitCode, Failed> {
     locks.ready(PATIENCE).await?;
 
     let client = Client::new(&locks, arguments.mode.name(), redacted(&arguments.url));
-    // On the runtime's own threads. On another one, each answer of the store would cost a change of threads.
+    // The work runs on the runtime's own threads. On another thread, each answer of the store would
+    // cost a change of threads.
     let mut work = tokio::spawn(arguments.mode.run(client));
     let code = tokio::select! {
         outcome = &mut work => {

@@ -13,14 +13,14 @@ use crate::client::{Client, Failures, pause};
 /// The number of keys that `w1` cycles over.
 const KEYS: usize = 256;
 
-/// Room for the pairs of one task in a second before its record has to grow.
+/// Room for the pairs of one task in a second, so that its record need not grow.
 const ROOM_PER_SECOND: f64 = 20_000.0;
 
 pub(crate) async fn one_client(client: &Client, n: usize, cold: bool) {
     let mut record = Record::with_capacity(n);
     client.warm_up(&mut record.failures).await;
     let locks: Vec<Lock> = if cold {
-        // A run must not find data of an earlier one.
+        // The names are new in each run, so that no run finds the data of an earlier one.
         let run = now();
         (0..n)
             .map(|i| client.lock(format!("w1c{run}-{i}")))
@@ -61,7 +61,8 @@ pub(crate) async fn many_clients(client: &Client, tasks: usize, secs: f64) {
                 let mut time = now();
                 while time < end {
                     time = record.pair(&lock, time).await;
-                    // A store in memory answers at once. Without this, the first tasks would keep the threads.
+                    // A store in memory answers at once. Without this, the first tasks would keep
+                    // all threads.
                     coop::consume_budget().await;
                 }
                 (record, time)
@@ -102,7 +103,7 @@ impl Record {
         }
     }
 
-    /// Acquires and releases. Returns when that ended, which is when the next pair begins.
+    /// Acquires and releases. Returns the time of its end. The next pair begins at this time.
     async fn pair(&mut self, lock: &Lock, began: u64) -> u64 {
         let Some(guard) = self.failures.note(lock.acquire().await) else {
             pause().await;
