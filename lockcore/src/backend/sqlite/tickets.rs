@@ -46,15 +46,7 @@ pub(super) async fn enqueue(
             .bind(epoch)
     };
     let rows = file.transact_repeated(query).await?;
-    let mut answer = None;
-    for row in &rows {
-        if is_answer(wakes, row, now)? {
-            answer = Some(row);
-        }
-    }
-    let Some(row) = answer else {
-        return Err(file.taken_over());
-    };
+    let row = the_answer(file, wakes, &rows, now)?;
     let holds = column::<i64>(row, "holds")? != 0;
     let soonest: Option<i64> = column(row, "soonest")?;
     let until_soonest = soonest.map(|at| duration(at - now));
@@ -194,13 +186,7 @@ pub(super) async fn resize(
             .bind(epoch)
     };
     let rows = file.transact_repeated(query).await?;
-    let mut answer = None;
-    for row in &rows {
-        if is_answer(wakes, row, now)? {
-            answer = Some(row);
-        }
-    }
-    let row = answer.ok_or_else(|| file.taken_over())?;
+    let row = the_answer(file, wakes, &rows, now)?;
     let in_use = column::<Option<i64>>(row, "in_use")?;
     let answer = stored(row, ResizeOutcome::Kept)?;
     let outcome = match in_use {
@@ -398,6 +384,23 @@ pub(super) async fn forget(file: &mut File, name: &Name) -> Result<(), StoreErro
     file.transact(|| sqlx::query(layout::FORGET).bind(key.clone()))
         .await
         .map(drop)
+}
+
+/// Handles all rows of a request, and returns the one with the answer. It is missing if the file was
+/// taken over.
+fn the_answer<'r>(
+    file: &File,
+    wakes: &mut Wakes,
+    rows: &'r [SqliteRow],
+    now: i64,
+) -> Result<&'r SqliteRow, StoreError> {
+    let mut answer = None;
+    for row in rows {
+        if is_answer(wakes, row, now)? {
+            answer = Some(row);
+        }
+    }
+    answer.ok_or_else(|| file.taken_over())
 }
 
 /// Whether a row of enqueue, renew or release answers the request. Any other row is about another

@@ -10,9 +10,10 @@ use tests::process::Process;
 
 use crate::Bench;
 use crate::program::{Policy, SOON, end, load};
+use crate::store::Store;
 use crate::table::{Bar, Samples, Table};
 
-const LEASES: f64 = 10_000.0;
+const LEASES: usize = 10_000;
 
 /// Longer than a lease, so that a lease without a renewal has ended by then.
 const HOLD: Duration = Duration::from_secs(31);
@@ -26,8 +27,8 @@ fn measure(bench: &Bench, table: &mut Table, what: &str, saturated: bool) {
     let mut samples = Samples::default();
     for _ in bench.each_run(what) {
         match saturated {
-            true => saturate(|| hold(bench, &mut samples)),
-            false => hold(bench, &mut samples),
+            true => saturate(|| hold(&bench.store, LEASES, &mut samples)),
+            false => hold(&bench.store, LEASES, &mut samples),
         }
     }
     if let Some(requests) = samples.median("requests") {
@@ -55,11 +56,16 @@ fn measure(bench: &Bench, table: &mut Table, what: &str, saturated: bool) {
         .bar(Bar::Never);
 }
 
-fn hold(bench: &Bench, samples: &mut Samples) {
-    let store = &bench.store;
-    let mode = format!("w7 {LEASES}");
+/// Takes this many leases, keeps them alive for a while, and adds what that costs.
+pub(crate) fn hold(store: &Store, leases: usize, samples: &mut Samples) {
+    let held = leases as f64;
+    let empty = store.memory_used();
+    let mode = format!("w7 {leases}");
     let mut process = Process::start(&mut load(store, Policy::Default, &mode));
     process.expect("READY", SOON);
+    if let (Some(empty), Some(full)) = (empty, store.memory_used()) {
+        samples.add("server memory", (full - empty) / held);
+    }
     let before = store.reading();
     sleep(HOLD);
     if let Some(asked) = store.asked_since(&before) {
@@ -68,12 +74,11 @@ fn hold(bench: &Bench, samples: &mut Samples) {
     }
     let report = end(process);
     samples.add("cpu", report.figure("cpu_percent"));
-    samples.add(
-        "rss",
-        (report.figure("rss_kb") - report.figure("rss_base_kb")) / 1e3,
-    );
+    let grown_kb = report.figure("rss_kb") - report.figure("rss_base_kb");
+    samples.add("rss", grown_kb / 1e3);
+    samples.add("memory", grown_kb * 1024.0 / held);
     samples.add("taken in", report.figure("taken_in_s"));
-    samples.add("lost", LEASES - report.figure("held"));
+    samples.add("lost", held - report.figure("held"));
     samples.add("errors", report.figure("errors"));
 }
 

@@ -7,10 +7,10 @@ use std::time::Duration;
 use tests::measure::now;
 use tests::process::Process;
 
-use crate::Bench;
 use crate::program::{Policy, SOON, end, load, report};
 use crate::store::Asked;
 use crate::table::{Bar, Samples, Table};
+use crate::{Bench, leases};
 
 const LEASES: [usize; 4] = [100, 1_000, 10_000, 100_000];
 /// The third number is used only at a store that counts its commands.
@@ -18,8 +18,6 @@ const NAMES: [usize; 3] = [100, 10_000, 1_000_000];
 /// At most 9,000, because a line has room for 10,000 tickets.
 const WAITERS: [usize; 5] = [1, 10, 100, 1_000, 9_000];
 
-/// Longer than a lease, so each lease is renewed at least once.
-const HOLD: Duration = Duration::from_secs(31);
 const RELEASES: usize = 10;
 /// If a server has got no request for this long, it has got everything that a process had to send.
 const QUIET: Duration = Duration::from_millis(300);
@@ -44,28 +42,10 @@ pub(crate) fn measure(bench: &Bench, table: &mut Table) {
 }
 
 fn hold(bench: &Bench, leases: usize, table: &mut Table) {
-    let store = &bench.store;
     let what = format!("leases {leases}");
-    let (mut samples, held) = (Samples::default(), leases as f64);
+    let mut samples = Samples::default();
     for _ in bench.each_run(&what) {
-        let empty = store.memory_used();
-        let mut process =
-            Process::start(&mut load(store, Policy::Default, &format!("w7 {leases}")));
-        process.expect("READY", SOON);
-        if let (Some(empty), Some(full)) = (empty, store.memory_used()) {
-            samples.add("server memory", (full - empty) / held);
-        }
-        let before = store.reading();
-        sleep(HOLD);
-        if let Some(asked) = store.asked_since(&before) {
-            samples.add("requests", asked.requests / HOLD.as_secs_f64());
-            samples.add("server cpu", 100.0 * asked.cpu_s / HOLD.as_secs_f64());
-        }
-        let report = end(process);
-        samples.add("cpu", report.figure("cpu_percent"));
-        let grown = report.figure("rss_kb") - report.figure("rss_base_kb");
-        samples.add("memory", grown * 1024.0 / held);
-        samples.add("lost", held - report.figure("held"));
+        leases::hold(&bench.store, leases, &mut samples);
     }
     let figures = [
         ("requests", "requests", "/s"),
