@@ -284,18 +284,27 @@ async fn a_mark_that_is_on_its_way_keeps_a_late_request_out(_: Store) {
 
 /// The new owner has not heard that it owns the slot. So the old node redirects to the new one, and
 /// the new one to the old one.
+/// How many requests this node has sent to another one.
+fn moved(node: &RedisServer) -> u64 {
+    let errors: String = node.command(&["INFO", "errorstats"]);
+    let count = errors
+        .lines()
+        .find_map(|line| line.strip_prefix("errorstat_MOVED:count="));
+    count.map_or(0, |count| count.trim().parse().unwrap())
+}
+
 async fn a_redirection_that_leads_to_its_own_node_ends(_: Store) {
     let cluster = masters();
     let url = cluster.url();
     let locks = builder(&url)
-        .op_timeout(Duration::from_millis(500))
+        .op_timeout(Duration::from_secs(2))
         .build()
         .unwrap();
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
     let old = cluster.master_of(&key("a"));
     let new = another(&cluster, old);
     let number = slot(old, &key("a")).to_string();
-    let before = old.command_stats();
+    let before = moved(old);
     let id: String = new.command(&["CLUSTER", "MYID"]);
     // A node that has keys in a slot does not give the slot away.
     old.flush();
@@ -303,9 +312,12 @@ async fn a_redirection_that_leads_to_its_own_node_ends(_: Store) {
 
     let error = locks.mutex("a").try_acquire().await.unwrap_err();
 
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    let asked = old.command_stats_since(&before).get("evalsha").copied();
-    assert!(asked.unwrap_or(0) < 50, "asked {asked:?} times");
+    // On a slow machine the time may be over while the last request is in flight.
+    let is_over = matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown);
+    assert!(is_over, "{error}");
+    let asked = moved(old) - before;
+    println!("asked {asked} times");
+    assert!((1..50).contains(&asked), "asked {asked} times");
     new.command::<()>(&["CLUSTER", "SETSLOT", &number, "NODE", &id]);
     let locks = client(&url);
     give_back(locks.mutex("a").wait(SOON).acquire().await.unwrap()).await;
