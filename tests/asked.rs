@@ -1,5 +1,5 @@
-//! Annotated functions whose lock an operator asks back. The option `on_revoke` says what happens
-//! to them.
+//! Tests of annotated functions whose lock an operator asks back. The option `on_revoke` says what
+//! happens to these functions.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 

@@ -1,4 +1,5 @@
-//! The process-wide default client is made at first use, from the environment.
+//! Tests of the process-wide default client, which the library makes from the environment at the
+//! first use.
 //!
 //! The test starts this program again with `LOCK_URL`, because a program cannot safely change its
 //! own environment.

@@ -1,5 +1,5 @@
-//! Barriers: no party passes before all parties have come. A party that has given up or died is not
-//! counted.
+//! Tests of barriers: no party passes before all parties have come. A party that has given up or
+//! died is not counted.
 
 mod double;
 mod kit;

@@ -1,5 +1,5 @@
-//! Counters and latches that several processes use, and lost answers, messages and connections. The
-//! facts that apply to every store are in the conformance kit of the library.
+//! Tests of counters and latches that several processes use, with lost answers, messages and
+//! connections. The facts that apply to every store are in the conformance kit of the library.
 
 mod cost;
 mod kit;

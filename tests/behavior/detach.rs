@@ -1,4 +1,4 @@
-//! Locks that go from one process to another without being released.
+//! Tests of locks that one process gives to another without releasing them.
 
 mod adopted;
 mod kit;

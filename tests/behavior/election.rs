@@ -1,4 +1,5 @@
-//! Elections: which candidate leads, what happens when its leadership ends, and what observers see.
+//! Tests of elections: which candidate leads, what happens when its leadership ends, and what
+//! observers see.
 
 mod kit;
 mod observers;

@@ -1,4 +1,4 @@
-//! How long a waiter waits. Facts about exclusion and order are in
+//! Tests of how long a waiter waits. Facts about exclusion and order are in
 //! `lockcore::testing::conformance`.
 
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! Leases that are extended beyond the ttl that the lock was requested with.
+//! Tests of leases that are extended beyond the ttl that the lock was requested with.
 
 use std::time::{Duration, Instant};
 

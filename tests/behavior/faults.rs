@@ -1,6 +1,6 @@
-//! What the facts about failing stores share, for every store. These are clients and helper
-//! processes, checks that a store is unavailable or works again, and work that a loss must stop.
-//! Facts about one store are in the files with its name.
+//! Provides what the facts about failing stores share, for every store: clients, helper processes,
+//! checks that a store is unavailable or works again, and work that a loss must stop. Facts about
+//! one store are in the files with its name.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,5 +1,5 @@
-//! Dropped futures and guards leave nothing behind, and their clean-up does not wait for the end of
-//! a lease.
+//! Tests of dropped futures and guards. They leave nothing behind, and their clean-up does not wait
+//! for the end of a lease.
 
 #![allow(
     clippy::async_yields_async,

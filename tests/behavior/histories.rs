@@ -1,6 +1,6 @@
-//! Random histories of a store. After each step, the state of the store is compared with the pure
-//! rule, [`Queue`]. The state is the holders and the waiters, their order and numbers, and the
-//! wake-ups that the store has sent.
+//! Tests with random histories of a store. After each step, the test compares the state of the
+//! store with the pure rule, [`Queue`]. The state is the holders and the waiters, their order and
+//! numbers, and the wake-ups that the store has sent.
 //!
 //! The histories call the verbs of the store directly, without the core. So calls come late, twice,
 //! in batches, and for tickets that are gone, over connections that open and close. Facts about the

@@ -1,5 +1,5 @@
-//! Hostile clients: what strangers, forged messages and callers that send requests without end can
-//! do to a lock. Passwords, rights and encryption are in `redis_rights` and `tls`.
+//! Tests with hostile clients: what strangers, forged messages and callers that send requests
+//! without end can do to a lock. Passwords, rights and encryption are in `redis_rights` and `tls`.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
-//! The store for users' tests: each fault does what its name says, and the test controls the clock.
-//! How the core reacts to answers is tested in `protocol`. Facts about waiters are in the folder of
-//! this file.
+//! Tests of the store for users' tests: each fault does what its name says, and the test controls
+//! the clock. How the core reacts to answers is tested in `protocol`. Facts about waiters are in
+//! the folder of this file.
 
 mod line;
 

@@ -1,5 +1,5 @@
-//! The store for tests with answers that come late: a list or a value may be out of date when the
-//! client gets it. For requests that come late, the kit has `Hold`.
+//! Provides the store for tests with answers that come late: a list or a value may be out of date
+//! when the client gets it. For requests that come late, the kit has `Hold`.
 
 use std::sync::{Arc, Mutex};
 

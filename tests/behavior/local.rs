@@ -1,5 +1,5 @@
-//! The queue inside one process: what the client passes on in memory, in which order, and when it
-//! must not do so. The facts about readers are in the folder of this file.
+//! Tests of the queue inside one process: what the client passes on in memory, in which order, and
+//! when it must not do so. The facts about readers are in the folder of this file.
 
 mod readers;
 

@@ -1,5 +1,5 @@
-//! The log lines for an operator: which lines there are, at which level, and how often.
-//! `guide/logs.md` describes them.
+//! Tests of the log lines for an operator: which lines the client logs, at which level, and how
+//! often. `guide/logs.md` describes them.
 
 use std::collections::HashMap;
 use std::future::ready;

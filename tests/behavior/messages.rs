@@ -1,4 +1,4 @@
-//! Errors: their kind, and whether their text is true and tells the next step.
+//! Tests of errors: their kind, and whether their text is true and tells the next step.
 
 use std::time::Duration;
 

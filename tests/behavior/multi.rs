@@ -1,4 +1,5 @@
-//! Several locks at once: all or none, in one order, within one time budget.
+//! Tests of the acquisition of several locks at once: all or none, in one order, within one time
+//! budget.
 
 #![allow(
     clippy::async_yields_async,

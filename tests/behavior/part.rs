@@ -1,4 +1,4 @@
-//! A holder gives back some permits of a semaphore and keeps the others.
+//! Tests with a holder that gives back some permits of a semaphore and keeps the others.
 
 #![allow(
     clippy::async_yields_async,

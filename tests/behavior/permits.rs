@@ -1,5 +1,5 @@
-//! How many permits of a semaphore are free, how all of them are taken, and how their number is
-//! changed.
+//! Tests of the permits of a semaphore: how many are free, how a caller takes all of them, and how
+//! an operator changes their number.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Holders and waiters in other processes. These processes are killed, are frozen, or end. The
-//! facts about their cost are in the folder of this file.
+//! Tests with holders and waiters in other processes. These processes are killed, are frozen, or
+//! end. The facts about their cost are in the folder of this file.
 
 mod cost;
 

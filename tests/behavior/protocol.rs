@@ -1,7 +1,7 @@
-//! Which requests the core sends to a store, in which order, and how it reacts to each answer.
-//! Where the content of requests matters, the test plays the store. Where only their time matters,
-//! the facts use the library's own store for tests, with a stopped clock. This file has what the
-//! groups of facts share. The groups are the files of this folder.
+//! Tests of the requests that the core sends to a store, of their order, and of how the core reacts
+//! to each answer. Where the content of requests matters, the test plays the store. Where only
+//! their time matters, the facts use the library's own store for tests, with a stopped clock. This
+//! file has what the groups of facts share. The groups are the files of this folder.
 
 mod abandoned;
 mod breaks;

@@ -1,6 +1,6 @@
-//! Redis Cluster: masters that are replaced, slots that move, nodes that do not answer, and the
-//! errors of clients. The facts that apply to every store run on another cluster, where nothing
-//! breaks.
+//! Tests with Redis Cluster: masters that are replaced, slots that move, nodes that do not answer,
+//! and the errors of clients. The facts that apply to every store run on another cluster, where
+//! nothing breaks.
 
 mod failovers;
 mod maps;

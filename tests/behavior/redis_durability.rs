@@ -1,5 +1,5 @@
-//! Redis with `?durability=`: a lock is granted when the replicas have stored it, or when it is on
-//! the disk. Each fact has its own master and replicas.
+//! Tests of Redis with `?durability=`: a lock is granted when the replicas have stored it, or when
+//! it is on the disk. Each fact has its own master and replicas.
 
 mod failovers;
 mod groups;

@@ -1,5 +1,5 @@
-//! Users and their rights at a Redis server: wrong passwords, missing rights, and that no message
-//! shows a password.
+//! Tests of users and their rights at a Redis server: wrong passwords and missing rights. No
+//! message may show a password.
 
 use std::future::ready;
 use std::sync::{Arc, Mutex};

@@ -1,5 +1,5 @@
-//! Redis with Sentinel: masters that are replaced, and sentinels that are down, wrong or in
-//! disagreement. The facts that apply to every store run on other servers and sentinels, where
+//! Tests of Redis with Sentinel: masters that are replaced, and sentinels that are down, wrong or
+//! in disagreement. The facts that apply to every store run on other servers and sentinels, where
 //! nothing breaks.
 
 mod failovers;

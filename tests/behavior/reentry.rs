@@ -1,4 +1,4 @@
-//! Re-entry by scope: code acquires the locks again that it already holds, and no others.
+//! Tests of re-entry by scope: code acquires the locks again that it already holds, and no others.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,5 +1,5 @@
-//! Locks that an operator asks back or takes away. The store tells the holder. The holder has a
-//! grace, and loses the lock at the end of it.
+//! Tests of locks that an operator asks back or takes away. The store tells the client of the
+//! holder. The holder has a grace, and loses the lock when the grace ends.
 
 mod processes;
 

@@ -1,4 +1,4 @@
-//! Users may block their runtimes, end them, and drop guards outside of them.
+//! Tests with users that block their runtimes, end them, and drop guards outside of them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,6 +1,6 @@
-//! A store whose server is down, cut off or silent. The facts are the same for every store that has
-//! a server, and each fact has its own server. Faults that only one store can have are in a file
-//! with its name.
+//! Tests with a store whose server is down, cut off or silent. The facts are the same for every
+//! store that has a server, and each fact has its own server. Faults that only one store can have
+//! are in a file with its name.
 
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,6 @@
-//! Futures that are polled a few times, and after that neither polled nor dropped. `select!` does
-//! this with a `&mut future`. Nobody would use a grant to such a future, so the grant must go to a
-//! future that is polled.
+//! Tests with futures that are polled a few times, and after that neither polled nor dropped.
+//! `select!` does this with a `&mut future`. A grant to such a future would not be used, so the
+//! client must give the grant to a future that is polled.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};

@@ -1,5 +1,5 @@
-//! The store that a fact gets. Each fact has a namespace of its own, so it sees nothing of other
-//! facts.
+//! Provides the store that a fact gets. Each fact has a namespace of its own, so it sees nothing of
+//! other facts.
 
 use std::fmt::Debug;
 use std::future::Future;

@@ -1,6 +1,6 @@
-//! Stress: many tasks want the same locks in every mode and give up at random moments. The resource
-//! itself checks that holders do not overlap. Facts about one kind of giving up are in `giving_up`,
-//! and facts about each verb of the store in `histories`.
+//! Tests with many tasks that want the same locks in every mode and give up at random moments. The
+//! resource itself checks that holders do not overlap. Facts about one kind of giving up are in
+//! `giving_up`, and facts about each verb of the store in `histories`.
 
 use std::cell::Cell;
 use std::collections::VecDeque;

@@ -1,4 +1,5 @@
-//! TLS, for each store that supports it: which certificates are accepted, and what the errors say.
+//! Tests of TLS, for each store that supports it: which certificates the client accepts, and what
+//! its errors say.
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Searches all traces of the library and of its driver for secrets while the suite runs. Also
-//! collects the lines that the library logs for operators, for the facts about logs.
+//! Provides a search for secrets in all traces of the library and of its driver while the suite
+//! runs. It also collects the lines that the library logs for operators, for the facts about logs.
 
 use std::fmt::{Debug, Write};
 use std::sync::Mutex;

@@ -1,5 +1,5 @@
-//! A view of several locks has the same methods as a view of one lock. Nested code can ask which
-//! locks it runs under.
+//! Tests of the views of several locks, which have the same methods as the view of one lock, and of
+//! the question under which locks nested code runs.
 
 use std::time::{Duration, Instant};
 

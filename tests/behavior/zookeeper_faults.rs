@@ -1,6 +1,6 @@
-//! ZooKeeper servers that are down, restarted, cut off or deposed, and sessions that end. Each fact
-//! has its own servers. This file has what the groups of facts share. The groups are the files of
-//! this folder.
+//! Tests with ZooKeeper servers that are down, restarted, cut off or deposed, and with sessions
+//! that end. Each fact has its own servers. This file has what the groups of facts share. The
+//! groups are the files of this folder.
 
 mod alone;
 mod crowds;

@@ -1,5 +1,5 @@
-//! The layer of `lockcore-tower` on a real HTTP server and a real store. Tests that need no server
-//! of a store are beside the layer, in tower-layer/tests.
+//! Tests of the layer of `lockcore-tower` on a real HTTP server and a real store. Tests that need
+//! no server of a store are beside the layer, in tower-layer/tests.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 

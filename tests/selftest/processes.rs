@@ -1,3 +1,5 @@
+//! Tests of the helper processes and of the witness that watches them.
+
 use std::process::Command;
 use std::time::Duration;
 

@@ -1,3 +1,5 @@
+//! Tests of the Redis servers with sentinels that the harness starts.
+
 use std::time::Duration;
 
 use libtest_mimic::Trial;

@@ -1,3 +1,6 @@
+//! Tests of the Redis server that the harness starts: its ports, its users, its faults and its
+//! clock.
+
 use std::time::{Duration, SystemTime};
 
 use libtest_mimic::Trial;

@@ -1,6 +1,6 @@
-//! The compiler's messages for functions that `#[distributed_lock]` refuses. Functions that it
-//! accepts are in `pass`, a program of its own. If trybuild has to run no case, it checks all
-//! refused functions together and links none.
+//! Tests of the compiler's messages for functions that `#[distributed_lock]` refuses. Functions
+//! that the macro accepts are in `pass`, a program of its own. So trybuild has no case to run here:
+//! it checks all refused functions together and links none of them.
 //!
 //! After a change of a message, run `TRYBUILD=overwrite cargo test -p ui` and read the diff. Each
 //! toolchain has its own texts and positions for messages. So with a toolchain other than

@@ -1,4 +1,5 @@
-//! Double barriers: parties enter together, leave together, and learn how many of them are missing.
+//! Tests of double barriers: parties enter together, leave together, and learn how many of them are
+//! missing.
 
 use std::time::Duration;
 

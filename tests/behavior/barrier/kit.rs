@@ -1,5 +1,5 @@
-//! Barriers on the store for tests, which loses, holds back or forgets the messages that a fact
-//! names.
+//! Tests of barriers on the store for tests. This store loses, holds back or forgets the messages
+//! that a fact names.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The cost of counters and latches, counted with the server's own statistics.
+//! Tests of the cost of counters and latches, counted with the server's own statistics.
 
 use libtest_mimic::Trial;
 use tests::eventually::eventually;

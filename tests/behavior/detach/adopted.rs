@@ -1,4 +1,4 @@
-//! The guard of an adopter works like every other guard.
+//! Tests of the guard of an adopter: it works like every other guard.
 
 use std::time::Duration;
 

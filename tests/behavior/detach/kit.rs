@@ -1,4 +1,4 @@
-//! Messages that are lost or late while a lock is handed over.
+//! Tests with messages that are lost or late while a lock is handed over.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The guard that is downgraded: what it may do, how it ends, and downgrades that are dropped or
-//! refused.
+//! Tests of the guard that is downgraded: what it may do, how it ends, and downgrades that are
+//! dropped or refused.
 
 use std::time::{Duration, Instant};
 

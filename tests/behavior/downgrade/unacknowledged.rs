@@ -1,4 +1,5 @@
-//! Downgrades whose request or reply is lost, held back or refused, on the store for tests.
+//! Tests of downgrades whose request or reply is lost, held back or refused, on the store for
+//! tests.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Elections on the store for tests, which holds requests back, delays answers, and moves its clock
-//! as a fact asks.
+//! Tests of elections on the store for tests. This store holds requests back, delays answers, and
+//! moves its clock as a fact asks.
 
 use std::future::pending;
 use std::ops::ControlFlow;

@@ -1,4 +1,4 @@
-//! Candidates in several processes. The leading process is killed.
+//! Tests of candidates in several processes. The leading process is killed.
 
 use std::time::Duration;
 

@@ -1,5 +1,6 @@
-//! The expected answers and wake-ups of a store. The model is the pure rule, a clock that is a
-//! number, and what the contract adds to the rule: marks, wake-ups, numbers.
+//! Provides the answers and wake-ups that a history expects from a store. The model is the pure
+//! rule, a clock that is a number, and what the contract adds to the rule: marks, wake-ups,
+//! numbers.
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU32;

@@ -1,5 +1,6 @@
-//! A real store that plays a history: its clients, which connect and disconnect, a clock that the
-//! test moves, and the messages that arrive. `model` says which messages should arrive.
+//! Provides the real store that a history runs on: its clients, which connect and disconnect, a
+//! clock that the test moves, and the messages that arrive. `model` says which messages should
+//! arrive.
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};

@@ -1,4 +1,5 @@
-//! Waiters on the store for tests: lost wake-ups, breaks, freezes, and the cost of a hand-over.
+//! Tests of waiters on the store for tests: lost wake-ups, breaks, freezes, and the cost of a
+//! hand-over.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! How long a lease lasts: renewals, `ensure`, and leases without renewal.
+//! Tests of how long a lease lasts: renewals, `ensure`, and leases without renewal.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! The cost of locks between processes, counted with the server's own statistics.
+//! Tests of the cost of locks between processes, counted with the server's own statistics.
 
 use std::time::Duration;
 

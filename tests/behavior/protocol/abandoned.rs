@@ -1,5 +1,5 @@
-//! Requests whose caller gives up, and requests that are denied, refused or not answered: which
-//! tickets the client releases, and when a release leaves a mark.
+//! Tests of requests whose caller gives up, and of requests that are denied, refused or not
+//! answered: which tickets the client releases, and when a release leaves a mark.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Connections that break, events that are missed, and data that is lost: how a client reconnects,
-//! and which tickets it renews after that.
+//! Tests with connections that break, events that are missed, and data that is lost: how a client
+//! reconnects, and which tickets it renews after that.
 
 use std::future::ready;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! When the client renews a lease or a place in line, when it rechecks, and from when the time of a
-//! lease counts.
+//! Tests of when the client renews the ticket of a holder or of a waiter, when it rechecks a
+//! ticket, and at which time a lease begins.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! A store that the test plays: the test receives each request and sends each answer.
+//! Provides a store that the test plays: the test receives each request and sends each answer.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};

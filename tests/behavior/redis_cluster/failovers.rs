@@ -1,5 +1,5 @@
-//! A master is replaced by its replica because it was killed or because it froze. Each fact has its
-//! own cluster.
+//! Tests with a master that its replica replaces, because the master was killed or because it
+//! froze. Each fact has its own cluster.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! The map of a cluster: which nodes clients believe, how often they request the map, and which
-//! connections they keep after the answer.
+//! Tests of the map of a cluster: which nodes clients believe, how often they request the map, and
+//! which connections they keep after the answer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

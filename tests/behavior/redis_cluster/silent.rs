@@ -1,5 +1,5 @@
-//! A master that is frozen: requests reach it, and it answers none of them. Each fact has its own
-//! cluster.
+//! Tests with a master that is frozen: requests reach it, and it answers none of them. Each fact
+//! has its own cluster.
 
 use std::time::Duration;
 

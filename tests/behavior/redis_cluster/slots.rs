@@ -1,4 +1,4 @@
-//! Slots that move from one master to another, and names in different slots.
+//! Tests with slots that move from one master to another, and with names in different slots.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,6 @@
-//! Masters that are replaced while locks are granted. A fenced resource decides: if a holder can
-//! still write after another holder has written, its lock was held twice.
+//! Tests with masters that are replaced while locks are granted. A fenced resource decides: if a
+//! holder can still write after another holder has written, two clients held the lock at the same
+//! time.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Verbs that share a `WAIT`: how few `WAIT`s they need, and what happens to the others when one
-//! verb is given up.
+//! Tests of verbs that share a `WAIT`: how few `WAIT`s they need, and what happens to the other
+//! verbs when the caller of one gives up.
 
 use std::collections::BTreeMap;
 use std::future::Future;

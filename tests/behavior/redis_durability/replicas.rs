@@ -1,4 +1,4 @@
-//! Replicas that stop, replicas that come back, and too few replicas.
+//! Tests with replicas that stop, replicas that come back, and too few replicas.
 
 use std::time::{Duration, Instant};
 

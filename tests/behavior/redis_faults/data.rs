@@ -1,5 +1,5 @@
-//! The data at the server: lost, evicted, replaced by a stranger's data, or left behind. The
-//! server's clock is here too.
+//! Tests with data at the server that is lost, evicted, replaced by a stranger's data, or left
+//! behind. Facts about the server's clock are here too.
 
 use std::time::Duration;
 

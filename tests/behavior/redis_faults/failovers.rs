@@ -1,5 +1,5 @@
-//! A server becomes a replica, and its replica becomes the master. No data is lost, no clock jumps,
-//! and no connection is closed.
+//! Tests with a server that becomes a replica while its replica becomes the master. No data is
+//! lost, no clock jumps, and no connection is closed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! A server that is down, and comes back.
+//! Tests with a server that is down and comes back.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! A server that answers and refuses: it is full, read-only or busy, has lost its scripts, or is
-//! the wrong server.
+//! Tests with a server that answers and refuses: it is full, read-only or busy, has lost its
+//! scripts, or is the wrong server.
 
 use std::time::{Duration, Instant};
 

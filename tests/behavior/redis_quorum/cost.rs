@@ -1,4 +1,4 @@
-//! The cost of a pair of acquire and release.
+//! Tests of the cost of a pair of acquire and release.
 
 use std::time::{Duration, Instant};
 

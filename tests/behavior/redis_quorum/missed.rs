@@ -1,5 +1,5 @@
-//! Releases that one node has missed, because they came too early or the node could not carry them
-//! out. The client repeats them at this node.
+//! Tests of releases that one node has missed, because they came too early or because the node
+//! could not execute them. The client repeats them at this node.
 
 use std::sync::Arc;
 

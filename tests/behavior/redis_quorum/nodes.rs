@@ -1,4 +1,5 @@
-//! Nodes that are down, cut off or slow, and clients that split the nodes between them.
+//! Tests with nodes that are down, cut off or slow, and with clients that each get the locks of
+//! some of the nodes.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! Several tickets of a name in one call of the renewal script.
+//! Tests of the renewal script with several tickets of a name in one call.
 
 use libtest_mimic::Trial;
 use tests::redis_server::RedisServer;

@@ -1,4 +1,4 @@
-//! The cost of a verb at the server: calls and bytes.
+//! Tests of the cost of a verb at the server: calls and bytes.
 
 use libtest_mimic::Trial;
 use tests::eventually::eventually;

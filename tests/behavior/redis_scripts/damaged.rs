@@ -1,4 +1,4 @@
-//! Keys of a name that are lost, and keys with a stranger's values.
+//! Tests with keys of a name that are lost, and with keys that have a stranger's values.
 
 use libtest_mimic::Trial;
 use redis::Value;

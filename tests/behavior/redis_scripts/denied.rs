@@ -1,4 +1,5 @@
-//! A server that denies a command in the middle of a script, and a server that denies all writes.
+//! Tests with a server that denies a command in the middle of a script, and with a server that
+//! denies all writes.
 
 use libtest_mimic::Trial;
 use redis::Value;

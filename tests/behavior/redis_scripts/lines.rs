@@ -1,4 +1,4 @@
-//! Holders, waiters, expired waiters in line, and the limits of a line.
+//! Tests of holders, waiters, expired waiters in line, and the limits of a line.
 
 use std::future::ready;
 

@@ -1,5 +1,5 @@
-//! A master is replaced: on request, because it was killed, because it froze, or because only the
-//! sentinels cannot reach it. Each fact has its own servers and sentinels.
+//! Tests with a master that is replaced: on request, because it was killed, because it froze, or
+//! because only the sentinels cannot reach it. Each fact has its own servers and sentinels.
 
 use std::time::Duration;
 

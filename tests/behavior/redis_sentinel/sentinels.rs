@@ -1,5 +1,5 @@
-//! Sentinels that are down, silent or wrong, or that require a password. Each fact has its own
-//! sentinels. The servers that they watch are never replaced.
+//! Tests with sentinels that are down, silent or wrong, or that require a password. Each fact has
+//! its own sentinels. The servers that they watch are never replaced.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

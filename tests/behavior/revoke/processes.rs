@@ -1,4 +1,4 @@
-//! Holders in other processes that are asked for their locks.
+//! Tests with holders in other processes that an operator asks for their locks.
 
 use std::time::Instant;
 

@@ -1,4 +1,5 @@
-//! A burst of requests in a process that holds locks. The burst must not cost any of these locks.
+//! Tests with a burst of requests in a process that holds locks. The process must not lose any of
+//! these locks.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

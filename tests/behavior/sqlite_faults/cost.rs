@@ -1,4 +1,4 @@
-//! The cost of waits and hand-overs, in transactions.
+//! Tests of the cost of waits and hand-overs, in transactions.
 
 use std::process::Command;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Files that are locked, removed, replaced or broken.
+//! Tests with files that are locked, removed, replaced or broken.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;

@@ -1,5 +1,5 @@
-//! Processes that share a file: their order, how soon they notice a release, and processes that are
-//! killed.
+//! Tests with processes that share a file: their order, how soon they notice a release, and
+//! processes that are killed.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Clocks that jump, and what remains of a name after some time.
+//! Tests with clocks that jump, and of what remains of a name after some time.
 
 use std::process::Command;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Names that one client uses alone: their parent is created and deleted with the ticket.
+//! Tests of names that one client uses alone: their parent is created and deleted with the ticket.
 
 use std::time::Duration;
 

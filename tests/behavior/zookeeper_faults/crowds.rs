@@ -1,5 +1,5 @@
-//! Requests and bytes for a client that is alone and for many clients, and crowds of clients that
-//! change.
+//! Tests of the number of requests and bytes, for one client and for many clients, and tests with
+//! crowds of clients that change.
 
 use std::collections::BTreeMap;
 use std::future::ready;

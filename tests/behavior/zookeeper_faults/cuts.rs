@@ -1,4 +1,4 @@
-//! A network that is cut, and wake-ups that do not arrive.
+//! Tests with a network that is cut, and with wake-ups that do not arrive.
 
 use std::time::{Duration, Instant};
 

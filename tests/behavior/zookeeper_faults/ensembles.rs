@@ -1,4 +1,4 @@
-//! Ensembles of three servers. One of the servers is cut off, hangs or dies.
+//! Tests with ensembles of three servers. One of the servers is cut off, hangs or dies.
 
 use std::future::ready;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! A server that goes down and comes back, with its data or without.
+//! Tests with a server that goes down and comes back, with its data or without.
 
 use std::cell::Cell;
 use std::future::ready;
