@@ -102,8 +102,8 @@ async fn a_stranger_releases_and_renews_nothing(store: Store) {
     give_back(waiter.await.unwrap().unwrap()).await;
 }
 
-/// A request that would stand behind ten thousand tickets is refused at once. When one of them has
-/// left, the next request may wait.
+/// The store refuses a request at once if the line has ten thousand tickets already. When one
+/// ticket has been released, the next request may wait.
 async fn a_request_behind_ten_thousand_tickets_is_refused(store: Store) {
     let stranger = stranger(&store).await;
     let in_line = ten_thousand(&store, &stranger).await;

@@ -206,8 +206,10 @@ async fn a_holder_of_many_tasks_lets_other_processes_in(store: Store) {
     tasks.join_all().await;
 }
 
-/// The holder works for longer than the bound. A waiter of its process must not fall behind waiters
-/// of other processes that came later.
+/// The bound is the time for which a process may hand a lock over among its own tasks:
+/// `Fair::Local`. The holder works for longer than this bound. Its process then enqueues a ticket
+/// for its own next waiter. So this waiter is in line before waiters of other processes that come
+/// later.
 async fn at_the_bound_the_next_stands_in_line_at_the_store(store: Store) {
     let locks = store.client();
     let guard = locks.mutex("a").acquire().await.unwrap();
@@ -242,8 +244,9 @@ async fn a_bound_of_zero_passes_nothing_on(store: Store) {
 
 /// The chain runs on a thread with a small stack. A recursion would overflow it.
 async fn a_long_chain_of_dropped_waiters_ends_without_recursion(store: Store) {
-    // The bound is longer than a thousand polls take on a busy machine. When the bound is reached,
-    // the process takes a second ticket.
+    // This test must not reach the bound of `Fair::Local`. At the bound the process takes a second
+    // ticket, and the rest of the waiters would wait for that ticket. So the bound is longer than a
+    // thousand polls take on a busy machine.
     let (locks, _) = store.counted(Fair::Local(Duration::from_secs(60)));
     let chain = {
         let locks = locks.clone();

@@ -203,8 +203,10 @@ async fn permits_given_back_by_a_call_dropped_at_any_poll_go_to_others(store: St
             async || {
                 let guard = guard.lock().await.take().unwrap();
                 assert!(guard.is_valid());
-                // In even rounds the keeper repeats the request. In odd rounds the ticket is
-                // released before the keeper can do so.
+                // The call of `release_permits` was dropped, so the keeper repeats its request. In
+                // even rounds the test waits until the keeper has done this. In odd rounds the test
+                // releases the whole ticket at once, mostly before the keeper can repeat the
+                // request.
                 if round % 2 == 0 {
                     give_back(at_once(begin(other.semaphore("s", 5).permits(3))).await).await;
                     assert_eq!(permits(&store).await, [2]);

@@ -17,8 +17,9 @@ pub(crate) const SECRETS: [&str; 2] = [SECRET, WRONG];
 /// The wrong password that some facts use.
 pub(crate) const WRONG: &str = "hunter2";
 
-/// A part of the names and owners in facts about lines below `INFO`. Only lines with this part are
-/// kept: all lines would take too much memory.
+/// A fact about log lines below `INFO` puts this text into its names and owners, and finds its
+/// lines by them. The suite keeps a line below `INFO` only if the line contains this text, because
+/// all lines would take too much memory.
 pub(crate) const LOGGED: &str = "logged:";
 
 static FOUND: Mutex<Vec<String>> = Mutex::new(Vec::new());

@@ -71,8 +71,8 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// A server for the caller alone.
     fn start(&self) -> Box<dyn Server>;
 
-    /// A server for a fact that does not break it. Other facts may use the same server, each in its
-    /// own namespace.
+    /// A server for a fact that does not break its server. Other facts may use the same server,
+    /// each in its own namespace.
     fn shared(&self) -> Arc<dyn Server>;
 
     /// A server for measurements.
@@ -83,15 +83,16 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// How random histories run on this store. `None` if they do not run.
     fn histories(&self) -> Option<Histories>;
 
-    /// The servers of this store that support TLS. `None` for a store without TLS, and for a store
-    /// whose TLS is tested under another name.
+    /// The servers of this store that support TLS. `None` for a store without TLS. It is also
+    /// `None` for the Redis stores with several servers: each of them has its own tests of TLS, or
+    /// uses the code of `redis:`, which is tested.
     fn tls(&self) -> Option<&dyn Tls> {
         None
     }
 }
 
-/// A server that facts share. Its clients have only the rights that the store's guide lists: they
-/// log in as the user in this URL.
+/// A server that facts share. Its clients log in as the user in `url`. This user has only the
+/// rights that the store's guide lists.
 #[derive(Debug)]
 struct Shared<S> {
     server: S,

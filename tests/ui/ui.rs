@@ -23,8 +23,8 @@ fn main() {
             trybuild::TestCases::new().compile_fail("fail/*.rs");
             Ok(())
         }),
-        // The kind of a trial is printed in brackets before its name, also for an ignored trial. So
-        // it shows the reason.
+        // The reason is given as the *kind* of the trial, because libtest-mimic prints the kind in
+        // brackets before the name, also if the trial is ignored.
         Verdict::Another(reason) => Trial::test(name, || Ok(()))
             .with_kind(reason)
             .with_ignored_flag(true),

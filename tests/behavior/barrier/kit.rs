@@ -221,8 +221,8 @@ async fn a_party_whose_time_is_over_goes_on_if_it_was_counted(_: Store) {
     let mut read = here.hold_next(Verb::Count);
     watch.let_go();
     soon(read.arrived()).await;
-    // The reads from here on would tell the first party that it was counted. They are held back
-    // until its time is over.
+    // The next read of the counter would show the first party that it was counted. The test holds
+    // this read back until the wait of the first party has ended.
     let mut news = here.hold_next(Verb::Count);
     read.let_go();
 

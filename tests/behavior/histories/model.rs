@@ -42,8 +42,9 @@ pub(super) struct Model {
     to_look: Vec<(usize, Id, u64)>,
     pub(super) told_to_look: Vec<(usize, Id, Duration)>,
     pub(super) looks: usize,
-    /// Rechecks that answers have requested, by name and number. They are checked later, when the
-    /// model knows the state after the whole step.
+    /// For each answer that a ticket waits: the name, the number of the ticket, and the time of the
+    /// recheck that the answer requests, if any. The model checks these times at the end of the
+    /// step, when it knows the state after the whole step.
     rechecks: Vec<(usize, u64, Option<Duration>)>,
     /// What `inspect` answers now for each name.
     pub(super) seen: Vec<(usize, Vec<TicketInfo>)>,

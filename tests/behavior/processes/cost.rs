@@ -88,8 +88,8 @@ async fn a_line_inside_one_process_costs_the_store_next_to_nothing(store: Store)
     let spent = server.command_stats_since(&before);
 
     let calls = |command: &str| spent.get(command).copied().unwrap_or(0);
-    // Two releases and one message: the holder's release, the wake-up, and the release after the
-    // last of the hundred.
+    // The two scripts are the release of the first holder, and the release after the last of the
+    // hundred waiters. The message is the wake-up of the process of these waiters.
     assert_eq!((calls("evalsha"), calls("publish")), (2, 1));
 }
 

@@ -194,8 +194,9 @@ async fn a_waiter_costs_the_same_bytes_however_many_others_wait(_: Store) {
     assert!(each[1] < 1.5 * each[0], "{each:?}");
 }
 
-/// Readers, writers, callers that give up and callers that do not wait. They come in crowds and
-/// alone, so that clients switch between the two ways to follow a line.
+/// Readers, writers, callers that give up and callers that do not wait. In some rounds there are
+/// many clients, in others few. A client watches the whole line if few clients wait, and only the
+/// ticket ahead if many wait. So the clients change between these two watches.
 async fn a_crowd_that_comes_and_goes_never_overlaps(_: Store) {
     let server = ZooKeeperServer::start();
     let witness = Arc::new(Witness::readers_and_writers());
@@ -231,8 +232,8 @@ async fn a_crowd_that_comes_and_goes_never_overlaps(_: Store) {
                                 give_back(guard).await;
                             }
                             Err(error) => assert!(
-                                // The outcome is unknown if the wait is shorter than the round
-                                // trip.
+                                // The outcome is unknown if the wait ends before the answer of the
+                                // server arrives.
                                 turn % 5 < 2
                                     && matches!(
                                         error.kind(),
