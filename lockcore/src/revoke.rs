@@ -127,9 +127,10 @@ impl Locks {
         if !self.ask(name, id, &ask).await? {
             return Ok(Release::AlreadyLost);
         }
-        // What the last look has found: the request at the ticket, the id of the ticket, and the
-        // time until which the holder may hold. An adoption gives the ticket another id and a new
-        // lease. Then the new holder gets as much time to learn of the request.
+        // What the last list of the tickets has shown: the ask-back at the ticket, the id of the
+        // ticket, and the time until which the holder may hold. An adoption gives the ticket
+        // another id and a new lease. Then this time is computed anew, so that the new holder also
+        // has time to learn of the ask-back.
         let mut seen: Option<(AskedBack, Id, Instant)> = None;
         let mut pauses = Pauses::between(SHORTEST_PAUSE, LONGEST_PAUSE);
         loop {
@@ -138,8 +139,8 @@ impl Locks {
                 return Ok(Release::Released);
             };
             match (&place.asked_back, &seen) {
-                // The request is not there. A server was promoted that has not seen it, or a
-                // reduction of the ticket's permits has removed it.
+                // The ask-back is not there. Either a server was promoted that has not received it,
+                // or a reduction of the ticket's permits has removed it. So this call asks again.
                 (None, _) => {
                     self.ask(name, id, &ask).await?;
                     seen = None;
@@ -150,13 +151,14 @@ impl Locks {
                     {
                         return Ok(Release::Released);
                     }
-                    // The ticket is not there with this id: it has ended, or somebody has adopted
-                    // it, which gives it another id.
+                    // If the release has found no ticket with this id, the ticket has ended, or
+                    // somebody has adopted it, which gives it another id. The next list shows which
+                    // of the two has happened.
                 }
-                // This is a first look at this request, or somebody else has asked since, with
-                // another grace. The request is at the store now. If the holder renews, it learns
-                // of the request before the end of the present lease, and its grace is over by
-                // `give_up`. If it does not renew, its lease has ended by then.
+                // The list shows this ask-back for the first time. Or somebody else has asked
+                // since, with another grace. The ask-back is at the store now. If the holder
+                // renews, it learns of the ask-back before the end of the present lease, and its
+                // grace is over by `give_up`. If it does not renew, its lease has ended by then.
                 (Some(stands), _) => {
                     let give_up = clock.now().after(place.remaining).after(stands.grace);
                     let give_up = give_up.after(self.0.shared.op_timeout);

@@ -1,7 +1,7 @@
 //! The keeper: one thread per client. It renews the tickets that the process holds or waits for,
-//! reports a lease that has run out, rings alarms, and cleans up after dropped futures and guards.
-//! It has a small runtime and a connection of its own. So users may block their runtimes, pause
-//! their clocks or shut them down, and no lease is lost by that.
+//! reports a lease that has run out, wakes the tasks whose alarm is due, and cleans up after
+//! dropped futures and guards. It has a small runtime and a connection of its own. So users may
+//! block their runtimes, pause their clocks or shut them down, and no lease is lost by that.
 //!
 //! Taking tickets is in `acquire`, connections are in `supervise`, and the list of due work is in `table`.
 

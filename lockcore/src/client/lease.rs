@@ -197,8 +197,8 @@ impl Lease {
         (self.permits.compare_exchange(old, new, order, order)).is_ok()
     }
 
-    /// The permits that the ticket is to have. The store may count more until it has acknowledged
-    /// this.
+    /// The permits that the ticket should have. While the ticket is being made smaller, the store
+    /// may count more permits, until it has acknowledged the smaller number.
     pub(crate) fn permits(&self) -> u32 {
         (self.permits.load(Ordering::SeqCst) >> 32) as u32
     }

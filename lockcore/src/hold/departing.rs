@@ -62,8 +62,8 @@ impl<'a> Departing<'a> {
             request: Arc::clone(&lease.request),
             enqueue_may_follow: lease.is_ambiguous(),
         };
-        // The request waits at the gate for at most as long as the lease lasts. After that there is
-        // nothing to release.
+        // The request waits at the gate of the connection at most until the lease ends. After that
+        // there is nothing to release.
         let turn_by = lease.deadline().max(now);
         let answer = shared
             .release(Where::Here, now, turn_by, vec![departure])
@@ -86,8 +86,8 @@ impl<'a> Departing<'a> {
 impl Drop for Departing<'_> {
     fn drop(&mut self) {
         if !self.acknowledged {
-            // If the first request did arrive, this second release finds no ticket, which is
-            // harmless.
+            // The keeper sends another release. If the first one has arrived at the store, the
+            // second finds no ticket, which is harmless.
             let lease = &self.held.0.lease;
             self.held.shared().clean_up(Cleanup::of(lease));
         }

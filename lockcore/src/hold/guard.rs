@@ -318,13 +318,20 @@ impl Guard {
     }
 
     /// Releases the lock and waits for the store's answer, at most one operation timeout from when
-    /// the request is sent. In a burst of releases the request may first have to wait until others
-    /// are answered, for as long as the lease lasts.
+    /// the request is sent. If this process sends many releases at once, the request may first wait
+    /// until the store has answered earlier ones. It waits at most until the lease ends.
     ///
-    /// In these cases the call returns at once: the lock is handed over inside this process; the
-    /// hold has another guard; or the keeper releases the lock later
-    /// ([`Lock::min_hold`](crate::Lock::min_hold)). If this was the last writer and inner holds
-    /// read, the lock becomes a read lock: see [`downgrade`](Self::downgrade).
+    /// In these cases the call returns at once, without a request to the store:
+    ///
+    /// - The lock is handed over to another task of this process.
+    /// - The hold has another guard. The lock stays held until the last guard ends.
+    /// - The keeper releases the lock later, because of [`Lock::min_hold`](crate::Lock::min_hold).
+    /// - This process is a forked child. The lock belongs to its parent, and the result is
+    ///   [`AlreadyLost`](Release::AlreadyLost).
+    ///
+    /// A hold may have several guards, and other holds of the same lock inside it. If this guard
+    /// was the last one that writes, and the others only read, the lock becomes a read lock, as
+    /// after [`downgrade`](Self::downgrade).
     ///
     /// # Errors
     ///

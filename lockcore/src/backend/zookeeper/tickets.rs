@@ -244,8 +244,10 @@ fn valid_for_in(proof: &Proof, request: &Request) -> Duration {
     proof.lives_for(Clock::BOOT.now()).min(request.ttl)
 }
 
-/// Notes that a ticket exists. Its number is the transaction that created it. No two creates share a transaction, and
-/// the numbers rise over restarts and over lives of the parent.
+/// Notes that a ticket exists. The number of the ticket is the id of the transaction that created
+/// its node. No transaction creates two tickets. The ids rise, also when the servers restart, and
+/// when the parent node is deleted and created again. If the id cannot be a ticket number, deletes
+/// the node and returns an error.
 fn stands(
     session: &Arc<Session>,
     request: &Request,

@@ -79,10 +79,12 @@ impl Lease {
         }
     }
 
-    /// How long a renewal that is sent now waits for its answer. Renewals begin after a third of
-    /// the ttl, so there is time for three attempts of a quarter of the ttl each. After the ttl was
-    /// lengthened, less time is left until the store has acknowledged the longer ttl. Then an
-    /// attempt takes less time too.
+    /// How long a renewal that is sent now waits for its answer: a quarter of the ttl. The first
+    /// renewal is sent after a third of the ttl. If neither it nor the second one is answered, a
+    /// third one can be sent with a sixth of the ttl left, and has only this time. After the ttl
+    /// was lengthened, less than two thirds of the new ttl are left, until the store has
+    /// acknowledged it. Until then a renewal waits for three eighths of what is left, but at least
+    /// for a quarter of the ttl of the enqueue.
     pub(crate) fn renewal_patience(&self, now: Instant) -> Duration {
         let left = now.until(self.deadline());
         (left / 8 * 3).clamp(self.request.ttl / 4, self.ttl() / 4)

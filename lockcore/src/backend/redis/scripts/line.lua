@@ -196,9 +196,10 @@ local function count(line)
   return holders + rows / 2
 end
 
--- Checks that PEXPIRE is allowed. Called before a key is created, because the lifetime of the key
--- is set only at the end. If that later PEXPIRE were denied, the key would stay for ever. This call
--- fails first. It changes nothing, because no mark has an empty id.
+-- Checks, before a key is created, that the client may use PEXPIRE. The lifetime of a key is set
+-- only at the end of the script. If PEXPIRE were denied there, the key would stay for ever. This
+-- PEXPIRE fails first. If it is allowed, it changes nothing, because its key never exists: the key
+-- of a mark is `…:gone:<id>`, and no id is empty.
 local function may_live(line)
   redis.call('PEXPIRE', line.key .. ':gone:', '1')
 end
@@ -509,9 +510,9 @@ local function settle(line, asking, work)
   return result, more
 end
 
--- In how many ms this waiter must recheck. The first waiter rechecks when the first holder expires,
--- because no wake-up is sent then. A waiter that look_again() has chosen rechecks at the time set
--- there. For all others the answer is -1.
+-- Returns after how many ms this waiter must recheck, or -1. No wake-up is sent when a holder's
+-- lease ends. So the first waiter rechecks when the lease that ends first ends. A waiter that
+-- look_again() has chosen rechecks at the time that look_again() has set. All others get -1.
 local function recheck(line, id)
   local record = first(line)
   if record and id_of(record) == id then
