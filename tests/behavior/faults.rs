@@ -140,7 +140,7 @@ impl Outage<'_> {
             Err(error) => is_about_the_outage(&error),
         }
         is_renewed(&guard, ttl).await;
-        // A request that is in flight to the old server fails.
+        // A request that is in flight to the old server fails, so the test repeats it.
         eventually("the line is at the new server", 2 * STALL, async || {
             let line = patient().inspect(held).await;
             line.is_ok_and(|line| line.len() == 3)

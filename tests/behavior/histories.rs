@@ -143,7 +143,8 @@ enum Seen {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// The store may have the ticket already, may have had it, or may have released it.
+    /// Sends the request of a ticket. The store may have this ticket already, may have had it, or
+    /// may have released it.
     Enqueue(usize),
     Renew(Vec<usize>, With),
     Release(Vec<usize>, EnqueueMayFollow),

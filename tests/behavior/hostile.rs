@@ -171,8 +171,8 @@ async fn ten_thousand(store: &Store, stranger: &Arc<dyn Connection>) -> Arc<Requ
     in_line.swap_remove(MOST_TICKETS / 2)
 }
 
-/// The waiters of a process are one ticket at the store, so the store would never refuse them. The
-/// client does.
+/// The waiters of a process are one ticket at the store, so the store would never refuse them.
+/// Therefore the client refuses the waiters beyond its limit.
 async fn a_process_has_ten_thousand_waiters_at_most(store: Store) {
     let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(3600)));
     let guard = locks.mutex("a").acquire().await.unwrap();
@@ -242,7 +242,7 @@ async fn a_flood_of_forged_wake_ups_grants_nothing_and_drowns_nothing(store: Sto
     let left = Instant::now();
     give_back(guard).await;
     give_back(waiter.await.unwrap().unwrap()).await;
-    // The waiter was granted by its wake-up: its renewals are twenty seconds apart.
+    // Only a wake-up is this fast: the waiter's renewals are twenty seconds apart.
     let awake = awake_since(left);
     assert!(awake < ttl, "{awake:?}");
     // No event reports trouble with the store.

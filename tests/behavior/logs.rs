@@ -382,7 +382,7 @@ async fn renewals_that_are_refused_are_one_warning_and_their_end_another(store: 
         .await
         .unwrap();
     let renewed = async || {
-        // The remaining time rises only at a renewal.
+        // A rise of the remaining time shows a renewal.
         let mut last = guard.remaining();
         eventually("renewed", SOON, || {
             let now = guard.remaining();

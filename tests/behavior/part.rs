@@ -218,7 +218,7 @@ async fn permits_given_back_by_a_call_dropped_at_any_poll_go_to_others(store: St
         .await;
     }
     println!("{drops} drops of a part that was being given back");
-    // The memory store answers within the first poll.
+    // The memory store answers within the first poll, so no future is dropped there.
     assert!(drops > 0 || store.timings().answers == Answers::TheCall);
 
     let guard = locks.semaphore("s", 5).permits(5).acquire().await.unwrap();
@@ -236,7 +236,7 @@ async fn giving_permits_back_is_repeated_until_it_is_acknowledged(_: Store) {
             |kit| kit.fail_next(Verb::Renew, Fault::Refused),
             ErrorKind::Unavailable,
         ),
-        // `Config` is not passed on, because it would mean that nothing has changed.
+        // The caller does not get `Config`, because `Config` would mean that nothing has changed.
         (
             |kit| kit.fail_next(Verb::Renew, Fault::Config),
             ErrorKind::Unavailable,

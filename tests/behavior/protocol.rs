@@ -40,9 +40,9 @@ fn kit() -> (Kit, Locks) {
     (kit, locks)
 }
 
-/// Checks that the keeper has looked at the clock of the kit and has sent no renewal.
+/// Checks that the keeper has read the clock of the kit and has sent no renewal.
 pub(crate) async fn is_not_renewed(locks: &Locks, guard: &Guard, renewal: &mut Hold) {
-    // When this lock is released, the keeper has looked at the clock.
+    // When this lock is released, the keeper has read the clock.
     drop(locks.mutex("other").acquire().await.unwrap());
     tickets(locks, "other", 0).await;
     let arrived = renewal.arrived().now_or_never();

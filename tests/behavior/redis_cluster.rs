@@ -30,7 +30,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     groups.into_iter().flat_map(|facts| facts(store)).collect()
 }
 
-/// Longer than any failover takes.
+/// A ttl that is longer than any failover.
 const TTL: Duration = Duration::from_secs(20);
 
 /// The time after which the other nodes replace a silent master. A busy machine delays a node's

@@ -18,7 +18,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     groups.into_iter().flat_map(|facts| facts(store)).collect()
 }
 
-/// Longer than any failover takes.
+/// A ttl that is longer than any failover.
 const TTL: Duration = Duration::from_secs(20);
 
 /// A client that allows more time, because a stalled machine must not look like a failing store.

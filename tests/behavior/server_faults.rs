@@ -28,7 +28,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// A ttl of a lease with renewals 40 s apart, so that none of them plays a part.
+/// A ttl so long that renewals are 40 s apart, so that no renewal has an effect on the fact.
 const LONG: Duration = LEASE.saturating_mul(2);
 
 /// How long a client needs to reconnect when its server is up. It pauses for two seconds at most.

@@ -138,8 +138,9 @@ async fn a_party_that_drops_its_place_is_missing(store: Store) {
     tickets(&locks, "a", 0).await;
 }
 
-/// About as long as a party takes to enter. So the other party is about to give up, is giving up,
-/// or has just given up.
+/// How long before the end of the first party's wait the second party comes. This is about as long
+/// as a party takes to enter. So the first party is about to give up, is giving up, or has just
+/// given up.
 const LAST_MOMENT: Duration = Duration::from_millis(4);
 
 /// The second party comes when the wait of the first is nearly over, and the first may have begun
@@ -160,8 +161,8 @@ async fn a_party_that_enters_at_the_last_moment_is_inside(store: Store) {
             (Ok(first), Ok(second)) => {
                 entered += 1;
                 assert!(first.is_valid() && second.is_valid());
-                // Both are dropped and do not leave: the wait of the first is too short for
-                // leaving.
+                // Both parties are dropped and do not call `leave`, because the wait of the first
+                // is too short for it.
                 drop((first, second));
                 tickets(&locks, "a", 0).await;
             }

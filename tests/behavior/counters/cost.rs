@@ -58,8 +58,8 @@ async fn a_latch_costs_one_message_for_each_process_and_change_however_many_wait
     })
     .await;
     let began = server.command_stats_since(&before);
-    // The changes are counted without a pause in between. A push that comes during a look causes
-    // one more look.
+    // The test makes the changes without a pause between them. A push that comes during a look
+    // causes one more look.
     let before = server.command_stats();
     for left in [4, 3, 2, 1, 0] {
         assert_eq!(latch.count_down().await.unwrap(), left);
@@ -97,7 +97,8 @@ async fn changes_that_are_answered_are_not_remembered(store: Store) {
         counter.add(1).await.unwrap();
     }
     let key = format!("{}:1:{{a}}:count", store.namespace);
-    // Two fields: the value, and the last change.
+    // The key has two fields: the state of the counter, and the id of the last change with its
+    // answer.
     assert_eq!(server.command::<usize>(&["HLEN", &key]), 2);
     let lives: i64 = server.command(&["PTTL", &key]);
     assert!((35..=36).contains(&(lives / 3_600_000)), "{lives} ms");

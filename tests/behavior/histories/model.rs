@@ -394,8 +394,8 @@ impl Model {
         self.expect_rechecks()
     }
 
-    /// For a request after which the store need not compute the grants of its name. If the store
-    /// has woken a waiter, it has computed them.
+    /// Call this for a request after which the store may or may not compute the grants of its name.
+    /// If the store has woken a waiter, it has computed them.
     fn settle_if_looked(&mut self, name: usize, wakes: &[(usize, Wake)]) {
         let mut looked = self.queues[name].clone();
         looked.expire(self.now);

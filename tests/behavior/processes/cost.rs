@@ -37,8 +37,8 @@ async fn one_hand_over_costs_two_scripts_and_one_message_with_any_number_of_wait
             let lock = waiting.mutex("a");
             tasks.spawn(async move { give_back(lock.acquire().await.unwrap()).await });
         }
-        // If a client looked at the line, its scripts would be counted. So the harness looks with
-        // another command.
+        // If a client inspected the line, its scripts would be counted. So the harness reads the
+        // line with another command.
         eventually("the line has formed", SOON, async || {
             let key = format!("{}:1:{{a}}:line", store.namespace);
             server.command::<usize>(&["HLEN", &key]) == 2 * waiters

@@ -19,8 +19,8 @@ use crate::store::SOON;
 pub(super) struct Wire {
     asked: mpsc::UnboundedSender<Asked>,
     events: Arc<Mutex<Vec<Arc<EventSink>>>>,
-    /// The receivers of all connections of the runtime that connected first. The keeper's
-    /// connections are not counted.
+    /// The ids of the receivers of all connections, for the runtime that connected first. The
+    /// connections of the keeper are not in this list.
     connections: Arc<Mutex<Vec<u64>>>,
     /// How many of these connections have broken.
     broken: Arc<AtomicUsize>,

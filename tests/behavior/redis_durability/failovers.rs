@@ -217,8 +217,8 @@ async fn a_wait_in_line_is_kept_by_the_replica_that_is_promoted(_: Store) {
     proxy.cut();
     proxy.restore();
 
-    // At the new master, the first holder is in front of the waiter, and both are in front of this
-    // client.
+    // The release never reached the new master. So there the first holder is in front of the
+    // waiter, and both are in front of this client.
     let other = client(&new.url());
     assert_eq!(kind(other.mutex("a").try_acquire().await), ErrorKind::Busy);
     assert!(!waiter.is_finished());

@@ -267,7 +267,7 @@ async fn the_remains_of_a_name_are_gone_a_day_later(_: Store) {
     for key in keys {
         let left: i64 = server.command(&["PTTL", &key]);
         assert!(
-            // The ttl was short, but the key does not expire earlier.
+            // The ttl was short, and the key still lives for a day.
             left > 86_400_000 - 60_000 && left <= 86_400_000 + 1000,
             "{key} lives for {left} ms"
         );
