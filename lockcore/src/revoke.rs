@@ -16,7 +16,7 @@ use crate::owner;
 use crate::pauses::Pauses;
 use crate::request::{Id, Request};
 
-/// The pauses between two looks at a ticket that was asked back. They begin short, so this caller
+/// The pauses between two reads of a ticket that was asked back. They begin short, so this caller
 /// soon sees that a holder has given up at once. They grow, so a long grace costs about two
 /// requests per second: the mean of the longest pauses is half a second.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
@@ -31,29 +31,29 @@ impl Locks {
     /// [`GrantId::ticket`](crate::GrantId::ticket). `why` is one line for people, up to 64 bytes.
     /// `grace` is up to a day.
     ///
-    /// 1. The store keeps the request beside the ticket. When the holder's client learns of it,
-    ///    [`revoked`](crate::Held::revoked) resolves there, with this client and `why`. From then
-    ///    on no other task of the holder's process gets the ticket.
-    /// 2. The holder has `grace` from the moment when its client learns of the request. It may
+    /// 1. The store keeps this request, the ask-back, beside the ticket. When the holder's client
+    ///    learns of the ask-back, [`revoked`](crate::Held::revoked) resolves there, with this
+    ///    client and `why`. From then on no other task of the holder's process gets the ticket.
+    /// 2. The holder has `grace` from the moment when its client learns of the ask-back. It may
     ///    finish and release in this time. At the end of `grace` it loses the lock with
     ///    [`Revoked`](crate::LostReason::Revoked). Its client drops the work under the lock and
     ///    releases the ticket. Then the store grants the lock to the next waiter.
     /// 3. This call returns when the ticket is gone. If the holder's version of the library does
-    ///    not know such requests, the holder does not release. In this case this call removes the
+    ///    not know ask-backs, the holder does not release. In this case this call removes the
     ///    ticket after `grace` and a whole ttl, as [`force_release`](Self::force_release) does.
     ///
-    /// If the holder's client knows such requests, nobody else gets the lock while the holder
-    /// believes in it. The reason is that the holder's own client ends the lease, and no clock of
-    /// the store or of this caller does. If the request cannot reach the holder, the holder cannot
-    /// renew its lease either, so the lease ends at the store.
+    /// If the holder's client knows ask-backs, nobody else gets the lock while the holder believes
+    /// in it. The reason is that the holder's own client ends the lease. No clock of the store or
+    /// of this caller does. If the ask-back cannot reach the holder, the holder cannot renew its
+    /// lease either, so the lease ends at the store.
     ///
-    /// On Redis, and in the same process, the holder learns of the request by a message, within
-    /// about 100 ms. In other cases it learns of the request at its next renewal, after about a
+    /// On Redis, and in the same process, the holder learns of the ask-back by a message, within
+    /// about 100 ms. In other cases it learns of the ask-back at its next renewal, after about a
     /// third of its ttl: between processes on SQLite, on ZooKeeper, and when the message is lost.
     /// The holder of a lock without [renewal](crate::Lock::renew) is not asked, because its lease
     /// ends by itself.
     ///
-    /// A second request replaces the first. If the holder has learned of both, it gives up at the
+    /// A second ask-back replaces the first. If the holder has learned of both, it gives up at the
     /// earlier of the two ends.
     ///
     /// Returns [`Released`](Release::Released) when this call has seen the end of the grant, and
@@ -62,13 +62,13 @@ impl Locks {
     /// # Errors
     ///
     /// [`Config`](crate::ErrorKind::Config) when `why` or `grace` is not usable, the ticket is a
-    /// waiter, the store denies the request, or the store has no such operation.
+    /// waiter, the store denies the request, or the store has no ask-backs.
     /// [`Unavailable`](crate::ErrorKind::Unavailable) when the store does not answer for one
     /// operation timeout.
     ///
     /// # Cancel safety
     ///
-    /// If the store has the request when the future is dropped, the request stays, and the holder
+    /// If the store has the ask-back when the future is dropped, the ask-back stays, and the holder
     /// obeys it. Only the last step is left out: nobody removes the ticket of a holder that does
     /// not obey.
     ///

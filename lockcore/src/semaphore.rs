@@ -13,8 +13,8 @@ use crate::lock::Lock;
 use crate::name::Name;
 use crate::request::{FULL, mismatch};
 
-/// How often [`Semaphore::drain`] looks at the free permits. It looks again only if others have
-/// taken permits since its last look.
+/// How often [`Semaphore::drain`] reads the free permits. It reads them again only if others have
+/// taken permits since its last read.
 const LOOKS: u32 = 8;
 
 /// A semaphore on a name: at most `capacity` permits are taken at any time.
@@ -276,7 +276,7 @@ impl Semaphore {
     /// # Errors
     ///
     /// As [`resize`](Self::resize). The error is also [`Unknown`](crate::ErrorKind::Unknown) when
-    /// the answer was lost and somebody else has changed the capacity since. In this case look at
+    /// the answer was lost and somebody else has changed the capacity since. In this case read the
     /// [`capacity`](Self::capacity).
     ///
     /// # Cancel safety

@@ -83,10 +83,11 @@
 //! 4. The lock is kept until the response body ends, or is dropped because the client went away.
 //!    The layer releases the lock *before* the client can see the end of the response. So the
 //!    client's next request finds the lock free. If the lock is lost while the body is sent, the
-//!    body ends in an error: over HTTP/1 the connection is closed, over HTTP/2 the stream is reset.
+//!    body ends in an error: over HTTP/1 the connection is cut, over HTTP/2 the stream is reset.
 //!
-//! The layer does not take the lock in `poll_ready`, but in the future that `call` returns. A
-//! service may be ready for hours before it is called, and the lock depends on the request.
+//! The layer takes the lock in the future that `call` returns, and not in `poll_ready`. The lock
+//! depends on the request. And a service may be ready for hours before it is called: a lock that
+//! was taken in `poll_ready` would be held for all of this time.
 //!
 //! If a request has to wait for its lock, it first gives back what `poll_ready` has reserved in the
 //! inner service, such as the permit of a `ConcurrencyLimit`. It reserves this again when it has
@@ -114,8 +115,9 @@
 //! | nowhere: one request at a time | [`Key::template`] with a constant |
 //!
 //! For a handler that extracts a number, `/orders/12`, `/orders/012` and `/orders/%31%32` are one
-//! order. A key that reads a type locks one name for all three. A key that does not read a type
-//! locks a different name for each of the three. See [one thing, one name](Key#one-thing-one-name).
+//! order. A key that reads a type locks one name for all three. A key that reads no type takes the
+//! text as the name, after percent-decoding, so `12` and `012` are two locks. See [one thing, one
+//! name](Key#one-thing-one-name).
 //!
 //! # Several locks
 //!

@@ -1,5 +1,5 @@
-//! Requests whose lock an operator asks for: with `OnRevoke::Cancel` they are stopped at once, and
-//! otherwise at the end of the grace.
+//! Tests with an operator that asks for the lock of a request. With `OnRevoke::Cancel` the layer
+//! stops the request at once, and otherwise at the end of the grace.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml lets tests unwrap, but not their helpers"

@@ -1,4 +1,4 @@
-//! The layer in a plain server of hyper's, over real connections of HTTP/1 and HTTP/2.
+//! Tests of the layer in a plain server of hyper's, over real connections of HTTP/1 and HTTP/2.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml lets tests unwrap, but not their helpers"

@@ -161,7 +161,7 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
         unsupported("list the names in use")
     }
 
-    /// Asks the client of a ticket to give the ticket up. Returns whether the ticket is there.
+    /// Asks the holder of a ticket to give the ticket up. Returns whether the ticket is there.
     ///
     /// Stores `ask`, the ask-back, after the [owner](Request::owner) of the ticket and a line
     /// break. It replaces an earlier ask-back. After that, a renewal of the ticket answers

@@ -27,9 +27,9 @@ impl Guard {
         self.held.clone()
     }
 
-    /// A second guard of the same hold. The store is not asked. The lock is released when the last
-    /// guard is gone. Use this for work that is split into parts. It does not make the parts
-    /// exclude each other.
+    /// Returns a second guard of the same hold, without a request to the store. The lock is
+    /// released when the last guard is gone. Use this for work that is split into parts. It does
+    /// not make the parts exclude each other.
     ///
     /// # Errors
     ///
@@ -54,12 +54,14 @@ impl Guard {
     /// [renewal](crate::Lock::renew). A [`min_hold`](crate::Lock::min_hold) applies to the read
     /// side after this call.
     ///
-    /// A second call does nothing, and so does a call on a lock that was taken to read. But if the
-    /// store has not acknowledged an earlier downgrade yet, the call asks the store again.
+    /// A second call does nothing, and so does a call on a lock that was taken to read. The
+    /// exception: if the store has not acknowledged an earlier downgrade yet, the call asks the
+    /// store again.
     ///
     /// A hold that was taken inside of another hold of the lock
-    /// ([`Lock::reentrant`](crate::Lock::reentrant)) is a part of that hold. The store is asked,
-    /// and other readers can take the lock, only when the outer hold has no writer either.
+    /// ([`Lock::reentrant`](crate::Lock::reentrant)) is a part of that outer hold. While the outer
+    /// hold has a writer, the call sends no request to the store, and no other reader can take the
+    /// lock.
     ///
     /// # Errors
     ///
@@ -179,8 +181,9 @@ impl Guard {
         outcome.map_err(|error| error.of_name(self.name()))
     }
 
-    /// Gives back all permits but `left`, as [`release_permits`](Self::release_permits) does. If
-    /// they were given back before, this asks the store only if it has not acknowledged that yet.
+    /// Gives back all permits but `left`, as [`release_permits`](Self::release_permits) does. If an
+    /// earlier call has given them back, this call asks the store only if the store has not
+    /// acknowledged that yet.
     pub(crate) async fn keep_permits(&self, left: u32) -> Result<(), Error> {
         let lease = self.lease();
         match lease.permits().checked_sub(left) {
