@@ -83,7 +83,7 @@ struct Counts {
     visits: BTreeMap<&'static str, usize>,
 }
 
-/// A visitor of an order. The visit ends when this is dropped.
+/// A visitor of an order. The visit ends when this value is dropped.
 #[derive(Debug)]
 #[must_use = "the visit ends when this is dropped"]
 pub struct Visit(Orders, u64);

@@ -14,7 +14,7 @@ use crate::store::{STALL, soon};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LateAnswers(Arc<Mutex<Vec<Awaited>>>);
 
-/// An answer that is held back. The client gets it when this is dropped.
+/// An answer that is held back. The client gets it when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct LateAnswer {
     read: oneshot::Receiver<()>,

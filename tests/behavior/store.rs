@@ -36,7 +36,7 @@ pub(crate) struct Store {
     server: Arc<dyn Server>,
 }
 
-/// The time that is added to each bound, because this machine runs other tests too.
+/// The time that facts add to each time limit, because this machine runs other tests too.
 pub(crate) const SLACK: Duration = Duration::from_millis(1500);
 
 /// No fact takes longer than this. A fact that does so hangs.

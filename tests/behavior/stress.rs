@@ -330,7 +330,8 @@ async fn crowd_whose_leases_run_out(fair: Fair) {
     .await;
 }
 
-/// Makes trouble. A second on the store's clock is two milliseconds of real time.
+/// Makes requests, replies and connections fail at random. A second on the store's clock is two
+/// milliseconds of real time.
 struct Trouble<'a> {
     kit: &'a Kit,
     random: fastrand::Rng,

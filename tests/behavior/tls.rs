@@ -143,7 +143,7 @@ async fn locks_are_handed_over_and_nothing_goes_out_in_plain_text(store: Store) 
     give_back(guard).await;
     give_back(waiter.await.unwrap().unwrap()).await;
 
-    // The waiter was granted by a wake-up: its next recheck would come seconds later.
+    // Only a wake-up is this fast: the waiter's next recheck would come seconds later.
     assert!(released.elapsed() < Duration::from_secs(1));
     assert!(proxy.traffic().bytes_up > 1_000);
     assert_eq!(proxy.traffic().recognised, 0, "the password in plain text");

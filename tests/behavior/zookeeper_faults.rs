@@ -37,7 +37,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     groups.into_iter().flat_map(|facts| facts(store)).collect()
 }
 
-/// The settings of a client. The facts look at requests to the server, so every acquisition gets
+/// The settings of a client. The facts examine requests to the server, so every acquisition gets
 /// its own ticket.
 fn builder(url: String) -> Builder {
     faults::patient(url).fair(Fair::Strict)

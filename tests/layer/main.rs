@@ -92,8 +92,9 @@ fn a_stream_whose_store_is_gone_breaks_off_before_the_next_is_let_in() {
         let error = end.expect("an end that looks like one").unwrap_err();
         assert!(!error.is_timeout(), "{error:?}");
         assert!(last_made < next, "two at a time");
-        // The layer gets no answers from the store, so it stops by its own clock. The last renewal
-        // came at most a third of the lease before the cut.
+        // The layer gets no answers from the store, so it ends the stream by its own clock. The
+        // last renewal came at most a third of the lease before the cut. So the stream must last
+        // for at least a third of the lease after the cut.
         assert!(ended >= cut + LEASE / 3, "it gave up a lease that was still good");
         assert!(ended <= cut + LEASE + BUSY, "it went on after its lease");
         assert!(next <= cut + LEASE + BUSY, "the next one waited for long after");

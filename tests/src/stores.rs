@@ -84,8 +84,8 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn histories(&self) -> Option<Histories>;
 
     /// The servers of this store that support TLS. `None` for a store without TLS. It is also
-    /// `None` for the Redis stores with several servers: each of them has its own tests of TLS, or
-    /// uses the code of `redis:`, which is tested.
+    /// `None` for another form of `redis:` or `zookeeper:`: the facts of these two stores test the
+    /// code that it uses.
     fn tls(&self) -> Option<&dyn Tls> {
         None
     }
@@ -155,7 +155,8 @@ pub enum Answers {
     AServer,
 }
 
-/// A running server, or its counterpart for a store without a server. It ends when this is dropped.
+/// A running server, or its counterpart for a store without a server. It ends when this value is
+/// dropped.
 pub trait Server: Any + fmt::Debug + Send + Sync {
     /// The URL for other processes.
     fn url(&self) -> String;

@@ -72,7 +72,7 @@ async fn release(guards: Vec<Guard>) {
     }
 }
 
-/// Keeps every core busy with one thread each, until this is dropped.
+/// Keeps every core busy with one thread each, until this value is dropped.
 struct Busy(Arc<AtomicBool>);
 
 impl Busy {

@@ -50,8 +50,8 @@ async fn an_uncontended_pair_costs_two_requests_and_leaves_nothing(_: Store) {
     assert!(names.is_empty(), "{names:?}");
 }
 
-/// A client that has met others at a name takes the way for contended names there, as long as the
-/// parent exists.
+/// If a client has seen tickets of others at a name, it uses the requests for contended names
+/// there, as long as the parent node exists.
 async fn a_name_that_was_contended_costs_three_requests_and_no_failed_ones(_: Store) {
     let server = ZooKeeperServer::start();
     let (locks, other) = (counted(&server), client(&server));

@@ -52,8 +52,8 @@ async fn only_a_client_with_tickets_has_its_leader_checked(_: Store) {
     let guard = locks.mutex("a").acquire().await.unwrap();
     let (written, sent) = written_in_a_session().await;
 
-    // The leader is checked in every quarter of a session. The client's clock ticks eleven times in
-    // a session, so a check comes with every third probe.
+    // The client checks in every quarter of a session that the leader still leads. It sends eleven
+    // probes in a session, so a check comes with every third probe.
     assert!((1..=sent / 3 + 1).contains(&written), "{written} of {sent}");
     give_back(guard).await;
 }
@@ -254,8 +254,8 @@ async fn a_crowd_that_comes_and_goes_never_overlaps(_: Store) {
     nothing_left(&server).await;
 }
 
-/// Many requests at the same time, with all defaults, while this client and another one each hold a
-/// lock.
+/// The fact sends many requests at the same time, with all defaults, while this client and another
+/// one each hold a lock.
 async fn a_burst_of_a_process_costs_no_lease_and_nothing_is_unknown(_: Store) {
     let server = ZooKeeperServer::start();
     let clients = [(); 2].map(|()| faults::builder(server.url()).build().unwrap());

@@ -46,8 +46,8 @@ fn compare(arguments: Arguments) -> ExitCode {
         || tests.join("../target"),
         |folder| tests.join("..").join(folder),
     );
-    // All features of all members, as for the docs, so that only rustdoc has to run again. Only
-    // rustdoc gets unstable options. Cargo does not.
+    // This builds all features of all members, as for the docs, so that only rustdoc has to run
+    // again. Rustdoc gets unstable options, and cargo gets none.
     let written = Command::new("cargo")
         .args([
             "doc",
