@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use lockcore::{Error, ErrorKind, Locks, LostReason, Release, distributed_lock};
 
-/// Much longer than any step of a test.
+/// A time that is much longer than any step of a test.
 const LONG: Duration = Duration::from_secs(60);
 
 const REVOKED: ErrorKind = ErrorKind::Lost(LostReason::Revoked);

@@ -15,7 +15,7 @@ use lockcore::{ErrorKind, Locks, LostReason, default_locks};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-/// Longer than any step of these tests takes on a busy machine.
+/// A time that is longer than any step of these tests takes on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
 
 /// Calls a function whenever the library logs. The function runs on another thread, and the logging

@@ -135,8 +135,8 @@ async fn a_waiter_dropped_in_the_moment_of_the_grant_passes_the_lock_on(store: S
         let lock = other.mutex("a").wait(SOON);
         let first = tokio::spawn(async move { lock.acquire().await.map(drop) });
         tickets(&locks, "a", 2).await;
-        // On a store that processes share, the ticket of the second waiter stands behind that of
-        // the first.
+        // On a store that processes share, the ticket of the first waiter is in front of the ticket
+        // of the second.
         let second = begin(other.mutex("a").wait(SOON));
         tickets(&other, "a", 3).await;
 

@@ -91,7 +91,7 @@ async fn the_next_in_line_rechecks_a_dead_holder_when_the_first_has_left(store: 
 }
 
 fn run(kind: Kind, played: Histories, histories: u64, steps: usize) {
-    // One thread, so that no wake-up or answer has to change the thread.
+    // The runtime has one thread, so that no wake-up or answer has to change the thread.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

@@ -144,7 +144,8 @@ async fn a_lock_that_is_not_free_leaves_the_others_free(store: Store) {
 
 async fn one_wait_budget_covers_all_locks(store: Store) {
     let (locks, other) = (store.client(), store.client());
-    // Half of the budget is more than the slack.
+    // Half of the budget must be more than the slack. Otherwise the check below could not tell one
+    // budget for both locks from a budget for each lock.
     let budget = Duration::from_secs(4);
     let first = other.mutex("a").acquire().await.unwrap();
     let second = other.mutex("b").acquire().await.unwrap();

@@ -40,7 +40,8 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// Short, because some stores tell a holder only at its renewal.
+/// The ttl is short, because some stores tell a holder only at its renewal that it was asked for
+/// its lock.
 const TTL: Duration = Duration::from_secs(6);
 
 /// How long it takes at most until a holder learns that it was asked for its lock: a third of its

@@ -32,7 +32,8 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 const LONG: Duration = LEASE.saturating_mul(2);
 
 /// How long a client needs to reconnect when its server is up. It pauses for two seconds at most.
-/// After that, its first request waits neither for a renewal nor for the end of an operation.
+/// After that, its first request is sent at once: it does not wait for a renewal or for the end of
+/// an operation.
 const RECONNECTED: Duration = Duration::from_secs(2).saturating_add(SLACK);
 
 /// A client behind its own proxy, which can be cut.

@@ -43,7 +43,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// Enough time for one operation that is refused.
+/// An operation timeout that is long enough for an operation that is refused.
 const ONE_OPERATION: Duration = Duration::from_secs(3);
 
 const HERE: [&str; 2] = ["127.0.0.1", "localhost"];

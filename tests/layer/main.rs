@@ -36,7 +36,7 @@ fn main() {
 
 const LEASE: Duration = Duration::from_secs(2);
 
-/// One part every tenth of a second for five seconds.
+/// The number of parts of a streamed response: one part every tenth of a second for five seconds.
 const PARTS: usize = 50;
 const PAUSE: Duration = Duration::from_millis(100);
 const PART: &str = "0123456789";

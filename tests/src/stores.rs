@@ -179,8 +179,8 @@ pub trait Server: Any + fmt::Debug + Send + Sync {
     /// rising are left out.
     fn litter(&self, namespace: &str) -> Vec<String>;
 
-    /// The same keys without marks. A mark stays for a minute after a release, because the enqueue
-    /// may still arrive.
+    /// The keys of [`litter`](Self::litter) without marks. A mark stays for a minute after a
+    /// release, because the enqueue may still arrive.
     fn litter_but_marks(&self, namespace: &str) -> Vec<String> {
         self.litter(namespace)
     }

@@ -81,8 +81,8 @@ async fn a_latch_costs_one_message_for_each_process_and_change_however_many_wait
         calls(&spent, "publish"),
     );
     assert_eq!(calls(&spent, "publish"), 5);
-    // Five scripts for the changes. Each process reads at most once for each change, and may finish
-    // one read that had begun before.
+    // The five changes are five scripts. Each process reads at most once for each change, and may
+    // finish one read that had begun before the changes.
     assert!(calls(&spent, "evalsha") <= 5 + 6 * PROCESSES, "{spent:?}");
     // Until all wait, each process looks at most three times: a first look, the look of the watch,
     // and one for callers that came meanwhile. It also checks its rights.

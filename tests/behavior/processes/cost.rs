@@ -130,8 +130,8 @@ async fn a_release_wakes_exactly_the_waiters_that_it_lets_in(store: Store) {
     let writer = holding.rwlock("c").write().acquire().await.unwrap();
     let (served, mut let_in) = tokio::sync::mpsc::unbounded_channel();
     for number in 0..20 {
-        // Two waiters fit into the semaphore. In the line of the other lock, a writer stands behind
-        // the fourth reader.
+        // Two waiters fit into the semaphore. In the line of the other lock, a writer is behind the
+        // fourth reader.
         let two_of_them = waiting.semaphore("s", 3).permits(1 + number % 2);
         let catalog = waiting.rwlock("c");
         let reader = if number == 4 {

@@ -253,7 +253,8 @@ async fn a_waiter_asks_again_each_time_the_holders_lease_may_be_over(_: Store) {
     reply.send(Ok(waiting(60 * TTL, Some(recheck_in)))).unwrap();
     for _ in 0..3 {
         let (_, reply) = store.renewal().await;
-        // The ordinary renewals are 20 s apart.
+        // This request came after the time that the store had set for the recheck. The ordinary
+        // renewals of the waiter are 20 s apart.
         let after = told.elapsed();
         assert!(
             after >= recheck_in * 9 / 10 && after < recheck_in + TTL,

@@ -75,8 +75,8 @@ async fn a_master_that_slots_arrive_at_keeps_its_connections(_: Store) {
     let guard = locks.mutex("a").acquire().await.unwrap();
     let slot = cluster.begin_moving(&key("a"), empty);
     cluster.move_key(full, empty, &key("a"));
-    // Two requests, because `connections` counts a connection only if its latest request was sent
-    // by the hash of the script.
+    // The client sends two requests, because `connections` counts a connection only if its latest
+    // request was sent by the hash of the script.
     for round in 1..3 {
         guard.extend(round * TTL).await.unwrap();
     }

@@ -136,7 +136,7 @@ async fn a_name_whose_keys_are_on_two_nodes_lets_nobody_in_out_of_turn(_: Store)
         moving.push((slot, old, new));
     }
 
-    // No node has both keys.
+    // No node has both keys, so no node may grant a request.
     let hasty = || {
         builder(&url)
             .op_timeout(Duration::from_millis(300))

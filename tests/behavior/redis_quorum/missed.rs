@@ -36,7 +36,8 @@ async fn a_release_that_overtakes_the_enqueue_at_a_slow_node_is_repeated_there(_
     runtime.shutdown_background();
 }
 
-/// For a moment, the key of the lock has another value at this node.
+/// For a moment, a stranger's value is in the key of the lock at one node, so the release fails
+/// there.
 async fn a_release_that_one_node_could_not_carry_out_is_repeated_there(_: Store) {
     let set = Quorum::start(3);
     let locks = client(&set.url());

@@ -493,7 +493,7 @@ async fn everything_is_encrypted_with_tls_and_each_certificate_is_looked_at(_: S
         builder.build().unwrap()
     };
 
-    // The password is not sent in plain text, neither to the sentinel nor to the master.
+    // The client must not send the password in plain text to the sentinel or to the master.
     let sound = server(&here);
     let to_master = Proxy::to(sound.port());
     to_master.lose_replies(SECRET.as_bytes(), 1);

@@ -19,7 +19,7 @@
 //! | `handover.rs` | `w5`: from the release in one process to the waiter in another |
 //! | `herd.rs` | `w6`, `give-up`: the cost of a release with many waiters, and of a waiter that gives up |
 //! | `leases.rs` | `w7`: many leases kept alive |
-//! | `client.rs` | used by all modes: locks, failures, lines of the driver |
+//! | `client.rs` | used by all modes: locks, failures, the report, lines to and from the driver |
 
 #![allow(
     clippy::unwrap_used,
