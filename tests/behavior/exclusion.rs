@@ -30,7 +30,7 @@ async fn a_wait_ends_with_timeout_when_it_is_over(store: Store) {
         assert!(waited >= wait, "{waited:?}");
         late += awake_since(started).saturating_sub(wait);
     }
-    // On an idle machine each wait ends within 50 ms. The fact checks the sum of ten waits. A
+    // On an idle machine each wait ends within 50 ms. The fact checks the sum of five waits. A
     // client that checks the time only once a second could be late by less than the slack in a
     // single wait.
     let on_an_idle_machine = 5 * Duration::from_millis(50);

@@ -97,7 +97,7 @@ async fn a_stranger_releases_and_renews_nothing(store: Store) {
     assert_eq!((released, renewed), (0, 0));
     assert_eq!(numbers().await, line);
     assert!(!waiter.is_finished());
-    guard.ensure(Duration::from_secs(9)).await.unwrap(); // the store confirms it
+    guard.ensure(Duration::from_secs(9)).await.unwrap(); // the store confirms the lease
     give_back(guard).await;
     give_back(waiter.await.unwrap().unwrap()).await;
 }

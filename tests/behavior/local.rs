@@ -197,9 +197,10 @@ async fn a_holder_of_many_tasks_lets_other_processes_in(store: Store) {
         done.unwrap();
     }
     let during = turns.lock().unwrap().len() - before;
-    // Each of the three other clients held the lock 20 times, which is 60 in total. The busy client
-    // has one or two turns between two of these. It has more if one of the three is slow to enqueue
-    // again, and none if it is slow itself.
+    // Each of the three other clients held the lock 20 times, which is 60 in total. A turn of the
+    // busy client is one of its tickets. The busy client has one or two turns between two of these
+    // 60. It has more if one of the three is slow to enqueue again, and none if the busy client is
+    // slow itself.
     assert!(during <= 80, "{during} turns");
     // The other clients did not keep the busy client out.
     eventually("it goes on", SOON, had(before + during + 3)).await;

@@ -1,4 +1,4 @@
-//! Tests of the behavior of the library at real stores. Each test is a *fact*: its name is a
+//! Tests of the behaviour of the library at real stores. Each test is a *fact*: its name is a
 //! sentence that must be true. Each fact runs on every store that it applies to, in its own
 //! namespace, on real servers that the harness starts. `store.rs` has the argument that every fact
 //! gets. The other files are groups of facts.

@@ -131,7 +131,7 @@ async fn a_lock_that_is_not_free_leaves_the_others_free(store: Store) {
         let guard = other.mutex(free).wait(SOON).acquire().await.unwrap();
         give_back(guard).await;
     }
-    tickets(&other, "b", 1).await; // its place in line is gone too
+    tickets(&other, "b", 1).await; // its ticket is gone too
     give_back(in_the_way).await;
     let all = all.try_acquire().await.unwrap();
     assert_eq!(

@@ -61,7 +61,7 @@ async fn a_cut_that_heals_before_the_deadline_loses_nothing(store: Store) {
     let locks = builder_here.build().unwrap();
     let guard = locks.mutex("a").acquire().await.unwrap();
     let remaining = guard.remaining();
-    let deadline = Instant::now() + remaining; // or earlier: `remaining` was read first
+    let deadline = Instant::now() + remaining; // the real deadline is this or earlier: `remaining` was read first
     let before = proxy.traffic().connections;
     let mut events = locks.events();
     for _ in 0..3 {
@@ -142,7 +142,7 @@ async fn wake_ups_that_were_cut_off_are_caught_up_on(store: Store) {
         let waiter = begin(cut_off.mutex("a").wait(LEASE));
         tickets(&locks, "a", 2).await;
         proxy.cut();
-        give_back(guard).await; // its message reaches no client
+        give_back(guard).await; // its wake-up reaches no client
         proxy.restore();
         let restored = Instant::now();
 

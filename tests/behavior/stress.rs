@@ -300,7 +300,7 @@ async fn crowd_whose_leases_run_out(fair: Fair) {
                 cut_off.freeze();
                 for _ in 0..random.usize(20..60) {
                     kit.clock().advance(Duration::from_millis(500));
-                    tokio::time::sleep(Duration::from_millis(1)).await; // how long the trouble lasts
+                    tokio::time::sleep(Duration::from_millis(1)).await; // how long the faults last
                 }
                 cut_off.thaw();
             }
@@ -372,7 +372,7 @@ impl<'a> Trouble<'a> {
 
     async fn goes_on(&mut self) {
         self.kit.clock().advance(STEP);
-        tokio::time::sleep(Duration::from_millis(2)).await; // how long the trouble lasts
+        tokio::time::sleep(Duration::from_millis(2)).await; // how long the faults last
         self.kit.thaw();
         for (_, age) in &mut self.held {
             *age += STEP;

@@ -83,8 +83,8 @@ async fn an_adoption_that_is_never_answered_is_unknown_and_takes_nothing_later(_
 
     assert_eq!(kind(outcome), ErrorKind::Unknown);
     soon(adoption.arrived()).await;
-    // The keeper waits for the reply to the adoption until the operation timeout. After that it
-    // sends a release of the ticket, which leaves a mark.
+    // The keeper waits for the reply to the adoption for a limited time. After that it sends a
+    // release of the ticket, which leaves a mark.
     in_time(&kit, release.arrived()).await;
     release.let_go();
     adoption.let_go();
