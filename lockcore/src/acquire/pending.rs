@@ -400,8 +400,8 @@ impl Asked {
         }
     }
 
-    /// Turns an error of the store into an error for the caller. If any attempt may have been
-    /// carried out, the outcome is unknown, whatever the last error was.
+    /// Turns an error of the store into an error for the caller. If the store may have carried out
+    /// any of the attempts, the outcome is unknown, whatever the last error was.
     fn failed(&self, lease: &Lease, error: StoreError) -> Error {
         let perhaps_carried_out = lease.is_ambiguous() || self.asking.is_some();
         if perhaps_carried_out {

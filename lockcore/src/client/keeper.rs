@@ -141,9 +141,10 @@ async fn keep(shared: &Arc<Shared>) {
                         Stage::Held | Stage::Kept { .. } if sessions => {
                             shared.clean_up(Cleanup::of(&lease));
                         }
-                        // Somebody waits for this ticket, so it is released at once and not left to
-                        // the store's clock. If the user releases it as well, the store answers
-                        // that it does not have the ticket.
+                        // The ticket was asked back, and somebody waits for the lock. So the keeper
+                        // releases the ticket at once, and does not leave its end to the store's
+                        // clock. If the user releases it as well, the store answers that it does
+                        // not have the ticket.
                         Stage::Held | Stage::Kept { .. } if reason == LostReason::Revoked => {
                             shared.clean_up(Cleanup::of(&lease));
                         }

@@ -78,7 +78,7 @@ pub(crate) trait LeaseObserver: Send + Sync {
     /// A lease is over. The tasks that wait for its ticket need not wait until its user ends.
     fn lost(self: Arc<Self>, lease: &Arc<Lease>);
 
-    /// Somebody asks this process to give up a ticket: no further task may use the ticket.
+    /// A ticket of this process was asked back: no further task may use the ticket.
     fn asked_back(self: Arc<Self>, lease: &Arc<Lease>);
 
     /// A ticket was granted and its task did not collect it: the keeper is giving the ticket back.

@@ -92,7 +92,8 @@ pub(super) fn name_of(node: &str) -> Option<NameInUse> {
 /// 256 folders, so that a client can list a folder.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
-    /// From the outermost: the folder of all names, that of the counters, and the one that the counter is in.
+    /// The folders above the node, from the outermost: the folder of all names, the folder of all
+    /// counters, and the folder that contains this counter.
     pub(super) folders: [String; 3],
     pub(super) path: String,
 }
@@ -144,7 +145,7 @@ pub(super) struct Ticket {
 }
 
 impl Ticket {
-    /// Whether it needs all permits, so that it holds alone.
+    /// Whether the ticket needs all permits, so that it can only hold alone.
     pub(super) fn wants_all(&self) -> bool {
         self.permits == self.capacity
     }

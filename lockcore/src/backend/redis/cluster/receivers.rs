@@ -39,7 +39,7 @@ impl Receiver {
 }
 
 impl Receivers {
-    /// Makes this connection the one of its receiver.
+    /// Makes this connection the latest connection of its receiver.
     pub(super) fn begin(&self, receiver: u64, whole: Weak<dyn Whole>) {
         let now = Clock::BOOT.now();
         let mut all = self.all();

@@ -25,7 +25,7 @@
 -- A place is a number for the position of a waiter in the line. Places are given in the order of
 -- the tickets' numbers. When a waiter leaves the line, its place stays empty.
 --
--- With these keys, a verb looks at no more tickets than it grants or finds expired.
+-- With these keys, a verb reads no more tickets than it grants or finds expired.
 --
 -- The state decides which tickets hold. If the state is lost, no ticket holds, whatever the other
 -- keys contain. A new line then begins without their data. A holder is renewed only if it is in the
@@ -469,8 +469,9 @@ end
 -- - If the lifetime of a key is not prolonged, the lifetime from an earlier request counts, which
 --   is a day. No key is created without the right to give it a lifetime.
 --
--- So every holder is in the sum, and no permit is lost for longer than a lease. A verb that
--- answered with the error can be repeated. The client releases what an enqueue may have left.
+-- So the sum of permits includes every holder, and no permit is lost for longer than a lease. A
+-- verb that answered with the error can be repeated. The client releases what an enqueue may have
+-- left.
 local function put_down(line, work)
   local done, result, more = pcall(work)
   if line.torn then redis.pcall('DEL', line.ends) end
@@ -485,13 +486,13 @@ end
 -- tickets that the request is about.
 --
 -- If a message is denied, line.denied has the error, as it has an error of key:ends. If there are
--- several errors, it has the first. The waiter that misses the message keeps its whole lease, and
--- its next renewal says that it holds.
+-- several errors, line.denied has the first. The waiter that misses the message keeps its whole
+-- lease, and its next renewal says that it holds.
 local function settle(line, asking, work)
   -- This SET changes nothing, because the key exists. If it is refused or denied, nothing has been
   -- done. If it passes, the state can be written at the end. So a replica and a full server refuse
-  -- every request for a lock. This matters at a replica: its data may be old, so it could answer
-  -- that a lock is held that is free at its master.
+  -- every request for a lock. This matters at a replica, because its data may be old. It could
+  -- answer that a lock is held although the lock is free at the master.
   if line.was then redis.call('SET', line.key, '', 'NX') end
   local result, more = put_down(line, work)
   put_down(line, function()
