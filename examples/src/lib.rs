@@ -40,8 +40,8 @@ pub fn locks_in(folder: &Path) -> Result<Locks, Box<dyn Error + Send + Sync>> {
 }
 
 /// Runs an example to its end, until Ctrl-C or SIGTERM, or until `LONGEST` has passed. In all three
-/// cases it then shuts the clients down, so that they leave no lock behind: waiters are refused,
-/// holders may finish within `GRACE`, and then the remaining locks are released.
+/// cases it then shuts the clients down, so that they leave no lock behind. Waiters are refused,
+/// holders may finish within `GRACE`, and after that the clients release the remaining locks.
 pub async fn tell<'a>(
     clients: impl IntoIterator<Item = &'a Locks>,
     story: impl Future<Output = Result<(), Box<dyn Error + Send + Sync>>>,

@@ -1,6 +1,6 @@
-//! Provides what the facts about failing stores share, for every store: clients, helper processes,
-//! checks that a store is unavailable or works again, and work that a loss must stop. Facts about
-//! one store are in the files with its name.
+//! Provides what the facts about failing stores share, for every store: clients and helper
+//! processes, checks of the store, and work that a loss must stop. The checks show that a store is
+//! unavailable, or that it works again. Facts about one store are in the files with its name.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -40,12 +40,12 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// The ttl is short, because some stores tell a holder only at its renewal that it was asked for
-/// its lock.
+/// The ttl is short, because some stores report an ask-back to the holder only at its renewal.
 const TTL: Duration = Duration::from_secs(6);
 
-/// How long it takes at most until a holder learns that it was asked for its lock: a third of its
-/// ttl until its renewal, and the time by which a batch of renewals may be later.
+/// How long it takes at most until a holder learns of an ask-back. It learns of it at a renewal,
+/// which comes after a third of the ttl. A batch of renewals may come later by the rest of this
+/// time.
 const LEARNS: Duration = Duration::from_secs(4);
 
 const GRACE: Duration = Duration::from_millis(300);
@@ -104,7 +104,7 @@ async fn a_holder_that_does_not_give_up_is_lost_when_its_time_is_over(store: Sto
     assert_nothing_left(&store, &operator, "a").await;
 }
 
-/// The holder may have learnt only of the second request, which gives it more time. So the first
+/// The holder may have learnt only of the second ask-back, which gives it more time. So the first
 /// caller must not take the lock away when its own, shorter grace is over.
 async fn a_request_with_more_time_that_replaces_another_is_kept_to(store: Store) {
     let (locks, other) = (store.client(), store.client());

@@ -1,5 +1,5 @@
-//! Tests of the views of several locks, which have the same methods as the view of one lock, and of
-//! the question under which locks nested code runs.
+//! Tests of the view of several locks, which has the same methods as the view of one lock. Further
+//! tests show that nested code can list the locks that it runs under.
 
 use std::time::{Duration, Instant};
 

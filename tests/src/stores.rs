@@ -123,9 +123,8 @@ impl<S: Server> Server for Shared<S> {
 pub enum Suite {
     /// All facts that its capability allows.
     Whole,
-    /// Only the facts about exclusion. The store is another form of a store that runs all facts:
-    /// over another kind of connection, with a special setting, or with a client that needs more
-    /// than a URL.
+    /// Only the facts about exclusion. The store is another form of a store that runs all facts. It
+    /// has another kind of connection or a special setting, or its client needs more than a URL.
     Exclusion,
 }
 

@@ -4,8 +4,8 @@
 //!
 //! [`Witness`] watches inside one process, and [`FileWitness`] across several. [`FencedResource`]
 //! refuses writes with old tokens. If a process may be *frozen* during its visit, use
-//! [`FencedResource`]: the frozen visit has not ended although the lease has, so both witnesses
-//! would report an overlap although no lock has failed.
+//! [`FencedResource`]. The visit of a frozen process does not end when the lease ends. So both
+//! witnesses would report an overlap, and no lock has failed.
 
 use std::fs::{self, File, TryLockError};
 use std::io::Write as _;

@@ -33,7 +33,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     facts
 }
 
-/// Facts for stores that notify a holder at once when somebody asks for its lock.
+/// Facts for stores that notify a holder at once when its lock is asked back.
 pub(crate) fn facts_of_messages(store: Kind) -> Vec<Trial> {
     if !store.capability().adopts {
         return Vec::new();
@@ -173,8 +173,8 @@ async fn an_adopted_lock_is_asked_back(store: Store) {
     assert_nothing_left(&store, &locks, "a").await;
 }
 
-/// The adopter's renewals are twenty seconds apart. So it can learn of the operator's request this
-/// soon only by a message of the store.
+/// The adopter's renewals are twenty seconds apart. So it can learn of the ask-back this soon only
+/// by a message of the store.
 async fn an_ask_reaches_the_adopter_by_a_message(store: Store) {
     let (locks, other, operator) = (store.client(), store.client(), store.client());
     let adopted = handed_over(&locks, &other, LEASE).await;
@@ -200,8 +200,8 @@ async fn a_lock_that_somebody_asks_for_is_not_detached(store: Store) {
     assert_eq!(soon(asked).await.unwrap().unwrap(), Release::Released);
 }
 
-/// The operator asks for the lock between the detach and the adoption. Nobody renews the ticket in
-/// this time, so no client learns of the operator's request before the adoption.
+/// The lock is asked back between the detach and the adoption. Nobody renews the ticket in this
+/// time, so no client learns of the ask-back before the adoption.
 async fn a_lock_that_is_asked_for_on_its_way_is_given_up_by_its_adopter(store: Store) {
     let (locks, other, operator) = (store.client(), store.client(), store.client());
     let guard = locks.mutex("a").ttl(TTL).acquire().await.unwrap();

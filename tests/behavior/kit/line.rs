@@ -104,8 +104,8 @@ async fn one_process_is_cut_off_while_another_works(_: Store) {
     give_back(next).await;
 }
 
-/// A client that is cut off for ever stands for a client that was killed, because a test in one
-/// process cannot kill one of its clients.
+/// A test in one process cannot kill one of its clients. So clients that are cut off for ever act
+/// like clients that were killed.
 async fn cancelled_and_cut_off_waiters_leave_the_order_of_the_others(_: Store) {
     let (kit, locks) = kit();
     let guard = locks.mutex("a").acquire().await.unwrap();

@@ -1,5 +1,5 @@
 //! Tests of requests whose caller gives up, and of requests that are denied, refused or not
-//! answered: which tickets the client releases, and when a release leaves a mark.
+//! answered. They show which tickets the client releases, and when a release leaves a mark.
 
 use std::sync::Arc;
 

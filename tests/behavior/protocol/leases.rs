@@ -1,5 +1,5 @@
-//! Tests of when the client renews the ticket of a holder or of a waiter, when it rechecks a
-//! ticket, and at which time a lease begins.
+//! Tests of the times at which the client renews the ticket of a holder or of a waiter, rechecks a
+//! ticket, and begins a lease.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

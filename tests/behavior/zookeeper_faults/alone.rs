@@ -87,9 +87,9 @@ async fn a_parent_that_another_client_has_made_is_no_proof_of_being_first(_: Sto
 }
 
 /// After its last waiter has left, a client watches a line for five seconds more. But it stops as
-/// soon as the parent node of the line is deleted. If it did not stop, each acquire and release of
-/// the other client would cost two lists and four events, because each of these pairs creates and
-/// deletes the parent.
+/// soon as the parent node of the line is deleted. If it did not stop, each pair of acquire and
+/// release of the other client would cost two lists and four events. The reason is that each pair
+/// creates and deletes the parent.
 async fn a_client_that_waited_in_vain_follows_no_longer_than_the_parent_lives(_: Store) {
     let server = ZooKeeperServer::start();
     let (locks, other) = (client(&server), client(&server));

@@ -1,5 +1,5 @@
-//! Tests of the users of a server: what they may see of each other, the least rights that they
-//! need, and where the store keeps their locks.
+//! Tests of the users of a server: how much they may see of each other, the least rights that they
+//! need, and the path of their locks.
 
 use libtest_mimic::Trial;
 use lockcore::ErrorKind;

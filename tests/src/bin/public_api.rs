@@ -1,5 +1,5 @@
 //! Compares the public API of the published crates with the snapshots in `tests/api`, so that no
-//! change goes unnoticed: `cargo run -p tests --bin public-api`, and with `--update` after an
+//! change goes unnoticed. Run `cargo run -p tests --bin public-api`, and add `--update` after an
 //! intended change.
 //!
 //! The program reads rustdoc's JSON, whose format changes with the toolchain. So the program works
