@@ -5,7 +5,7 @@
 //! [`Witness`] watches inside one process, and [`FileWitness`] across several. [`FencedResource`]
 //! refuses writes with old tokens. If a process may be *frozen* during its visit, use
 //! [`FencedResource`]. The visit of a frozen process does not end when the lease ends. So both
-//! witnesses would report an overlap, and no lock has failed.
+//! witnesses would report an overlap although no lock has failed.
 
 use std::fs::{self, File, TryLockError};
 use std::io::Write as _;
