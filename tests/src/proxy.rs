@@ -63,7 +63,7 @@ impl Rules {
     }
 }
 
-/// What all connections share, besides the rules.
+/// The state that all connections share, besides the rules.
 #[derive(Debug, Default)]
 struct Shared {
     /// The port of the server that new connections lead to.

@@ -46,7 +46,7 @@ pub(super) struct Model {
     /// recheck that the answer requests, if any. The model checks these times at the end of the
     /// step, when it knows the state after the whole step.
     rechecks: Vec<(usize, u64, Option<Duration>)>,
-    /// What `inspect` answers now for each name.
+    /// The present answer of `inspect` for each name.
     pub(super) seen: Vec<(usize, Vec<TicketInfo>)>,
 }
 

@@ -1,5 +1,6 @@
-//! How costs grow: with the number of held leases, of names that were used once, of waiters of one
-//! name, or of waiters that give up. The tables in the guides of the stores have these numbers.
+//! Measures how costs grow: with the number of held leases, of names that were used once, of
+//! waiters of one name, or of waiters that give up. The tables in the guides of the stores have
+//! these numbers.
 
 use std::thread::sleep;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! What all modes use: locks with the agreed lease, failures, the report, and the driver. The
-//! *driver* is the program that starts this one, for example `bench`. They exchange lines over
+//! The code that all modes use: locks with the agreed lease, failures, the report, and the driver.
+//! The *driver* is the program that starts this one, for example `bench`. They exchange lines over
 //! standard input and output.
 
 use std::fmt::Display;
