@@ -292,8 +292,8 @@ async fn the_service_is_made_ready_again_before_a_request_that_has_waited_is_han
     assert_eq!(waited.status(), StatusCode::OK);
 }
 
-/// If it kept them out, a request that waits for its service could block the request for which its
-/// service waits.
+/// While a request waits for its service, it does not keep requests with higher tokens out.
+/// Otherwise it could block the request for which its service waits.
 #[tokio::test]
 async fn a_request_that_waits_for_its_busy_service_keeps_no_higher_token_out() {
     let fence = fence();

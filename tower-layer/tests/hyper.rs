@@ -198,7 +198,7 @@ async fn requests_of_many_connections_never_overlap() {
             move |_| {
                 let (inside, calls) = (Arc::clone(&inside), Arc::clone(&calls));
                 async move {
-                    // The request counts as inside until the end of its body.
+                    // The request counts as inside the handler until the end of its body.
                     streamed(stream::unfold(0, move |part| {
                         let (inside, calls) = (Arc::clone(&inside), Arc::clone(&calls));
                         async move {

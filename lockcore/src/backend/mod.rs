@@ -7,9 +7,9 @@
 //! > capacity. A grant lasts until release or expiry; no later computation takes it back.
 //!
 //! All tickets of a name have the same capacity, and this capacity counts. If a capacity is
-//! [stored](Resize) for the name, the stored one counts instead. When the capacity becomes smaller,
-//! tickets that hold keep their permits. The next waiter is granted when its permits fit into the
-//! smaller capacity.
+//! [stored](Resize) for the name, the stored capacity counts instead. When the capacity becomes
+//! smaller, tickets that hold keep their permits. The next waiter is granted when its permits fit
+//! into the smaller capacity.
 //!
 //! [`Queue`](queue::Queue) is that rule as plain code. A store adds storage for the tickets and a
 //! way to wake clients. Beside the rule, a store must guarantee three things:
@@ -335,11 +335,12 @@ pub enum Renewed {
         /// The ttl that the store gave, from the moment that the request was sent.
         valid_for: Duration,
     },
-    /// The ticket holds, and its client was asked to give it up: see [`Connection::ask_back`].
+    /// The ticket holds, and was asked back: see [`Connection::ask_back`].
     AskedBack {
         /// The ttl that the store gave, from the moment that the request was sent.
         valid_for: Duration,
-        /// How much time the client has from when it learns of the request: [`AskedBack::grace`].
+        /// How much time the client has, from when it learns that the ticket was asked back:
+        /// [`AskedBack::grace`].
         grace: Duration,
     },
     /// The ticket stands in line.
@@ -412,7 +413,7 @@ pub enum Released {
 pub struct Wake {
     /// The ticket that is granted.
     pub id: Id,
-    /// Its number. A wake-up with another number grants nothing.
+    /// The number of the ticket. A wake-up with another number grants nothing.
     pub ticket: u64,
 }
 
