@@ -414,7 +414,7 @@ async fn a_key_that_is_given_twice_is_one_lock_and_takes_its_permits_once() {
 
 // ---- the end of a call
 
-/// When this is dropped, it records whether its lock is held.
+/// When this value is dropped, it records whether its lock is held.
 struct Witness<'a> {
     lock: Held,
     held: &'a Mutex<Vec<bool>>,

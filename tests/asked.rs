@@ -1,5 +1,5 @@
-//! Annotated functions whose lock an operator asks back. The option `on_revoke` says what happens
-//! to them.
+//! Tests of annotated functions whose lock an operator asks back. The option `on_revoke` says what
+//! happens to these functions.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use lockcore::{Error, ErrorKind, Locks, LostReason, Release, distributed_lock};
 
-/// Much longer than any step of a test.
+/// A time that is much longer than any step of a test.
 const LONG: Duration = Duration::from_secs(60);
 
 const REVOKED: ErrorKind = ErrorKind::Lost(LostReason::Revoked);

@@ -1,4 +1,5 @@
-//! The process-wide default client is made at first use, from the environment.
+//! Tests of the process-wide default client, which the library makes from the environment at the
+//! first use.
 //!
 //! The test starts this program again with `LOCK_URL`, because a program cannot safely change its
 //! own environment.
@@ -14,12 +15,12 @@ use lockcore::{ErrorKind, Locks, LostReason, default_locks};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-/// Longer than any step of these tests takes on a busy machine.
+/// A time that is longer than any step of these tests takes on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
 
-/// Calls a function whenever the library logs. It calls it on another thread and waits for it. So
-/// the call would hang if the logging thread held something that others need for the default
-/// client.
+/// Calls a function whenever the library logs. The function runs on another thread, and the logging
+/// thread waits for its end. So the function would hang if the logging thread held a lock that
+/// other threads need for the default client.
 struct Calls(fn());
 
 impl Subscriber for Calls {

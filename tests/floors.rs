@@ -1,6 +1,6 @@
-//! Reads from the sources which module uses which. A module may use modules on its own floor or
-//! below, and no modules may use each other in a circle. `ARCHITECTURE.md` of lockcore describes
-//! the floors.
+//! Tests of the floors of lockcore. A module may use modules on its own floor or below, and no
+//! modules may use each other in a circle. The test reads from the sources which module uses which.
+//! `ARCHITECTURE.md` of lockcore describes the floors.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 

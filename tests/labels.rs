@@ -1,4 +1,4 @@
-//! The label that the macro gives each acquisition in the traces.
+//! Tests of the label that the macro gives each acquisition in the traces.
 //!
 //! This program has only one test. `tracing` remembers for each place in the code whether anybody
 //! listens. If another test ran the same place just when this test begins to listen, the place

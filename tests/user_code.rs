@@ -1,4 +1,4 @@
-//! Subscribers and wakers are code of the user that the library calls. In this test they block and
+//! Tests with code of the user that the library calls: subscribers and wakers. Here they block and
 //! panic.
 //!
 //! This is a test program of its own, because a subscriber applies to the whole process. It has

@@ -38,7 +38,7 @@ const BANK: Duration = Duration::from_millis(60);
 struct Books {
     /// How often each key has been paid.
     paid: BTreeMap<String, u32>,
-    /// How many requests are handling each key.
+    /// How many requests with each key are being handled.
     at_it: BTreeMap<String, u32>,
     most_at_once: u32,
 }

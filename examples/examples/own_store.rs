@@ -311,8 +311,8 @@ impl Tickets {
     }
 }
 
-/// The time until the first lease of a holder ends. The first waiter asks again then, because the
-/// end of a lease sends no wake-up.
+/// The time until the first lease of a holder ends. The first waiter rechecks its ticket at this
+/// time, because the end of a lease sends no wake-up.
 fn first_end(queue: &Queue<Owner>) -> Option<Duration> {
     let first = queue.holders().map(|ticket| ticket.expires_at).min()?;
     Some(Duration::from_nanos(first.saturating_sub(now())))

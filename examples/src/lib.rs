@@ -39,8 +39,9 @@ pub fn locks_in(folder: &Path) -> Result<Locks, Box<dyn Error + Send + Sync>> {
     }
 }
 
-/// Runs a story to its end, or until Ctrl-C or SIGTERM. In both cases the clients leave no lock
-/// behind: waiters are refused, holders may finish, and then the remaining locks are released.
+/// Runs an example to its end, until Ctrl-C or SIGTERM, or until `LONGEST` has passed. In all three
+/// cases it then shuts the clients down, so that they leave no lock behind. Waiters are refused,
+/// holders may finish within `GRACE`, and after that the clients release the remaining locks.
 pub async fn tell<'a>(
     clients: impl IntoIterator<Item = &'a Locks>,
     story: impl Future<Output = Result<(), Box<dyn Error + Send + Sync>>>,
@@ -82,7 +83,7 @@ struct Counts {
     visits: BTreeMap<&'static str, usize>,
 }
 
-/// A visitor of an order. The visit ends when this is dropped.
+/// A visitor of an order. The visit ends when this value is dropped.
 #[derive(Debug)]
 #[must_use = "the visit ends when this is dropped"]
 pub struct Visit(Orders, u64);

@@ -23,7 +23,8 @@ impl Locks {
     /// lease, with the ttl that the lock was taken with. The drop of the guard, or
     /// [`shutdown`](Self::shutdown), releases the lock. The other settings are the defaults of
     /// [`Lock`](crate::Lock), and not the settings of the former holder. So the lease is renewed
-    /// even if the former holder had turned renewal off. The owner at the store is this client.
+    /// even if the former holder had turned renewal off. From now on, the store shows this client
+    /// as the owner.
     ///
     /// Only one adoption succeeds. A text is of no use after its adoption, or after the ttl of its
     /// lock.

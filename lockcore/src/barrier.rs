@@ -71,8 +71,8 @@ impl Barrier {
         Self(self.0.wait(wait.into()))
     }
 
-    /// How long the place of a party stays taken if it dies: see [`Lock::ttl`](crate::Lock::ttl). Default: the client's
-    /// default (`LOCK_TTL`).
+    /// How long the place of a party stays taken if the party dies: see
+    /// [`Lock::ttl`](crate::Lock::ttl). Default: the client's default (`LOCK_TTL`).
     pub fn ttl(self, ttl: Duration) -> Self {
         Self(self.0.ttl(ttl))
     }
@@ -86,12 +86,12 @@ impl Barrier {
     /// # Errors
     ///
     /// [`Timeout`](crate::ErrorKind::Timeout) when not all have come within the [wait](Self::wait).
-    /// In this case the others have not completed a round with this party, and will not. The client
-    /// needs up to three more requests, and at most one operation timeout, to be sure of this.
-    /// There is one exception: a party may have no place yet, because the round before is not over.
-    /// This party does not ask. If the store grants its place at the moment in which it gives up,
-    /// the others may count it. With a wait of zero the error can also be
-    /// [`Busy`](crate::ErrorKind::Busy), when all places are taken.
+    /// In this case the others have not completed a round with this party, and will not. To be sure
+    /// of this, the client needs up to three more requests, and at most one operation timeout. The
+    /// exception is a party that has no place yet, because the round before is not over. The client
+    /// sends no such requests for this party. If the store grants the place at the moment in which
+    /// the party gives up, the others may count the party. With a wait of zero the error can also
+    /// be [`Busy`](crate::ErrorKind::Busy), when all places are taken.
     ///
     /// [`Unknown`](crate::ErrorKind::Unknown) when the wait was over, and the store did not answer
     /// one of two questions. The first is whether a round was completed with this party. The second

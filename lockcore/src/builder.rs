@@ -176,11 +176,19 @@ impl Builder {
         })
     }
 
-    /// Which store: `memory:`, `sqlite:PATH`, `redis://[user[:password]@]host[:port][/database]`, `rediss://…` for
-    /// Redis over TLS, `redis+sentinel://[user[:password]@]host[:port][,host[:port]…]/service[/database]`,
-    /// `rediss+sentinel://…`, `redis+cluster://[user[:password]@]host[:port][,host[:port]…]`, `rediss+cluster://…`,
-    /// `redlock://[user[:password]@]host[:port],host[:port],host[:port][,…]`, `redlock+tls://…`,
-    /// `zookeeper://[user:password@]host[:port][,host[:port]…][/chroot]`, `zookeeper+tls://…`.
+    /// The URL of the store:
+    ///
+    /// - `memory:`
+    /// - `sqlite:PATH`
+    /// - `redis://[user[:password]@]host[:port][/database]`
+    /// - `redis+sentinel://[user[:password]@]host[:port][,host[:port]…]/service[/database]`
+    /// - `redis+cluster://[user[:password]@]host[:port][,host[:port]…]`
+    /// - `redlock://[user[:password]@]host[:port],host[:port],host[:port][,…]`, a quorum of Redis
+    ///   servers
+    /// - `zookeeper://[user:password@]host[:port][,host[:port]…][/chroot]`
+    ///
+    /// With TLS: `rediss://…`, `rediss+sentinel://…`, `rediss+cluster://…`, `redlock+tls://…` and
+    /// `zookeeper+tls://…`.
     ///
     /// In a user or password, `%25` stands for `%`, `%40` for `@`, `%23` for `#`, `%2F` for `/`, `%3F` for `?`.
     pub fn url(mut self, url: impl Into<String>) -> Self {
@@ -218,18 +226,19 @@ impl Builder {
         self
     }
 
-    /// Whether the tasks of a process may hand a lock over among themselves, and for how long. With
-    /// the default of 50 ms, a lock that one process uses heavily is handed over inside that
-    /// process. This needs nearly no requests to the store, and other processes hardly notice the
-    /// wait. If the bound is longer than the ttl, the client logs a warning.
+    /// Sets whether the tasks of a process may hand a lock over among themselves. The time in
+    /// [`Fair::Local`] is the *bound*: after this time, the process gives the lock to the next
+    /// process. With the default of 50 ms, a lock that one process uses heavily is handed over
+    /// inside that process. This needs nearly no requests to the store, and other processes hardly
+    /// notice the wait. If the bound is longer than the ttl, the client logs a warning.
     pub fn fair(mut self, fair: Fair) -> Self {
         self.fair = fair;
         self
     }
 
-    /// How long one operation at the store may take, connecting included. It must be greater than
-    /// zero. If it is longer than the ttl, the client logs a warning, because it would notice an
-    /// outage only when the locks are lost.
+    /// How long one operation at the store may take, including the time to connect. It must be
+    /// greater than zero. If it is longer than the ttl, the client logs a warning, because the
+    /// client would notice an outage only when the locks are lost.
     pub fn op_timeout(mut self, timeout: Duration) -> Self {
         self.op_timeout = timeout;
         self

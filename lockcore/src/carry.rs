@@ -8,12 +8,13 @@ use crate::multi::{MultiGuard, MultiHeld};
 use crate::scope;
 
 impl Held {
-    /// Runs work under this lock in another place, for example in a spawned task. The lock stays
-    /// held until the work has ended. A request for the same lock inside the work re-enters it. The
-    /// work is stopped when the lock is lost, unless the lock was taken with
+    /// Runs work under this lock in another task, for example in a spawned one. The lock stays held
+    /// until the work has ended. If code inside the work asks for the same lock, it re-enters the
+    /// lock. The work is stopped when the lock is lost, unless the lock was taken with
     /// [`OnLost::Signal`](crate::OnLost::Signal).
     ///
-    /// Without this, a spawned task that asks for the lock waits until the lock is released.
+    /// A spawned task is outside of the scope of the lock. Without this function, it would wait for
+    /// the lock until the lock is released.
     ///
     /// # Errors
     ///

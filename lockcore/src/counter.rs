@@ -42,8 +42,8 @@ pub struct Counter {
 pub struct CounterValue {
     /// The value.
     pub value: i64,
-    /// Rises with every change. It rises even if the counter is set to the value that it has. 0 if
-    /// there is no such counter.
+    /// The number of the last change, which rises with every change, even if a change sets the
+    /// value that the counter has already. 0 if there is no such counter.
     pub version: u64,
 }
 
@@ -228,8 +228,8 @@ impl Changes {
     /// The value of the counter if it has changed since the last call, or else as soon as it changes. The first call
     /// returns the present value.
     ///
-    /// If several changes follow each other fast, this may return only the last of them. If the
-    /// store is down, this waits until the store is back.
+    /// If several changes follow each other fast, the call may return only the last of them. If the
+    /// store is down, the call waits until the store is back.
     ///
     /// # Errors
     ///

@@ -47,8 +47,8 @@ pub struct DoubleBarrier(Places);
 /// A party that is inside of a double barrier. It dereferences to [`Held`], which is the lease of
 /// the party's place. A place can be lost like a lock.
 ///
-/// If this is dropped without [`leave`](Self::leave), its place becomes free, and the other parties
-/// see this party as [missing](Self::missing).
+/// If this value is dropped without [`leave`](Self::leave), the party's place becomes free, and the
+/// other parties see this party as [missing](Self::missing).
 #[derive(Debug)]
 #[must_use = "the party is missing as soon as this is dropped; call `leave`"]
 pub struct Inside(Party);
@@ -120,7 +120,8 @@ impl Inside {
     }
 
     /// Leaves, and waits until all others have left or are missing. The result tells whether some
-    /// were missing. If a process dies, this waits until the lease of its place ends.
+    /// were missing. If the process of another party dies, the call waits until the lease of that
+    /// party's place ends.
     ///
     /// # Errors
     ///

@@ -108,7 +108,7 @@ impl Election {
     ///
     /// # Errors
     ///
-    /// Those of [`Lock::acquire`] and of [`Held::set_value`].
+    /// The errors of [`Lock::acquire`] and of [`Held::set_value`].
     /// [`Timeout`](crate::ErrorKind::Timeout) only if there is a [wait](Self::wait), and
     /// [`Config`](crate::ErrorKind::Config) at a store without counters.
     /// [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock) inside of
@@ -136,10 +136,10 @@ impl Election {
         }
     }
 
-    /// Campaigns, and runs `body` while this candidate leads. When the leadership is lost, this
-    /// drops the body at its current await point and campaigns again. When the body ends, its
-    /// result decides what follows. With `Break` this resigns and returns. With `Continue` it
-    /// resigns and campaigns again, behind the candidates that wait.
+    /// Campaigns, and runs `body` while this candidate leads. When the leadership is lost, the call
+    /// drops the body at its current `.await`, and campaigns again. When the body ends, its result
+    /// decides what follows. With `Break` the call resigns and returns. With `Continue` it resigns
+    /// and campaigns again, behind the candidates that wait.
     ///
     /// The body gets a view of the leadership: its [token](Held::fencing_token), and
     /// [`set_value`](Held::set_value) to publish another value to the observers. A loss does not
@@ -258,8 +258,8 @@ fn is_final(error: &Error) -> bool {
 /// [`lost`](Held::lost), [`in_danger`](Held::in_danger), [`remaining`](Held::remaining), and
 /// [`set_value`](Held::set_value), which publishes another value to the observers.
 ///
-/// When it is dropped, the keeper releases the lock. Observers learn that from the next leader, or
-/// when the lease that they have seen ends. [`resign`](Self::resign) tells them at once.
+/// When this value is dropped, the keeper releases the lock. Observers learn that from the next
+/// leader, or when the lease that they have seen ends. [`resign`](Self::resign) tells them at once.
 #[must_use = "the leadership is given up as soon as this is dropped; bind it to a variable"]
 pub struct Leader {
     guard: Guard,
@@ -286,8 +286,8 @@ impl Leader {
     ///
     /// # Errors
     ///
-    /// Those of [`Guard::release`]. If only telling the observers fails, there is no error.
-    /// Observers then learn of the end as they do when this is dropped.
+    /// The errors of [`Guard::release`]. If only the message to the observers fails, there is no
+    /// error. Observers then learn of the end as they do when this value is dropped.
     ///
     /// # Cancel safety
     ///

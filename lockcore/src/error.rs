@@ -1,4 +1,4 @@
-//! The only error type of the public API. It has few kinds, and each kind says what happened to the
+//! The only error type of the public API. It has few kinds. Each kind says what happened to the
 //! lock.
 
 use std::fmt;
@@ -30,8 +30,8 @@ pub enum ErrorKind {
     /// - another guard of the same ticket prevents a [downgrade](crate::Guard::downgrade), or of
     ///   [handing the lock over](crate::Guard::detach).
     Busy,
-    /// The caller waited as long as allowed, in the store's line or in the line of this process. Nothing is held. For a
-    /// [`Latch`](crate::Latch): the count is not zero yet.
+    /// The caller waited as long as allowed, in the store's line or in the lane of this process.
+    /// Nothing is held. For a [`Latch`](crate::Latch): the count is not zero yet.
     Timeout,
     /// The lock was held, and was then lost: somebody else may hold it now. Or the client was shut
     /// down before the lock was taken. [`Error::was_held`] tells which of the two it is.
@@ -61,18 +61,21 @@ pub enum LostReason {
     /// The lease ran out: no renewal was acknowledged in time, or the lock was taken [without
     /// renewal](crate::Lock::renew).
     Expired,
-    /// The store does not have the ticket: the store restarted or lost data, or somebody deleted
-    /// the ticket.
+    /// The store does not have the ticket, and nobody has asked the holder to give the lock up.
+    /// Either the store restarted or lost data, or somebody removed the ticket, for example with
+    /// [`Locks::force_release`](crate::Locks::force_release).
     Taken,
     /// [`Locks::shutdown`](crate::Locks::shutdown) released the lock.
     Shutdown,
     /// The lock was held for as long as [`Lock::max_hold`](crate::Lock::max_hold) allows.
     MaxHold,
-    /// Somebody asked for the lock with [`Locks::revoke`](crate::Locks::revoke), and the time to
-    /// give it up is over; or somebody took the lock away.
+    /// Somebody asked the holder to give the lock up, with [`Locks::revoke`](crate::Locks::revoke).
+    /// The lock is lost when the grace is over, or when the ticket is removed before that. With
+    /// [`OnRevoke::Cancel`](crate::OnRevoke::Cancel), the work under the lock gets this reason at
+    /// once.
     Revoked,
-    /// The lock was released or [detached](crate::Guard::detach), and this is a
-    /// [`Held`](crate::Held) that has outlived its guard.
+    /// The guard has released or [detached](crate::Guard::detach) the lock. Only a
+    /// [`Held`](crate::Held) that lives longer than its guard gives this reason.
     Released,
     /// This process is a forked child: the lock belongs to its parent.
     Forked,

@@ -151,8 +151,8 @@ impl Asked {
         self.told.insert(pair).then_some(circle)
     }
 
-    /// Records a pair. Returns whether the pair is new, or is recorded with fewer held locks than
-    /// before.
+    /// Records the pair of `under`, which is held, and `wanted`, which code asks for. Returns
+    /// whether the pair is new, or is recorded with fewer held locks than before.
     fn is_news(&mut self, under: &Name, wanted: &Name, together: &Arc<[Part]>) -> bool {
         if let Some(known) = self.under.get_mut(under).and_then(|of| of.get_mut(wanted)) {
             // This pair is recorded already, with the same locks held or with fewer. The recorded
@@ -186,9 +186,12 @@ impl Asked {
         }
     }
 
-    /// The shortest way from `wanted` back to `under`. All its steps must be able to happen at the
-    /// same time, and while `together` is held. The search reaches each lock by only one way, so
-    /// its time is limited by the number of pairs.
+    /// Returns the shortest circle that the new pair closes, if there is one. A pair is a lock that
+    /// is held, and a lock that code asks for meanwhile. A circle is a chain of recorded pairs that
+    /// leads from `wanted` back to `under`. It counts only if all its pairs can exist at the same
+    /// time, together with the new pair: if the locks that are held in them (`together`) do not
+    /// exclude each other. The search visits each lock once, so its time is bounded by the number
+    /// of recorded pairs.
     fn way(&self, wanted: &Name, under: &Name, together: &[Part]) -> Option<Circle> {
         #[derive(Clone, Copy)]
         struct Step<'a> {

@@ -54,9 +54,9 @@ impl Latch {
         Self(self.0.wait(wait))
     }
 
-    /// Sets the count, 1 to 2⁵³ − 1, if the latch is at zero. Returns whether it was at zero. This
-    /// begins a new generation. Callers that wait since before return: for them the count has been
-    /// zero.
+    /// Sets the count, 1 to 2⁵³ − 1, if the latch is at zero. Returns whether it was at zero. If
+    /// so, a new generation begins. The calls that have waited since before return, because the
+    /// count of their generation was zero.
     ///
     /// # Errors
     ///
@@ -131,10 +131,10 @@ impl Latch {
         self.0.set(0).await.map(drop)
     }
 
-    /// Waits until the count is zero. If it is zero already, this returns at once. The count may
-    /// reach zero, and somebody may set the latch again before this call has seen the zero. This
-    /// call returns nevertheless: it sees a new generation, so the count of the generation that it
-    /// has waited for was zero.
+    /// Waits until the count is zero. If it is zero already, the call returns at once. After the
+    /// count has reached zero, somebody may set the latch again before this call has seen the zero.
+    /// The call returns nevertheless: it sees a new generation, so the count of the generation that
+    /// it has waited for was zero.
     ///
     /// # Errors
     ///

@@ -14,17 +14,18 @@ impl Locks {
     /// Lists the names of this client's namespace that have holders or waiters and begin with `prefix`, in pages. An
     /// empty prefix lists all.
     ///
-    /// It is for people and reports. Do not base decisions on it, because names come into use and
-    /// go out of use while it runs. A name that is in use the whole time is listed. On Redis a name
-    /// may be listed twice.
+    /// The list is for people and reports. Do not base decisions on it, because names come into use
+    /// and go out of use while it is made. A name that is in use the whole time is listed. On Redis
+    /// a name may be listed twice.
     ///
-    /// The costs differ. On **Redis** it walks over *all* keys of the database, even with a prefix
-    /// (`SCAN`; never `KEYS`). A step has ten keys per name of a page. The server serves other
-    /// requests between two steps. In a cluster it walks over each master. On **ZooKeeper** each
-    /// page reads all names of the namespace, in one answer. With more than about ten thousand
-    /// names this answer exceeds a server's limit (`jute.maxbuffer`, one megabyte), and the request
-    /// fails. On **SQLite** it reads only the names with the prefix, by an index. In **memory**
-    /// each page looks at all names. Acquire and release do not cost more because of the listing.
+    /// The costs differ. On **Redis** the listing walks over *all* keys of the database, even with
+    /// a prefix (`SCAN`; never `KEYS`). A step has ten keys per name of a page. The server serves
+    /// other requests between two steps. In a cluster the listing walks over each master. On
+    /// **ZooKeeper** each page reads all names of the namespace, in one answer. With more than
+    /// about ten thousand names this answer exceeds a server's limit (`jute.maxbuffer`, one
+    /// megabyte), and the request fails. On **SQLite** the listing reads only the names with the
+    /// prefix, by an index. In **memory** each page reads all names. Acquire and release do not
+    /// cost more because of the listing.
     ///
     /// # Examples
     ///

@@ -157,8 +157,8 @@ impl Lock {
     /// The longest time that the lock is held, counted from the grant, even with renewal. After
     /// this time the lock is [lost](crate::LostReason::MaxHold). It is free when the rest of its
     /// lease has run out, at most one ttl later. Without a `max_hold`, the lock of a leaked guard
-    /// is renewed for as long as the process lives. It must be greater than zero. Default: no
-    /// limit.
+    /// is renewed for as long as the process lives. The limit must be greater than zero. Default:
+    /// no limit.
     pub fn max_hold(mut self, limit: Duration) -> Self {
         self.max_hold = Some(limit);
         self
@@ -276,13 +276,13 @@ impl Lock {
         Ok(self.begin(self.take(None).await?))
     }
 
-    /// Listens, from now on, to the grants of this name that this client gets. It reports when a
-    /// grant is made, revoked, lost, or released. For a read/write lock it reports both sides. It
-    /// does not report grants of other clients; [`Locks::inspect`](crate::Locks::inspect) shows
-    /// these.
+    /// Returns a listener to the grants of this name that this client gets from now on. The
+    /// listener reports when a grant is made, revoked, lost, or released. For a read/write lock it
+    /// reports both sides. It does not report grants of other clients;
+    /// [`Locks::inspect`](crate::Locks::inspect) shows these.
     ///
-    /// [Re-entry](Self::reentrant) is no new grant, so it is not reported. A listener sends no
-    /// requests.
+    /// [Re-entry](Self::reentrant) is no new grant, so the listener does not report it. A listener
+    /// sends no requests.
     ///
     /// # Examples
     ///
@@ -365,7 +365,8 @@ impl Lock {
         key(self).cmp(&key(other))
     }
 
-    /// Whether both are the same lock, and this one takes at least as many permits.
+    /// Whether `self` and the other value are the same lock, and `self` takes at least as many
+    /// permits.
     pub(crate) fn covers(&self, other: &Self) -> bool {
         let (Ok(this), Ok(that)) = (&self.what, &other.what) else {
             return false;

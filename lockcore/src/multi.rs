@@ -21,18 +21,18 @@ use crate::options::Wait;
 /// The locks are taken one after the other, in the order of their names. So two callers with some
 /// locks in common never wait for each other in a circle.
 ///
-/// If a mutex or a read/write lock is in the list twice, it is locked once. If one of the two is
-/// the write side, the write side is locked, with its settings. Otherwise the settings of the first
-/// count. If a semaphore is in the list twice, its permits are added up, with the settings of the
-/// first: `permits(2)` and `permits(3)` are five permits. More permits than the semaphore has are
-/// an error.
+/// If a mutex or a read/write lock is in the list twice, it is locked once. If one of the two
+/// entries is the write side, the write side is locked, with the settings of this entry. Otherwise
+/// the settings of the first entry count. If a semaphore is in the list twice, its permits are
+/// added up, with the settings of the first entry: `permits(2)` and `permits(3)` are five permits.
+/// More permits than the semaphore has are an error.
 ///
 /// Each lock keeps its own settings, such as [`Lock::ttl`]. [`Lock::min_hold`] and
 /// [`Lock::max_hold`] count from the grant of the last lock. There is one wait for all locks
 /// together. Its default is the longest wait of the single locks. An empty list is granted at once.
 ///
-/// While this waits for one lock, it holds the locks that it has taken before, so others wait for
-/// these too. For locks of different stores the order is by name, then by the URL of the store.
+/// While the call waits for one lock, it holds the locks that it has taken before, so others wait
+/// for these too. For locks of different stores the order is by name, then by the URL of the store.
 ///
 /// ```
 /// use std::time::Duration;

@@ -11,8 +11,8 @@ use crate::error::Error;
 /// Separates namespace, layout version and name in a key.
 const SEPARATOR: char = ':';
 
-/// The longest name in bytes. A longer name is probably a mistake. A name that is too long for a
-/// store's keys is hashed.
+/// The longest name, in bytes. A longer name is refused, because it is probably a mistake. If a
+/// store has shorter keys, a shortened form with a hash stands for a name that does not fit.
 pub(crate) const MAX_NAME_LEN: usize = 4096;
 const MAX_NAMESPACE_LEN: usize = 64;
 

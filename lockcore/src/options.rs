@@ -42,15 +42,15 @@ pub enum OnLost {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnRevoke {
-    /// The work continues until it is done, or until its time to give up the lock is over. It can
-    /// listen to [`Held::revoked`](crate::Held::revoked). When the time is over, the lock is lost,
-    /// and [`OnLost`] says what happens to the work.
+    /// The work continues until it is done, or until the grace is over: the time that the caller of
+    /// `revoke` gives. The work can listen to [`Held::revoked`](crate::Held::revoked). When the
+    /// grace is over, the lock is lost, and [`OnLost`] says what happens to the work.
     #[default]
     Finish,
-    /// The work is dropped at its current `.await`, as soon as this process learns of the request.
-    /// The caller gets [`Lost`](crate::ErrorKind::Lost) with
-    /// [`Revoked`](crate::LostReason::Revoked). This is for work that can be repeated, and for
-    /// which others should not wait.
+    /// The work is dropped at its current `.await`, as soon as this process learns that somebody
+    /// asks for the lock. The caller gets [`Lost`](crate::ErrorKind::Lost) with
+    /// [`Revoked`](crate::LostReason::Revoked). Use this for work that can be repeated, and that
+    /// must not keep others waiting.
     Cancel,
 }
 
@@ -63,8 +63,8 @@ pub enum OnRevoke {
 pub enum Fair {
     /// The tasks of a process queue inside the process, first come, first served. The process has
     /// only one ticket in the store's line. When it has the lock, it may hand the lock over among
-    /// its own tasks for this long. There are about four such hand-overs per waiting task, and at
-    /// most 1,000 in all. After that the next process gets the lock.
+    /// its own tasks, for at most this time, the *bound*. There are about four such hand-overs per
+    /// waiting task, and at most 1,000 in all. After that the next process gets the lock.
     ///
     /// This applies to mutexes and read/write locks that are renewed and have no `min_hold`, no
     /// `max_hold` and no owner text of their own. For other locks, and for semaphores, each request

@@ -92,7 +92,7 @@ pub(crate) struct Party {
     guard: Guard,
     /// The number of the party's ticket.
     ticket: u64,
-    /// The counter, as it was seen last.
+    /// The counter, as the last answer of the store has shown it.
     seen: Counted,
     /// The youngest ticket of the party's round, after the round is complete.
     youngest: u64,
@@ -104,7 +104,7 @@ pub(crate) struct Party {
 enum Leaving {
     /// Every party has left or is gone. True if all parties that had entered have left.
     Done(bool),
-    /// The party must look again, because the counter has changed.
+    /// The counter has changed, so the party must try again at once.
     Again,
     /// Other parties are inside. None of their leases ends within this time.
     After(Duration),
@@ -212,7 +212,8 @@ impl Party {
         self.youngest == self.ticket
     }
 
-    /// Whether the counter has reached this party's ticket: its round is complete, and it passes.
+    /// Whether the counter has reached the number of this party's ticket. If so, the party's round
+    /// is complete, and the party passes.
     fn has_gone_on(&self) -> bool {
         self.seen.value.unsigned_abs() >= self.ticket
     }
@@ -220,8 +221,9 @@ impl Party {
     async fn until_all_have_come(&mut self) -> Result<(), Error> {
         let mut watching = None;
         // The party that gets its place last finds the round complete. So a party lists the tickets
-        // only once, with two exceptions: the counter has changed between the list and the change,
-        // or a request has failed.
+        // once, and then waits for a change of the counter. It lists them again in two cases: the
+        // round was complete, but somebody has changed the counter between the list and this
+        // party's own change; or a request has failed.
         let mut looks = true;
         while !self.has_gone_on() {
             if let Some(error) = self.guard.loss() {
@@ -347,12 +349,18 @@ impl Party {
         }
     }
 
-    /// Leaves, and looks whether the others have left too. A party that sees that all have left
-    /// frees its place. After that, a party that looks later would count this place as missing. So
-    /// the counter keeps the fact that all have left: the first party that sees it makes the value
-    /// negative. If a party sees that another one is missing, it first invalidates the other
-    /// parties' reads, so that nobody can make the value negative. So all parties get the same
-    /// answer.
+    /// Leaves, and checks whether the others have left too:
+    ///
+    /// 1. The party reduces its own place to [`LEAVING`]. Then it lists the places of the round.
+    /// 2. If a place is whole, its party has not left yet. This party tries again later.
+    /// 3. If all parties have left, this party makes the value of the counter negative. The counter
+    ///    keeps this fact, because the places become free one after the other. A party that lists
+    ///    them later would take a free place for that of a missing party.
+    /// 4. If a place is not there although the value is not negative, its party is missing. Before
+    ///    this party says so, it writes the value again. After that, no party that has listed the
+    ///    places before can make the value negative: see [`outrun`](Self::outrun).
+    ///
+    /// So all parties get the same answer.
     async fn try_to_leave(&mut self) -> Result<Leaving, Error> {
         let youngest = i64::try_from(self.youngest).map_err(|_| lost_data())?;
         if self.seen.value != youngest {
@@ -387,8 +395,9 @@ impl Party {
         Err(lost_data())
     }
 
-    /// Resolves when a party of the round is gone and has not left. Returns how many such parties
-    /// there are. The place of this party must be whole.
+    /// Resolves when a party of the round has lost its place without leaving, for example because
+    /// its process died. Returns how many such parties there are. The place of this party must be
+    /// whole.
     pub(crate) async fn missing(&self) -> u32 {
         let shared = &self.places.counter.client().shared;
         loop {

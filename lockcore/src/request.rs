@@ -19,9 +19,10 @@ pub const FULL: NonZeroU32 = NonZeroU32::new(1 << 30).expect("not zero");
 /// The permits that a reader takes to become a writer, in addition to the one that it has.
 pub(crate) const ALL_BUT_ONE: NonZeroU32 = NonZeroU32::new(FULL.get() - 1).expect("not zero");
 
-/// The identity of one ticket, which also proves who owns the ticket. It has 128 bits from the
-/// operating system's random generator, drawn before the first byte of the request is sent. At a
-/// store that only this process can reach, ids are counted instead.
+/// The identity of one request: of a ticket, of a change of a counter, or of a change of a stored
+/// capacity. Everybody who knows the id of a ticket can release the ticket. An id has 128 bits from
+/// the operating system's random generator, drawn before the first byte of the request is sent. At
+/// a store that only this process can reach, ids are counted instead.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Id(u128);
 

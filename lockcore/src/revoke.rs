@@ -16,7 +16,7 @@ use crate::owner;
 use crate::pauses::Pauses;
 use crate::request::{Id, Request};
 
-/// The pauses between two looks at a ticket that was asked back. They begin short, so this caller
+/// The pauses between two reads of a ticket that was asked back. They begin short, so this caller
 /// soon sees that a holder has given up at once. They grow, so a long grace costs about two
 /// requests per second: the mean of the longest pauses is half a second.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
@@ -31,29 +31,29 @@ impl Locks {
     /// [`GrantId::ticket`](crate::GrantId::ticket). `why` is one line for people, up to 64 bytes.
     /// `grace` is up to a day.
     ///
-    /// 1. The store keeps the request beside the ticket. When the holder's client learns of it,
-    ///    [`revoked`](crate::Held::revoked) resolves there, with this client and `why`. From then
-    ///    on no other task of the holder's process gets the ticket.
-    /// 2. The holder has `grace` from the moment when its client learns of the request. It may
+    /// 1. The store keeps this request, the ask-back, beside the ticket. When the holder's client
+    ///    learns of the ask-back, [`revoked`](crate::Held::revoked) resolves there, with this
+    ///    client and `why`. From then on no other task of the holder's process gets the ticket.
+    /// 2. The holder has `grace` from the moment when its client learns of the ask-back. It may
     ///    finish and release in this time. At the end of `grace` it loses the lock with
     ///    [`Revoked`](crate::LostReason::Revoked). Its client drops the work under the lock and
     ///    releases the ticket. Then the store grants the lock to the next waiter.
     /// 3. This call returns when the ticket is gone. If the holder's version of the library does
-    ///    not know such requests, the holder does not release. In this case this call removes the
+    ///    not know ask-backs, the holder does not release. In this case this call removes the
     ///    ticket after `grace` and a whole ttl, as [`force_release`](Self::force_release) does.
     ///
-    /// If the holder's client knows such requests, nobody else gets the lock while the holder
-    /// believes in it. The reason is that the holder's own client ends the lease, and no clock of
-    /// the store or of this caller does. If the request cannot reach the holder, the holder cannot
-    /// renew its lease either, so the lease ends at the store.
+    /// If the holder's client knows ask-backs, nobody else gets the lock while the holder believes
+    /// in it. The reason is that the holder's own client ends the lease. No clock of the store or
+    /// of this caller does. If the ask-back cannot reach the holder, the holder cannot renew its
+    /// lease either, so the lease ends at the store.
     ///
-    /// On Redis, and in the same process, the holder learns of the request by a message, within
-    /// about 100 ms. In other cases it learns of the request at its next renewal, after about a
+    /// On Redis, and in the same process, the holder learns of the ask-back by a message, within
+    /// about 100 ms. In other cases it learns of the ask-back at its next renewal, after about a
     /// third of its ttl: between processes on SQLite, on ZooKeeper, and when the message is lost.
     /// The holder of a lock without [renewal](crate::Lock::renew) is not asked, because its lease
     /// ends by itself.
     ///
-    /// A second request replaces the first. If the holder has learned of both, it gives up at the
+    /// A second ask-back replaces the first. If the holder has learned of both, it gives up at the
     /// earlier of the two ends.
     ///
     /// Returns [`Released`](Release::Released) when this call has seen the end of the grant, and
@@ -62,13 +62,13 @@ impl Locks {
     /// # Errors
     ///
     /// [`Config`](crate::ErrorKind::Config) when `why` or `grace` is not usable, the ticket is a
-    /// waiter, the store denies the request, or the store has no such operation.
+    /// waiter, the store denies the request, or the store has no ask-backs.
     /// [`Unavailable`](crate::ErrorKind::Unavailable) when the store does not answer for one
     /// operation timeout.
     ///
     /// # Cancel safety
     ///
-    /// If the store has the request when the future is dropped, the request stays, and the holder
+    /// If the store has the ask-back when the future is dropped, the ask-back stays, and the holder
     /// obeys it. Only the last step is left out: nobody removes the ticket of a holder that does
     /// not obey.
     ///
@@ -127,9 +127,10 @@ impl Locks {
         if !self.ask(name, id, &ask).await? {
             return Ok(Release::AlreadyLost);
         }
-        // What the last look has found: the request at the ticket, the id of the ticket, and the
-        // time until which the holder may hold. An adoption gives the ticket another id and a new
-        // lease. Then the new holder gets as much time to learn of the request.
+        // What the last list of the tickets has shown: the ask-back at the ticket, the id of the
+        // ticket, and the time until which the holder may hold. An adoption gives the ticket
+        // another id and a new lease. Then this time is computed anew, so that the new holder also
+        // has time to learn of the ask-back.
         let mut seen: Option<(AskedBack, Id, Instant)> = None;
         let mut pauses = Pauses::between(SHORTEST_PAUSE, LONGEST_PAUSE);
         loop {
@@ -138,8 +139,8 @@ impl Locks {
                 return Ok(Release::Released);
             };
             match (&place.asked_back, &seen) {
-                // The request is not there. A server was promoted that has not seen it, or a
-                // reduction of the ticket's permits has removed it.
+                // The ask-back is not there. Either a server was promoted that has not received it,
+                // or a reduction of the ticket's permits has removed it. So this call asks again.
                 (None, _) => {
                     self.ask(name, id, &ask).await?;
                     seen = None;
@@ -150,13 +151,14 @@ impl Locks {
                     {
                         return Ok(Release::Released);
                     }
-                    // The ticket is not there with this id: it has ended, or somebody has adopted
-                    // it, which gives it another id.
+                    // If the release has found no ticket with this id, the ticket has ended, or
+                    // somebody has adopted it, which gives it another id. The next list shows which
+                    // of the two has happened.
                 }
-                // This is a first look at this request, or somebody else has asked since, with
-                // another grace. The request is at the store now. If the holder renews, it learns
-                // of the request before the end of the present lease, and its grace is over by
-                // `give_up`. If it does not renew, its lease has ended by then.
+                // The list shows this ask-back for the first time. Or somebody else has asked
+                // since, with another grace. The ask-back is at the store now. If the holder
+                // renews, it learns of the ask-back before the end of the present lease, and its
+                // grace is over by `give_up`. If it does not renew, its lease has ended by then.
                 (Some(stands), _) => {
                     let give_up = clock.now().after(place.remaining).after(stands.grace);
                     let give_up = give_up.after(self.0.shared.op_timeout);

@@ -66,12 +66,17 @@ impl MultiLock {
 impl Guard {
     /// Runs `body` while the lock is held, then releases the lock and waits for the answer.
     ///
-    /// The deadline is checked before each poll of the body. When the lock is lost, the body is
-    /// dropped at its current `.await`, and the caller gets [`Lost`](crate::ErrorKind::Lost). If
-    /// the lock was taken with [`OnLost::Signal`](crate::OnLost::Signal), the body continues. With
-    /// [`OnRevoke::Cancel`](crate::OnRevoke::Cancel) the same happens as soon as somebody asks for
-    /// the lock. If the body has returned, the caller gets its result, even if the lock is found
-    /// lost afterwards. An error would make callers do the work twice.
+    /// The call checks the deadline before each poll of the body. When the lock is lost, the body
+    /// is dropped at its current `.await`, and the caller gets [`Lost`](crate::ErrorKind::Lost).
+    /// There are two options:
+    ///
+    /// - If the lock was taken with [`OnLost::Signal`](crate::OnLost::Signal), the body continues
+    ///   after a loss.
+    /// - If the lock was taken with [`OnRevoke::Cancel`](crate::OnRevoke::Cancel), the body is also
+    ///   dropped as soon as somebody asks for the lock, and the caller gets `Lost`.
+    ///
+    /// If the body has returned, the caller gets its result, even if the call finds after that that
+    /// the lock was lost. With an error in place of the result, callers would do the work twice.
     ///
     /// If the body asks for the same lock again, it re-enters the lock: see
     /// [`Lock::reentrant`](crate::Lock::reentrant).
@@ -169,10 +174,10 @@ impl MultiHeld {
     }
 }
 
-/// Releases the lock after the body. The body has been dropped before this call, because the
-/// release must come after it. After a loss, this does not wait for the release, because the store
-/// may be out of reach. It drops `release` before its first poll. This drops the guard, and the
-/// keeper releases.
+/// Releases the lock after the end of the body. The body has been dropped before this call, so
+/// nothing of it runs after the release. If the lock was lost, this function does not wait for the
+/// release, because the store may be out of reach. It drops the future `release` before its first
+/// poll. This drops the guard, and the keeper releases the lock.
 async fn then_release<T, E: From<Error>>(
     result: Result<Result<T, E>, Error>,
     release: impl Future<Output = Result<Release, Error>>,

@@ -21,8 +21,8 @@ tokio::task_local! {
     static SCOPE: Option<Scope>;
 }
 
-/// A held lock, and the locks that were held around it. Only the outer locks are on the heap, so
-/// most work under a lock needs no allocation for its scope.
+/// A held lock, and the locks that were held around it when it was taken. Only the outer locks are
+/// on the heap, so most work under a lock needs no allocation for its scope.
 #[derive(Clone)]
 pub(crate) struct Scope {
     held: Held,
@@ -84,8 +84,9 @@ pub(crate) fn enter<T>(held: &[Held], code: impl FnOnce() -> T) -> T {
     SCOPE.sync_scope(of(held), code)
 }
 
-/// Finds the innermost hold of a name around the running code that is not over. Returns a new guard
-/// of this hold, to write if `write` is true, or else to read.
+/// Finds the holds of a name around the running code, and takes the innermost one that has not
+/// ended. Returns a new guard of this hold: a guard that writes if `write` is true, or else one
+/// that reads.
 pub(crate) fn find(client: &Arc<Client>, name: &Name, write: bool) -> Option<Guard> {
     SCOPE
         .try_with(|innermost| {
@@ -105,10 +106,11 @@ pub(crate) fn find(client: &Arc<Client>, name: &Name, write: bool) -> Option<Gua
 /// without the namespace. The lock may be of any client; [`Locks::held`](crate::Locks::held) looks
 /// only for locks of one client.
 ///
-/// `None` if there is no such lock, or if it is lost or released by now. A spawned task is not
-/// inside of the code that has spawned it. There this is `None`, unless the task runs in
-/// [`Held::scope`]. A bare [`Guard`](crate::Guard) does not count, because it belongs to no code.
-/// This sends no request to the store, and also works outside of a runtime.
+/// Returns `None` if there is no such lock, or if it is lost or released by now. A spawned task is
+/// not inside of the code that has spawned it. In such a task this function returns `None`, unless
+/// the task runs in [`Held::scope`]. A bare [`Guard`](crate::Guard) does not count, because it
+/// belongs to no code. This function sends no request to the store, and also works outside of a
+/// runtime.
 ///
 /// # Examples
 ///

@@ -13,8 +13,8 @@ use crate::lock::Lock;
 use crate::name::Name;
 use crate::request::{FULL, mismatch};
 
-/// How often [`Semaphore::drain`] looks at the free permits. It looks again only if others have
-/// taken permits since its last look.
+/// How often [`Semaphore::drain`] reads the free permits. It reads them again only if others have
+/// taken permits since its last read.
 const LOOKS: u32 = 8;
 
 /// A semaphore on a name: at most `capacity` permits are taken at any time.
@@ -63,8 +63,9 @@ impl Semaphore {
         }
     }
 
-    /// This number of permits at once: from 1 to the capacity that this semaphore states. With
-    /// another number, a request for the permits fails with [`Config`](crate::ErrorKind::Config).
+    /// Returns a lock that takes `permits` permits together, all of them or none: from 1 to the
+    /// capacity that this semaphore states. With another number, a request for the permits fails
+    /// with [`Config`](crate::ErrorKind::Config).
     pub fn permits(&self, permits: u32) -> Lock {
         Lock::new(&self.client, self.name.clone(), self.share(permits))
     }
@@ -99,9 +100,10 @@ impl Semaphore {
     /// Nobody may overtake a waiter. So if the free permits are too few for the first waiter,
     /// nobody else can take them.
     ///
-    /// This is a snapshot, which may be out of date when it arrives. To take permits only if they
-    /// are free, ask for them ([`try_acquire`](Lock::try_acquire)). This costs one request, or two
-    /// if the name is not in use or has [another capacity](Self::resize).
+    /// The answer is a snapshot, and may be out of date when it arrives. To take permits only if
+    /// they are free, use [`try_acquire`](Lock::try_acquire) instead. A call of `available` costs
+    /// one request. It costs two if the name is not in use, or is in use with [another
+    /// capacity](Self::resize).
     ///
     /// # Errors
     ///
@@ -131,21 +133,21 @@ impl Semaphore {
 
     /// Takes all permits that are free, and returns how many these are. Never waits.
     ///
-    /// It looks how many permits are [available](Self::available), and asks for exactly this
-    /// number. So it never takes more permits than were free when it looked. If others take some of
-    /// them between the look and the request, the request takes none, and `drain` looks again.
-    /// After eight looks it gives up. If others release permits between the look and the request,
-    /// these permits stay free. It costs the look and one more request, if no other caller
-    /// interferes.
+    /// It reads how many permits are [available](Self::available), and then asks for exactly this
+    /// number. So it never takes more permits than were free at the read. If others take some of
+    /// them between the read and the request, the request takes none, and `drain` reads again.
+    /// After eight reads it gives up. If others release permits between the read and the request,
+    /// these permits stay free. If no other caller interferes, the call costs the read and one more
+    /// request.
     ///
-    /// If somebody [forgets](Self::forget_capacity) a larger stored capacity between the look and
+    /// If somebody [forgets](Self::forget_capacity) a larger stored capacity between the read and
     /// the request, `drain` may take more permits than callers state as the capacity. Other callers
     /// are then refused until these permits are released.
     ///
     /// # Errors
     ///
     /// [`Busy`](crate::ErrorKind::Busy) when no permit is free, when somebody waits, and when
-    /// others have taken permits after each of the eight looks. The other errors of
+    /// others have taken permits after each of the eight reads. The other errors of
     /// [`available`](Self::available), and of [`Lock::try_acquire`].
     ///
     /// # Cancel safety
@@ -274,7 +276,7 @@ impl Semaphore {
     /// # Errors
     ///
     /// As [`resize`](Self::resize). The error is also [`Unknown`](crate::ErrorKind::Unknown) when
-    /// the answer was lost and somebody else has changed the capacity since. In this case look at
+    /// the answer was lost and somebody else has changed the capacity since. In this case read the
     /// [`capacity`](Self::capacity).
     ///
     /// # Cancel safety
@@ -415,9 +417,11 @@ impl Semaphore {
         Name::new(namespace, self.name.as_str())
     }
 
-    /// A lock of the permits that a look has found free, at least 1. There may be more of them than
-    /// this semaphore states as its capacity, because the stored capacity is larger. While a
-    /// capacity is stored, the capacity in the request does not count.
+    /// Returns a lock that takes the `permits` that a list of the tickets has shown as free.
+    /// `permits` must be at least 1. If the stored capacity is larger than the capacity that this
+    /// semaphore states, there may be more free permits than stated. In this case the request
+    /// states `permits` as its capacity. This is harmless, because the store does not use the
+    /// capacity in a request while one is stored.
     fn of_free(&self, permits: u32) -> Lock {
         let most = permits.max(self.capacity);
         let of_most = Self::new(&self.client, self.name.clone(), most);

@@ -25,8 +25,10 @@ mod modelled {
     pub(crate) use loom::sync::{Mutex, MutexGuard};
     use tokio::sync::futures;
 
-    /// A step that loom can order. The steps of one object happen one after the other, and a later
-    /// step sees everything that came before an earlier step.
+    /// A step that loom can order. Each object of tokio has one, and takes the step before every
+    /// use of the object, so that loom tries the uses in every order. A step is an `AcqRel`
+    /// operation, as a use inside tokio is: a later step sees everything that came before an
+    /// earlier step.
     #[derive(Debug, Default)]
     struct Step(loom::sync::atomic::AtomicUsize);
 
@@ -38,8 +40,8 @@ mod modelled {
 
     /// The atomics of loom, with a step before every use. When a second thread reads a value, loom
     /// forgets that the first thread has read it. So loom does not try a change between the two
-    /// reads. With the step, loom tries it. The step gives no memory ordering, so a read can return
-    /// an outdated value wherever the real atomic can.
+    /// reads. With the step, loom tries it. In contrast to `Step`, this step is `Relaxed`: it gives
+    /// no memory ordering. So a read can return an outdated value wherever the real atomic can.
     pub(crate) mod atomic {
         pub(crate) use loom::sync::atomic::Ordering;
         use loom::sync::atomic::{self, AtomicUsize};

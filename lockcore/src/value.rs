@@ -102,8 +102,8 @@ impl ValueChanges {
     /// The value if it has been written since the last call, or else as soon as it is written. The first call returns the
     /// present value, or `None`.
     ///
-    /// If several values follow each other fast, this may return only the last of them. If the
-    /// store is down, this waits until the store is back.
+    /// If several values follow each other fast, the call may return only the last of them. If the
+    /// store is down, the call waits until the store is back.
     ///
     /// # Errors
     ///

@@ -102,8 +102,8 @@ impl Function {
         self.signature.asyncness.is_some() || matches!(self.body, Body::InAsyncTrait { .. })
     }
 
-    /// The attribute of tokio, if one stands above and has already been expanded. It has left a sync function that runs
-    /// the body.
+    /// Returns the name of tokio's attribute, if it stands above this one and has already been
+    /// expanded. Its expansion is a sync function that builds a runtime and runs the body there.
     fn runtime_above(&self) -> Option<&'static str> {
         fn has(tokens: &TokenStream, text: &str) -> bool {
             tokens.clone().into_iter().any(|token| match token {

@@ -83,11 +83,11 @@ use proc_macro::TokenStream;
 ///
 /// ## `key`
 ///
-/// A template is a text in quotes. Between its braces, write an argument, `self`, a constant, or a field, an index, a
-/// function call or a method call on one of these: `"order:{id}"`, `"cart:{self.user_id()}"`,
-/// `"{order.region}:{order.lines[0]}"`. A format spec of [`std::fmt`] may follow after a `:`, as in
-/// `{order.id:08}`. A brace in the name is written twice, `{{` or `}}`. A name that is a keyword is written as it is:
-/// `{order.type}`.
+/// A template is a text in quotes. Between its braces, write an argument, `self` or a constant; or
+/// a field, an index, a function call or a method call on one of these. Examples are
+/// `"order:{id}"`, `"cart:{self.user_id()}"` and `"{order.region}:{order.lines[0]}"`. A format spec
+/// of [`std::fmt`] may follow after a `:`, as in `{order.id:08}`. A brace in the name is written
+/// twice, `{{` or `}}`. A name that is a keyword is written as it is: `{order.type}`.
 ///
 /// An `Option` has no text of its own, so the template says which key `None` has: `{order.id.unwrap_or(0)}`.
 ///
@@ -234,12 +234,13 @@ use proc_macro::TokenStream;
 ///
 /// ## `on_error`
 ///
-/// The value that the call returns for every other error of the lock, and also when the lock is lost while the body
-/// runs. Without `on_busy` it is for `Busy` and `Timeout` too. It is an expression of the return type of the function,
-/// and finds the error in the variable `error`.
+/// The value that the call returns for every other error of the lock, and also when the lock is
+/// lost while the body runs. Without `on_busy`, the call also returns it for `Busy` and `Timeout`.
+/// It is an expression of the return type of the function, and finds the error in the variable
+/// `error`.
 ///
-/// A function needs it if it returns no `Result`, or one with an error type that cannot be made from a
-/// `lockcore::Error`: see [Errors](#errors).
+/// A function needs `on_error` if it returns no `Result`, or a `Result` whose error type cannot be
+/// made from a `lockcore::Error`: see [Errors](#errors).
 ///
 /// ```
 /// # use lockcore::distributed_lock;
@@ -259,9 +260,9 @@ use proc_macro::TokenStream;
 /// ## `on_lost`
 ///
 /// With `cancel`, the body is dropped at its current `.await` when the lock is lost, and the call
-/// returns `Lost`. With `signal`, the body continues to run, and can ask `lost()` or `is_valid()`
-/// of the lock that [`held`](#held) names. This is for work that has to be finished once it has
-/// begun. The resource that this work writes to should check the fencing token.
+/// returns `Lost`. With `signal`, the body continues to run. It can learn of the loss by `lost()`
+/// or `is_valid()` of the variable that [`held`](#held) names. Use `signal` for work that has to be
+/// finished once it has begun. The resource that the work writes to should check the fencing token.
 ///
 /// ```
 /// # use lockcore::{Error, distributed_lock};
@@ -279,11 +280,12 @@ use proc_macro::TokenStream;
 ///
 /// ## `on_revoke`
 ///
-/// An operator can ask for a lock with `Locks::revoke`, and gives its holder some time. With
-/// `finish`, the body continues to run. If it is not done when that time is over, the lock is lost,
-/// and [`on_lost`](#on_lost) decides. With `cancel`, the body is dropped at its current `.await` as
-/// soon as this process learns of the request. Then the lock is released, and the call returns
-/// `Lost`. This is for work that can be repeated, and that others should not wait for.
+/// An operator can ask the holder of a lock to give the lock up, with `Locks::revoke`. The operator
+/// gives the holder some time, the grace. With `finish`, the body continues to run. If it is not
+/// done when the grace is over, the lock is lost, and [`on_lost`](#on_lost) decides. With `cancel`,
+/// the body is dropped at its current `.await` as soon as this process learns that somebody asks
+/// for the lock. Then the lock is released, and the call returns `Lost`. Use `cancel` for work that
+/// can be repeated, and that must not keep others waiting.
 ///
 /// ```
 /// # use lockcore::{Error, distributed_lock};
@@ -299,12 +301,13 @@ use proc_macro::TokenStream;
 ///
 /// ## `min_hold` and `max_hold`
 ///
-/// `min_hold` keeps the lock taken for at least that long. The call does not wait for that time: it
-/// returns when the body does, and the lock stays taken. This is for processes that all `try` at
-/// midnight. Their clocks differ a little, so a short body could end before the last process tries.
-/// With `min_hold`, only one process does the work.
+/// `min_hold` keeps the lock taken for at least this time. The call does not wait for the end of
+/// this time: it returns when the body does, and the lock stays taken. Use it for processes that
+/// all `try` at midnight. Their clocks differ a little, so a short body could end before the last
+/// process tries. With `min_hold`, only one process does the work.
 ///
-/// `max_hold` ends the lock after that time, and stops the body as when a lock is [lost](#when-the-lock-is-lost).
+/// `max_hold` ends the lock after this time, and stops the body as when a lock is
+/// [lost](#when-the-lock-is-lost).
 ///
 /// ```
 /// # use lockcore::{Error, distributed_lock};
@@ -317,8 +320,9 @@ use proc_macro::TokenStream;
 /// ## `reentrant`
 ///
 /// An expression of `bool`. By default a body can take its own lock again, for example in a
-/// function that it calls. It gets the lock at once, because it holds the lock already. See
-/// `lockcore::Lock::reentrant`. With `false` it gets `WouldDeadlock` at once.
+/// function that it calls. The second request succeeds at once, because the body holds the lock
+/// already. See `lockcore::Lock::reentrant`. With `false`, the second request fails with
+/// `WouldDeadlock` at once.
 ///
 /// ```
 /// # use lockcore::{Error, distributed_lock};
@@ -399,9 +403,10 @@ use proc_macro::TokenStream;
 /// `return` have their usual meaning. The body is not boxed, and the future is `Send` if the body
 /// and the arguments are.
 ///
-/// Other attributes may stand above or below this one, but `#[tokio::main]` and `#[tokio::test]` have to stand below.
-/// If `#[tracing::instrument]` stands above, its span includes the wait for the lock; if it stands below, it
-/// does not. (Inside `#[async_trait]` it does in both places.)
+/// Other attributes may stand above or below this one, but `#[tokio::main]` and `#[tokio::test]`
+/// have to stand below. If `#[tracing::instrument]` stands above, its span includes the wait for
+/// the lock; if it stands below, its span does not. (Inside `#[async_trait]`, its span includes the
+/// wait in both places.)
 ///
 /// The same attribute with another key may stand above too, but [`keys`](#keys) is better: it takes the locks in one
 /// order.
@@ -419,8 +424,9 @@ use proc_macro::TokenStream;
 /// For a response or a stream, use `lockcore_tower::LockLayer`: it keeps the lock until the body has ended. A
 /// `Response<Receipt>` of tonic is accepted, because its message is complete.
 ///
-/// **The macro sees names, not types.** It cannot see what is behind an alias, inside of a struct, or in
-/// `impl IntoResponse`. These compile, and the lock is released before they are read.
+/// **The macro sees names, not types.** It cannot see what is behind an alias, inside of a struct,
+/// or in `impl IntoResponse`. Functions that return these compile, and their lock is released
+/// before the returned value is read.
 ///
 /// If a type of your own has one of these names, write `self::` before it, as in `self::Response`, or import it by
 /// another name: `use crate::model::Response as OrderResponse`. A path that begins with no crate of futures, tasks or

@@ -1,5 +1,5 @@
-//! One of several locks: the first lock that is free, or the first that is granted, and never two
-//! of them.
+//! Tests of the acquisition of one of several locks: the first lock that is free, or the first that
+//! is granted. The caller never gets two of them.
 
 #![allow(
     clippy::async_yields_async,

@@ -1,5 +1,5 @@
-//! Barriers: no party passes before all parties have come. A party that has given up or died is not
-//! counted.
+//! Tests of barriers: no party passes before all parties have come. A party that has given up or
+//! died is not counted.
 
 mod double;
 mod kit;
@@ -32,11 +32,12 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     facts
 }
 
-/// The wait of a party that gives up, where only the end counts.
+/// How long a party waits that must give up, in facts that do not depend on its error.
 const BRIEF: Duration = Duration::from_secs(1);
 
-/// The wait of a party that must get [`ErrorKind::Timeout`]. A party whose enqueue has no answer when its wait is over
-/// gets another error. A busy machine was seen to stall for 1.8 s.
+/// The wait of a party that must get [`ErrorKind::Timeout`]. A party whose enqueue has no answer
+/// when its wait is over gets another error. So this wait is longer than a stall of a busy machine:
+/// one of 1.8 s was seen.
 const ANSWERED: Duration = Duration::from_secs(5);
 
 type Waiting = JoinHandle<Result<BarrierWaitResult, Error>>;
@@ -91,8 +92,8 @@ async fn one_party_too_few_does_not_go_on(store: Store) {
     }
 }
 
-/// If a party that gave up were counted, a later party would go on with it, and get no error. Which error it gets depends
-/// on how fast the store answers.
+/// If the barrier counted a party that has given up, a later party would pass with it, and get no
+/// error. Which error a party gets when it gives up depends on how fast the store answers.
 async fn parties_that_give_up_are_not_counted(store: Store) {
     let (locks, other) = (store.client(), store.client());
     let barrier = locks.barrier("a", 2).wait(BRIEF);
@@ -143,7 +144,8 @@ async fn parties_that_come_again_and_again_stay_together(store: Store) {
 async fn a_party_dropped_at_any_poll_frees_its_place(store: Store) {
     let (locks, other) = (store.client(), store.client());
     let barrier = locks.barrier("a", 2).wait(2 * SOON);
-    // This party comes again after each round. A round may count a party that is dropped.
+    // A round may count a party whose future is dropped. So this party enters the barrier again
+    // after each round.
     let again = other.barrier("a", 2).wait(6 * SOON);
     let stays = tokio::spawn(async move {
         loop {

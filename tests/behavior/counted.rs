@@ -1,5 +1,5 @@
-//! A store that wraps another one and counts the calls, because counts are exact and measured times
-//! are not. It can also refuse renewals.
+//! Provides a store that wraps another store and counts the calls. Facts use counts, because counts
+//! are exact and measured times are not. The store can also refuse renewals.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -1,5 +1,5 @@
-//! Counters and latches that several processes use, and lost answers, messages and connections. The
-//! facts that apply to every store are in the conformance kit of the library.
+//! Tests of counters and latches that several processes use, with lost answers, messages and
+//! connections. The facts that apply to every store are in the conformance kit of the library.
 
 mod cost;
 mod kit;
@@ -16,7 +16,7 @@ pub(crate) use self::cost::facts as facts_of_redis;
 pub(crate) use self::kit::facts as facts_of_the_kit;
 pub(crate) use self::servers::facts as facts_of_servers;
 
-/// For stores that several processes share.
+/// Facts for stores that several processes share.
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
         a_latch_that_several_processes_count_down_opens_in_all_of_them

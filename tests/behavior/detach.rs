@@ -1,4 +1,4 @@
-//! Locks that go from one process to another without being released.
+//! Tests of locks that one process gives to another without releasing them.
 
 mod adopted;
 mod kit;
@@ -193,7 +193,7 @@ async fn a_text_that_nobody_uses_is_of_no_use_after_its_ttl(store: Store) {
     assert_eq!(kind(locks.adopt(&text).await), TAKEN);
     assert_nothing_left(&store, &locks, "a").await;
 
-    // The same without a waiter.
+    // The second part of this fact has no waiter.
     let guard = locks.mutex("a").ttl(ttl).acquire().await.unwrap();
     let text = guard.detach().await.unwrap();
     tickets(&other, "a", 0).await;
@@ -214,13 +214,14 @@ async fn a_waiter_is_woken_when_the_adopter_releases(store: Store) {
     give_back(adopted).await;
     let next = soon(waiter).await.unwrap().unwrap();
 
-    // The waiter was woken: its own renewal would come only after a third of the ttl.
+    // Only a wake-up is this fast: the waiter's own renewal would come after a third of the ttl.
     assert!(awake_since(began) < LEASE / 6);
     give_back(next).await;
     assert_nothing_left(&store, &locks, "a").await;
 }
 
-/// The task stood in the lane behind a ticket that its process has given away.
+/// The task waits in the lane for a ticket that its process then gives away. So the task must send
+/// its own request to the store.
 async fn a_task_that_waits_in_the_process_that_gives_asks_the_store(store: Store) {
     let (locks, other) = (store.client(), store.client());
     let guard = held(&locks).await;
@@ -269,7 +270,8 @@ async fn an_adoption_that_is_dropped_at_any_poll_holds_nothing(store: Store) {
             println!("dropped at {polls} polls");
             break;
         }
-        // Either the client had adopted the lock and is releasing it, or the text can be used.
+        // If the store had carried out the adoption that was dropped, the client is releasing the
+        // ticket, and the text is refused. Otherwise the text can still be used.
         match locks.adopt(&text).await {
             Ok(adopted) => give_back(adopted).await,
             Err(error) => assert_eq!(error.kind(), TAKEN),

@@ -1,6 +1,6 @@
-//! Downgrades: a writer becomes a reader. Waiting readers are granted, waiting writers are not, and
-//! no other writer holds the lock in between. This file has the code that the groups of facts
-//! share. The groups are the files of this folder.
+//! Tests of downgrades: a writer becomes a reader. The store then grants waiting readers and no
+//! waiting writer, and no other writer holds the lock in between. This file has the code that the
+//! groups of facts share. The groups are the files of this folder.
 
 mod holds;
 mod inner;

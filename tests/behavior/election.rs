@@ -1,4 +1,5 @@
-//! Elections: which candidate leads, what happens when its leadership ends, and what observers see.
+//! Tests of elections: which candidate leads, what happens when its leadership ends, and what
+//! observers see.
 
 mod kit;
 mod observers;
@@ -23,7 +24,7 @@ use crate::store::{
     DEFAULT, Kind, SLACK, SOON, STALL, Store, assert_nothing_left, kind, soon, tickets,
 };
 
-/// For all stores with counters.
+/// Facts for all stores with counters.
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     let mut facts = crate::store_facts![store;
         one_of_many_candidates_leads_at_a_time
@@ -40,7 +41,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     facts
 }
 
-/// For the store for tests.
+/// Facts about the store for tests.
 pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
     let mut facts = observers::facts_of_the_kit(store);
     facts.extend(kit::facts(store));
@@ -60,7 +61,7 @@ async fn one_of_many_candidates_leads_at_a_time(store: Store) {
     let resource = Arc::new(FencedResource::default());
     let mut candidates = tokio::task::JoinSet::new();
     for locks in [store.client(), store.client(), store.client()] {
-        // Two candidates of each process.
+        // Each client has two candidates.
         for _ in 0..2 {
             let (witness, resource) = (Arc::clone(&witness), Arc::clone(&resource));
             let election = locks.election("a");
@@ -181,7 +182,7 @@ async fn leads_and_resigns(election: Election) -> Result<Release, Error> {
 async fn dropped_futures_of_candidates_leave_nothing(store: Store) {
     let (locks, other) = (store.client(), store.client());
     let leads_at_once = async || {
-        // If a place were left behind, this candidate would wait for a whole lease.
+        // If a ticket were left behind, this candidate would wait until the end of its lease.
         let next = soon(other.election("a").campaign()).await.unwrap();
         assert_eq!(soon(next.resign()).await.unwrap(), Release::Released);
         assert_nothing_left(&store, &other, "a").await;

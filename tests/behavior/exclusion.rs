@@ -1,4 +1,4 @@
-//! How long a waiter waits. Facts about exclusion and order are in
+//! Tests of how long a waiter waits. Facts about exclusion and order are in
 //! `lockcore::testing::conformance`.
 
 use std::time::{Duration, Instant};
@@ -30,8 +30,9 @@ async fn a_wait_ends_with_timeout_when_it_is_over(store: Store) {
         assert!(waited >= wait, "{waited:?}");
         late += awake_since(started).saturating_sub(wait);
     }
-    // On an idle machine each wait ends within 50 ms. The fact checks the sum: a client that looks
-    // only once a second could be late by less than the slack in a single wait.
+    // On an idle machine each wait ends within 50 ms. The fact checks the sum of five waits. A
+    // client that checks the time only once a second could be late by less than the slack in a
+    // single wait.
     let on_an_idle_machine = 5 * Duration::from_millis(50);
     assert!(late < on_an_idle_machine + SLACK, "{late:?}");
     tickets(&locks, "a", 1).await;

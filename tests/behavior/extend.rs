@@ -1,4 +1,4 @@
-//! Leases that are extended beyond the ttl that the lock was requested with.
+//! Tests of leases that are extended beyond the ttl that the lock was requested with.
 
 use std::time::{Duration, Instant};
 
@@ -147,7 +147,7 @@ async fn an_extended_lease_is_renewed_at_its_own_pace(_: Store) {
     guard.extend(Duration::from_secs(60)).await.unwrap();
     let whole = guard.remaining();
     assert_eq!(whole, Duration::from_millis(60_000 - 605));
-    // The renewal that was planned before the extension.
+    // The keeper sends the renewal that it had planned before the extension.
     kit.clock().advance(Duration::from_secs(4));
     eventually("renewed", SOON, async || guard.remaining() == whole).await;
 

@@ -1,6 +1,6 @@
-//! What the facts about failing stores share, for every store. These are clients and helper
-//! processes, checks that a store is unavailable or works again, and work that a loss must stop.
-//! Facts about one store are in the files with its name.
+//! Provides what the facts about failing stores share, for every store: clients and helper
+//! processes, checks of the store, and work that a loss must stop. The checks show that a store is
+//! unavailable, or that it works again. Facts about one store are in the files with its name.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -140,7 +140,7 @@ impl Outage<'_> {
             Err(error) => is_about_the_outage(&error),
         }
         is_renewed(&guard, ttl).await;
-        // A request that is in flight to the old server fails.
+        // A request that is in flight to the old server fails, so the test repeats it.
         eventually("the line is at the new server", 2 * STALL, async || {
             let line = patient().inspect(held).await;
             line.is_ok_and(|line| line.len() == 3)

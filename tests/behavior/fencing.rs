@@ -1,4 +1,4 @@
-//! Fencing: which holds have a token for writes, and the checks at the resource that
+//! Tests of fencing: which holds have a token for writes, and the checks at the resource that
 //! `lockcore::fencing` describes.
 
 use std::path::Path;

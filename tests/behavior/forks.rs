@@ -1,5 +1,5 @@
-//! A process that forks. The child has copies of the parent's sockets and memory, and none of its
-//! threads.
+//! Tests of a process that forks. The child has copies of the parent's sockets and memory, and none
+//! of its threads.
 
 use std::process::Command;
 

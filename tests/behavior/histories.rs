@@ -1,6 +1,6 @@
-//! Random histories of a store. After each step, the state of the store is compared with the pure
-//! rule, [`Queue`]. The state is the holders and the waiters, their order and numbers, and the
-//! wake-ups that the store has sent.
+//! Tests with random histories of a store. After each step, the test compares the state of the
+//! store with the pure rule, [`Queue`]. The state is the holders and the waiters, their order and
+//! numbers, and the wake-ups that the store has sent.
 //!
 //! The histories call the verbs of the store directly, without the core. So calls come late, twice,
 //! in batches, and for tickets that are gone, over connections that open and close. Facts about the
@@ -91,7 +91,7 @@ async fn the_next_in_line_rechecks_a_dead_holder_when_the_first_has_left(store: 
 }
 
 fn run(kind: Kind, played: Histories, histories: u64, steps: usize) {
-    // One thread, so that no wake-up or answer has to change the thread.
+    // The runtime has one thread, so that no wake-up or answer has to change the thread.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -143,7 +143,8 @@ enum Seen {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// The store may have the ticket already, may have had it, or may have released it.
+    /// Sends the request of a ticket. The store may have this ticket already, may have had it, or
+    /// may have released it.
     Enqueue(usize),
     Renew(Vec<usize>, With),
     Release(Vec<usize>, EnqueueMayFollow),

@@ -1,5 +1,5 @@
-//! Hostile clients: what strangers, forged messages and callers that send requests without end can
-//! do to a lock. Passwords, rights and encryption are in `redis_rights` and `tls`.
+//! Tests with hostile clients: what strangers, forged messages and callers that send requests
+//! without end can do to a lock. Passwords, rights and encryption are in `redis_rights` and `tls`.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -97,13 +97,13 @@ async fn a_stranger_releases_and_renews_nothing(store: Store) {
     assert_eq!((released, renewed), (0, 0));
     assert_eq!(numbers().await, line);
     assert!(!waiter.is_finished());
-    guard.ensure(Duration::from_secs(9)).await.unwrap(); // the store confirms it
+    guard.ensure(Duration::from_secs(9)).await.unwrap(); // the store confirms the lease
     give_back(guard).await;
     give_back(waiter.await.unwrap().unwrap()).await;
 }
 
-/// A request that would stand behind ten thousand tickets is refused at once. When one of them has
-/// left, the next request may wait.
+/// The store refuses a request at once if the line has ten thousand tickets already. When one
+/// ticket has been released, the next request may wait.
 async fn a_request_behind_ten_thousand_tickets_is_refused(store: Store) {
     let stranger = stranger(&store).await;
     let in_line = ten_thousand(&store, &stranger).await;
@@ -171,8 +171,8 @@ async fn ten_thousand(store: &Store, stranger: &Arc<dyn Connection>) -> Arc<Requ
     in_line.swap_remove(MOST_TICKETS / 2)
 }
 
-/// The waiters of a process are one ticket at the store, so the store would never refuse them. The
-/// client does.
+/// The waiters of a process are one ticket at the store, so the store would never refuse them.
+/// Therefore the client refuses the waiters beyond its limit.
 async fn a_process_has_ten_thousand_waiters_at_most(store: Store) {
     let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(3600)));
     let guard = locks.mutex("a").acquire().await.unwrap();
@@ -242,7 +242,7 @@ async fn a_flood_of_forged_wake_ups_grants_nothing_and_drowns_nothing(store: Sto
     let left = Instant::now();
     give_back(guard).await;
     give_back(waiter.await.unwrap().unwrap()).await;
-    // The waiter was granted by its wake-up: its renewals are twenty seconds apart.
+    // Only a wake-up is this fast: the waiter's renewals are twenty seconds apart.
     let awake = awake_since(left);
     assert!(awake < ttl, "{awake:?}");
     // No event reports trouble with the store.

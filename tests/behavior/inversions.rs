@@ -1,7 +1,7 @@
-//! Locks that are acquired in different orders, and the warnings of a debug build. The tests of
-//! `inversions` in the library say which circles count. These facts show typical code and the
-//! warnings that it causes. Each fact has its own lock names, because it finds its warnings by
-//! them.
+//! Tests of the warnings that a debug build logs if locks are acquired in different orders. The
+//! tests of `inversions` in the library say which circles count. These facts show typical code and
+//! the warnings that it causes. Each fact has its own lock names, because it finds its warnings by
+//! their names.
 
 use std::time::Duration;
 

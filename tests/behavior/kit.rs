@@ -1,6 +1,6 @@
-//! The store for users' tests: each fault does what its name says, and the test controls the clock.
-//! How the core reacts to answers is tested in `protocol`. Facts about waiters are in the folder of
-//! this file.
+//! Tests of the store for users' tests: each fault does what its name says, and the test controls
+//! the clock. How the core reacts to answers is tested in `protocol`. Facts about waiters are in
+//! the folder of this file.
 
 mod line;
 
@@ -35,7 +35,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     facts
 }
 
-/// A store and a client. The facts look at requests to the store, so every acquisition gets its own
+/// A store and a client. The facts examine requests to the store, so every acquisition gets its own
 /// ticket.
 fn kit() -> (Kit, Locks) {
     let kit = Kit::new();
@@ -92,7 +92,8 @@ async fn lost_data_is_learnt_at_the_next_renewal(_: Store) {
     assert_eq!(soon(guard.lost()).await, LostReason::Taken);
 }
 
-/// A keeper that sleeps until the end of its pause would need up to a second each time.
+/// The keeper must notice at once that the clock has moved. If it slept until the end of its pause,
+/// it would need up to a second each time.
 async fn a_turn_of_the_clock_is_acted_on_at_once(_: Store) {
     let (kit, locks) = kit();
     kit.clock().stop();

@@ -1,5 +1,5 @@
-//! The store for tests with answers that come late: a list or a value may be out of date when the
-//! client gets it. For requests that come late, the kit has `Hold`.
+//! Provides the store for tests with answers that come late: a list or a value may be out of date
+//! when the client gets it. For requests that come late, the kit has `Hold`.
 
 use std::sync::{Arc, Mutex};
 
@@ -14,7 +14,7 @@ use crate::store::{STALL, soon};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LateAnswers(Arc<Mutex<Vec<Awaited>>>);
 
-/// An answer that is held back. The client gets it when this is dropped.
+/// An answer that is held back. The client gets it when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct LateAnswer {
     read: oneshot::Receiver<()>,

@@ -1,5 +1,5 @@
-//! How long a lock is held, and what happens when it is lost. The facts are in the files of this
-//! folder.
+//! Tests of how long a lock is held, and of what happens when it is lost. The facts are in the
+//! files of this folder.
 
 mod grants;
 mod losses;

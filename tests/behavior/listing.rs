@@ -1,4 +1,4 @@
-//! The names in use, as a client lists them. The answers of stores are checked in
+//! Tests of the list of names in use that a client gets. The answers of stores are checked in
 //! `testing::conformance`.
 
 use std::time::Duration;

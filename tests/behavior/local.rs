@@ -1,5 +1,5 @@
-//! The queue inside one process: what the client passes on in memory, in which order, and when it
-//! must not do so. The facts about readers are in the folder of this file.
+//! Tests of the queue inside one process: what the client passes on in memory, in which order, and
+//! when it must not do so. The facts about readers are in the folder of this file.
 
 mod readers;
 
@@ -68,7 +68,8 @@ async fn a_contended_lock_is_passed_on_without_asking_the_store(store: Store) {
     }
 
     assert_eq!(witness.assert_no_overlap().visits, 640);
-    // A turn of the process uses one ticket. The turn ends only when no other task waits.
+    // While the process has the lock, it uses one ticket. It releases this ticket only when none of
+    // its tasks waits.
     let asked = counts.all() - before;
     assert!(asked <= 60, "{asked} requests for 640 hand-overs");
 }
@@ -103,8 +104,8 @@ async fn a_ticket_is_passed_on_a_thousand_times_at_most(store: Store) {
     assert_eq!(most, Some(1000));
 }
 
-/// The bound in time is an hour, so a turn of a process ends because all its tasks have been
-/// served.
+/// The bound of `Fair::Local` is an hour here. So a process releases its ticket because all its
+/// tasks have been served, and not because of the bound.
 async fn everybody_in_a_process_is_served_a_few_times_in_a_turn(store: Store) {
     let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(3600)));
     let guard = locks.mutex("hot").acquire().await.unwrap();
@@ -196,9 +197,10 @@ async fn a_holder_of_many_tasks_lets_other_processes_in(store: Store) {
         done.unwrap();
     }
     let during = turns.lock().unwrap().len() - before;
-    // Each of the three clients had 20 turns, so there were 60. The busy client had one or two
-    // turns between two of these. It had more if one of the three was slow to enqueue again, and
-    // none if the busy client was slow itself.
+    // Each of the three other clients held the lock 20 times, which is 60 in total. A turn of the
+    // busy client is one of its tickets. The busy client has one or two turns between two of these
+    // 60. It has more if one of the three is slow to enqueue again, and none if the busy client is
+    // slow itself.
     assert!(during <= 80, "{during} turns");
     // The other clients did not keep the busy client out.
     eventually("it goes on", SOON, had(before + during + 3)).await;
@@ -206,8 +208,10 @@ async fn a_holder_of_many_tasks_lets_other_processes_in(store: Store) {
     tasks.join_all().await;
 }
 
-/// The holder works for longer than the bound. A waiter of its process must not fall behind waiters
-/// of other processes that came later.
+/// The bound is the time for which a process may hand a lock over among its own tasks:
+/// `Fair::Local`. The holder works for longer than this bound. Its process then enqueues a ticket
+/// for its own next waiter. So this waiter is in line before waiters of other processes that come
+/// later.
 async fn at_the_bound_the_next_stands_in_line_at_the_store(store: Store) {
     let locks = store.client();
     let guard = locks.mutex("a").acquire().await.unwrap();
@@ -242,8 +246,9 @@ async fn a_bound_of_zero_passes_nothing_on(store: Store) {
 
 /// The chain runs on a thread with a small stack. A recursion would overflow it.
 async fn a_long_chain_of_dropped_waiters_ends_without_recursion(store: Store) {
-    // The bound is longer than a thousand polls take on a busy machine. When the bound is reached,
-    // the process takes a second ticket.
+    // This test must not reach the bound of `Fair::Local`. At the bound the process takes a second
+    // ticket, and the rest of the waiters would wait for that ticket. So the bound is longer than a
+    // thousand polls take on a busy machine.
     let (locks, _) = store.counted(Fair::Local(Duration::from_secs(60)));
     let chain = {
         let locks = locks.clone();
@@ -309,8 +314,9 @@ async fn a_waiter_dropped_with_the_lock_in_its_hands_passes_it_on(store: Store) 
     give_back(second).await;
 }
 
-/// The leader stands in line at the store for its process, and gives up. The next task of the
-/// process must keep this place in line.
+/// The leader's ticket is in line at the store for its process, and the leader gives up. The next
+/// task of the process must take this ticket over, so that it is granted before later requests of
+/// other processes.
 async fn a_leader_that_gives_up_leaves_its_place_at_the_store_to_the_next(store: Store) {
     let (holding, ours, theirs) = (store.client(), store.client(), store.client());
     let guard = holding.mutex("a").acquire().await.unwrap();

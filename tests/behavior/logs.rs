@@ -1,5 +1,5 @@
-//! The log lines for an operator: which lines there are, at which level, and how often.
-//! `guide/logs.md` describes them.
+//! Tests of the log lines for an operator: which lines the client logs, at which level, and how
+//! often. `guide/logs.md` describes them.
 
 use std::collections::HashMap;
 use std::future::ready;
@@ -239,7 +239,9 @@ async fn a_deleted_lock_is_a_warning_though_a_renewal_misses_it_after_its_use(st
         renewal.let_go();
         if waits {
             // The release and the renewal use different connections, so their answers may come in
-            // any order. If the guard is dropped, both use one connection, in order.
+            // any order. The test lets the release go only after the client has logged the answer
+            // to the renewal. If the guard is dropped, both requests use one connection, in order,
+            // so the test need not wait.
             one(Level::DEBUG, &name, "ticket lost").await;
         }
         release.let_go();
@@ -250,7 +252,8 @@ async fn a_deleted_lock_is_a_warning_though_a_renewal_misses_it_after_its_use(st
     }
 }
 
-/// In a URL that cannot be parsed, a password may be in an unexpected place.
+/// In a URL that cannot be parsed, a password may be in an unexpected place. So the log shows no
+/// part of this URL.
 async fn a_url_that_was_not_opened_is_not_repeated(store: Store) {
     let owner = marked(&store, "own");
     let locks = Locks::builder()
@@ -379,7 +382,7 @@ async fn renewals_that_are_refused_are_one_warning_and_their_end_another(store: 
         .await
         .unwrap();
     let renewed = async || {
-        // The remaining time rises only at a renewal.
+        // A rise of the remaining time shows a renewal.
         let mut last = guard.remaining();
         eventually("renewed", SOON, || {
             let now = guard.remaining();

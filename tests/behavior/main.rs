@@ -1,6 +1,7 @@
-//! The behaviour suite. A fact is a test whose name is a sentence. Each fact runs on every store
-//! that it applies to, in its own namespace, on real servers that the harness starts. `store.rs`
-//! has the argument that every fact gets. The other files are groups of facts.
+//! Tests of the behaviour of the library at real stores. Each test is a *fact*: its name is a
+//! sentence that must be true. Each fact runs on every store that it applies to, in its own
+//! namespace, on real servers that the harness starts. `store.rs` has the argument that every fact
+//! gets. The other files are groups of facts.
 //!
 //! The whole run fails when a password appears in its output or in the traces of the library.
 

@@ -1,4 +1,4 @@
-//! Errors: their kind, and whether their text is true and tells the next step.
+//! Tests of errors: their kind, and whether their text is true and tells the next step.
 
 use std::time::Duration;
 
@@ -258,7 +258,7 @@ async fn unlikely_settings_are_warned_of_once(_: Store) {
             told.iter().all(|line| line.level == Level::WARN),
             "{told:?}"
         );
-        // Finds the warnings of this fact: no other fact has this ttl.
+        // The test finds its warnings by this ttl, which no other fact uses.
         let ttl = format!("(LOCK_TTL, {ttl}ms)");
         let told = told.into_iter().map(|line| line.text);
         told.filter(|text| text.contains(&ttl)).collect::<Vec<_>>()

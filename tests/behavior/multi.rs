@@ -1,4 +1,5 @@
-//! Several locks at once: all or none, in one order, within one time budget.
+//! Tests of the acquisition of several locks at once: all or none, in one order, within one time
+//! budget.
 
 #![allow(
     clippy::async_yields_async,
@@ -130,7 +131,7 @@ async fn a_lock_that_is_not_free_leaves_the_others_free(store: Store) {
         let guard = other.mutex(free).wait(SOON).acquire().await.unwrap();
         give_back(guard).await;
     }
-    tickets(&other, "b", 1).await; // its place in line is gone too
+    tickets(&other, "b", 1).await; // its ticket is gone too
     give_back(in_the_way).await;
     let all = all.try_acquire().await.unwrap();
     assert_eq!(
@@ -143,7 +144,8 @@ async fn a_lock_that_is_not_free_leaves_the_others_free(store: Store) {
 
 async fn one_wait_budget_covers_all_locks(store: Store) {
     let (locks, other) = (store.client(), store.client());
-    // Half of the budget is more than the slack.
+    // Half of the budget must be more than the slack. Otherwise the check below could not tell one
+    // budget for both locks from a budget for each lock.
     let budget = Duration::from_secs(4);
     let first = other.mutex("a").acquire().await.unwrap();
     let second = other.mutex("b").acquire().await.unwrap();

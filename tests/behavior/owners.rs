@@ -1,4 +1,5 @@
-//! The text that an application states about itself, and in which answers it appears.
+//! Tests of the owner text that an application states about itself, and of the answers that contain
+//! it.
 
 use std::time::{Duration, Instant};
 

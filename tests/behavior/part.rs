@@ -1,4 +1,4 @@
-//! A holder gives back some permits of a semaphore and keeps the others.
+//! Tests with a holder that gives back some permits of a semaphore and keeps the others.
 
 #![allow(
     clippy::async_yields_async,
@@ -203,8 +203,10 @@ async fn permits_given_back_by_a_call_dropped_at_any_poll_go_to_others(store: St
             async || {
                 let guard = guard.lock().await.take().unwrap();
                 assert!(guard.is_valid());
-                // In even rounds the keeper repeats the request. In odd rounds the ticket is
-                // released before the keeper can do so.
+                // The call of `release_permits` was dropped, so the keeper repeats its request. In
+                // even rounds the test waits until the keeper has done this. In odd rounds the test
+                // releases the whole ticket at once, mostly before the keeper can repeat the
+                // request.
                 if round % 2 == 0 {
                     give_back(at_once(begin(other.semaphore("s", 5).permits(3))).await).await;
                     assert_eq!(permits(&store).await, [2]);
@@ -216,7 +218,7 @@ async fn permits_given_back_by_a_call_dropped_at_any_poll_go_to_others(store: St
         .await;
     }
     println!("{drops} drops of a part that was being given back");
-    // The memory store answers within the first poll.
+    // The memory store answers within the first poll, so no future is dropped there.
     assert!(drops > 0 || store.timings().answers == Answers::TheCall);
 
     let guard = locks.semaphore("s", 5).permits(5).acquire().await.unwrap();
@@ -234,7 +236,7 @@ async fn giving_permits_back_is_repeated_until_it_is_acknowledged(_: Store) {
             |kit| kit.fail_next(Verb::Renew, Fault::Refused),
             ErrorKind::Unavailable,
         ),
-        // `Config` is not passed on, because it would mean that nothing has changed.
+        // The caller does not get `Config`, because `Config` would mean that nothing has changed.
         (
             |kit| kit.fail_next(Verb::Renew, Fault::Config),
             ErrorKind::Unavailable,

@@ -1,5 +1,5 @@
-//! How many permits of a semaphore are free, how all of them are taken, and how their number is
-//! changed.
+//! Tests of the permits of a semaphore: how many are free, how a caller takes all of them, and how
+//! an operator changes their number.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -427,8 +427,8 @@ async fn whether_permits_were_added_is_unknown_if_somebody_else_was_next(_: Stor
         let changed = change.await.unwrap();
         match adds {
             true => assert_eq!(kind(changed), ErrorKind::Unknown),
-            // The change of the other client is overwritten: setting a number a second time does no
-            // harm.
+            // The repetition overwrites the change of the other client. A repetition that sets a
+            // capacity has the same effect as the first request, so the caller gets no error.
             false => changed.unwrap(),
         }
         assert_eq!(theirs.capacity().await.unwrap(), capacity);

@@ -1,5 +1,5 @@
-//! Holders and waiters in other processes. These processes are killed, are frozen, or end. The
-//! facts about their cost are in the folder of this file.
+//! Tests with holders and waiters in other processes. These processes are killed, are frozen, or
+//! end. The facts about their cost are in the folder of this file.
 
 mod cost;
 
@@ -48,8 +48,8 @@ pub(crate) fn facts_of_none(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// SIGTERM, which a deployment sends, and Ctrl-C. The fact shows little on stores with sessions:
-/// there the locks end with the process in any case.
+/// The signals are SIGTERM, which a deployment sends, and that of Ctrl-C. The fact shows little on
+/// stores with sessions, because there the locks end with the process in any case.
 async fn a_signal_that_ends_a_service_leaves_no_lock(store: Store) {
     let locks = store.client();
     for signal in [Signal::TERM, Signal::INT] {

@@ -1,7 +1,7 @@
-//! Which requests the core sends to a store, in which order, and how it reacts to each answer.
-//! Where the content of requests matters, the test plays the store. Where only their time matters,
-//! the facts use the library's own store for tests, with a stopped clock. This file has what the
-//! groups of facts share. The groups are the files of this folder.
+//! Tests of the requests that the core sends to a store, of their order, and of how the core reacts
+//! to each answer. Where the content of requests matters, the test plays the store. Where only
+//! their time matters, the facts use the library's own store for tests, with a stopped clock. This
+//! file has what the groups of facts share. The groups are the files of this folder.
 
 mod abandoned;
 mod breaks;
@@ -40,9 +40,9 @@ fn kit() -> (Kit, Locks) {
     (kit, locks)
 }
 
-/// Checks that the keeper has looked at the clock of the kit and has sent no renewal.
+/// Checks that the keeper has read the clock of the kit and has sent no renewal.
 pub(crate) async fn is_not_renewed(locks: &Locks, guard: &Guard, renewal: &mut Hold) {
-    // When this lock is released, the keeper has looked at the clock.
+    // When this lock is released, the keeper has read the clock.
     drop(locks.mutex("other").acquire().await.unwrap());
     tickets(locks, "other", 0).await;
     let arrived = renewal.arrived().now_or_never();

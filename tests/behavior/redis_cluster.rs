@@ -1,6 +1,6 @@
-//! Redis Cluster: masters that are replaced, slots that move, nodes that do not answer, and the
-//! errors of clients. The facts that apply to every store run on another cluster, where nothing
-//! breaks.
+//! Tests with Redis Cluster: masters that are replaced, slots that move, nodes that do not answer,
+//! and the errors of clients. The facts that apply to every store run on another cluster, where
+//! nothing breaks.
 
 mod failovers;
 mod maps;
@@ -30,7 +30,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     groups.into_iter().flat_map(|facts| facts(store)).collect()
 }
 
-/// Longer than any failover takes.
+/// A ttl that is longer than any failover.
 const TTL: Duration = Duration::from_secs(20);
 
 /// The time after which the other nodes replace a silent master. A busy machine delays a node's

@@ -1,5 +1,5 @@
-//! Redis with `?durability=`: a lock is granted when the replicas have stored it, or when it is on
-//! the disk. Each fact has its own master and replicas.
+//! Tests of Redis with `?durability=`: a lock is granted when the replicas have stored it, or when
+//! it is on the disk. Each fact has its own master and replicas.
 
 mod failovers;
 mod groups;
@@ -66,8 +66,8 @@ fn waits(master: &RedisServer) -> u64 {
     *master.command_stats().get("wait").unwrap_or(&0)
 }
 
-/// A master with one replica. After `is_away`, the replica gets each write late, and acknowledges
-/// it when it gets it.
+/// A master with one replica. After a call of `is_away`, each write reaches the replica late. The
+/// replica acknowledges it as soon as it arrives.
 struct Distant {
     master: RedisServer,
     link: Proxy,

@@ -1,6 +1,6 @@
-//! Redis servers that are down, full, read-only, slow or restarted, and servers with wrong data or
-//! a wrong clock. Each fact has its own server. This file has what the groups of facts share. The
-//! groups are the files of this folder.
+//! Tests with Redis servers that are down, full, read-only, slow or restarted, and with servers
+//! that have wrong data or a wrong clock. Each fact has its own server. This file has what the
+//! groups of facts share. The groups are the files of this folder.
 
 mod cuts;
 mod data;

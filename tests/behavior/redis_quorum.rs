@@ -1,5 +1,5 @@
-//! A quorum of Redis servers: nodes that are down, slow or restarted, and nodes with a wrong clock.
-//! Each fact has its own nodes.
+//! Tests with a quorum of Redis servers. Some of these nodes are down, slow or restarted, or have a
+//! wrong clock. Each fact has its own nodes.
 
 mod clocks;
 mod cost;

@@ -1,5 +1,5 @@
-//! Users and their rights at a Redis server: wrong passwords, missing rights, and that no message
-//! shows a password.
+//! Tests of users and their rights at a Redis server: wrong passwords and missing rights. No
+//! message may show a password.
 
 use std::future::ready;
 use std::sync::{Arc, Mutex};
@@ -99,7 +99,8 @@ pub(crate) async fn each_missing_right_is_named(
     let commands = documented.iter().filter_map(|word| word.strip_prefix('+'));
     let mut without: Vec<_> = commands
         .filter(|command| *command != "info") // only `ready` needs it, and works without it
-        // This right is not needed: it only ends messages that nobody waits for.
+        // A client works without this right: it uses the command only to end messages that nobody
+        // waits for.
         .filter(|command| *command != "unsubscribe")
         .map(|command| (vec![format!("-{command}")], command))
         .collect();
@@ -146,7 +147,8 @@ async fn a_right_that_is_taken_away_is_reported_and_noticed_when_it_is_back(_: S
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
 }
 
-/// A script has begun when one of its commands is denied.
+/// The server denies a command while a script is running. Earlier commands of the script have been
+/// carried out by then.
 async fn a_command_that_is_denied_in_mid_life_is_named_and_costs_no_lease(_: Store) {
     let server = RedisServer::start();
     grant(&server, "lock", SECRET);
@@ -165,7 +167,7 @@ async fn a_command_that_is_denied_in_mid_life_is_named_and_costs_no_lease(_: Sto
     let lock = locks.mutex("held").ttl(Duration::from_secs(9));
     let holds = lock.acquire().await.unwrap();
     let renewed = async || {
-        // The remaining time rises only at a renewal.
+        // A rise of the remaining time shows a renewal.
         let mut last = holds.remaining();
         eventually("renewed", SOON, || {
             let now = holds.remaining();

@@ -1,4 +1,4 @@
-//! Facts about the scripts of the Redis store. The tests call one script at a time. So they create
+//! Tests of the scripts of the Redis store. The tests call one script at a time. So they create
 //! situations that a client cannot create at will. The groups of facts are in the folder
 //! `redis_scripts`. This file has what they share.
 

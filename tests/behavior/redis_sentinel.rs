@@ -1,5 +1,5 @@
-//! Redis with Sentinel: masters that are replaced, and sentinels that are down, wrong or in
-//! disagreement. The facts that apply to every store run on other servers and sentinels, where
+//! Tests of Redis with Sentinel: masters that are replaced, and sentinels that are down, wrong or
+//! in disagreement. The facts that apply to every store run on other servers and sentinels, where
 //! nothing breaks.
 
 mod failovers;
@@ -18,7 +18,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     groups.into_iter().flat_map(|facts| facts(store)).collect()
 }
 
-/// Longer than any failover takes.
+/// A ttl that is longer than any failover.
 const TTL: Duration = Duration::from_secs(20);
 
 /// A client that allows more time, because a stalled machine must not look like a failing store.

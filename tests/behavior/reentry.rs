@@ -1,4 +1,4 @@
-//! Re-entry by scope: code acquires the locks again that it already holds, and no others.
+//! Tests of re-entry by scope: code acquires the locks again that it already holds, and no others.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -356,8 +356,8 @@ async fn work_inside_is_stopped_when_the_lock_is_lost(store: Store) {
     assert_eq!(kind(ran), lost);
 }
 
-/// The inner wait is dropped before its turn comes. The next inner request must not wait for this
-/// turn.
+/// The inner request that waits is dropped before it is granted. The next inner request must not
+/// wait for it.
 async fn a_dropped_inner_wait_leaves_its_turn(store: Store) {
     let locks = store.client();
     let (outer, inner) = (locks.mutex("a"), locks.mutex("a").wait(SOON));

@@ -1,5 +1,5 @@
-//! Locks that an operator asks back or takes away. The store tells the holder. The holder has a
-//! grace, and loses the lock at the end of it.
+//! Tests of locks that an operator asks back or takes away. The store tells the client of the
+//! holder. The holder has a grace, and loses the lock when the grace ends.
 
 mod processes;
 
@@ -40,11 +40,12 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// Short, because some stores tell a holder only at its renewal.
+/// The ttl is short, because some stores report an ask-back to the holder only at its renewal.
 const TTL: Duration = Duration::from_secs(6);
 
-/// A holder learns of the request within a third of its ttl. A batch of renewals may be this much
-/// later.
+/// How long it takes at most until a holder learns of an ask-back. It learns of it at a renewal,
+/// which comes after a third of the ttl. A batch of renewals may come later by the rest of this
+/// time.
 const LEARNS: Duration = Duration::from_secs(4);
 
 const GRACE: Duration = Duration::from_millis(300);
@@ -103,8 +104,8 @@ async fn a_holder_that_does_not_give_up_is_lost_when_its_time_is_over(store: Sto
     assert_nothing_left(&store, &operator, "a").await;
 }
 
-/// The holder may have learnt only of the second request. So the first caller must not take the
-/// lock away when its own grace is over, because that grace may be shorter.
+/// The holder may have learnt only of the second ask-back, which gives it more time. So the first
+/// caller must not take the lock away when its own, shorter grace is over.
 async fn a_request_with_more_time_that_replaces_another_is_kept_to(store: Store) {
     let (locks, other) = (store.client(), store.client());
     let brief = Duration::from_millis(500);
@@ -361,8 +362,8 @@ async fn a_forced_release_ends_exactly_the_grant_that_it_names(store: Store) {
         Release::Released
     );
 
-    // The second holder was woken by the forced release: its own renewal would come only after a
-    // third of the ttl.
+    // The forced release must wake the second holder. Without a wake-up, its own renewal would come
+    // only after a third of the ttl.
     let began = Instant::now();
     let second = second.await.unwrap().unwrap();
     assert!(awake_since(began) < TTL / 4);

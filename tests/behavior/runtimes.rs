@@ -1,4 +1,4 @@
-//! Users may block their runtimes, end them, and drop guards outside of them.
+//! Tests with users that block their runtimes, end them, and drop guards outside of them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -71,8 +71,9 @@ async fn the_end_of_a_runtime_is_no_trouble_with_the_store(store: Store) {
     assert!(told.is_err(), "{told:?}");
 }
 
-/// The leader stands in line at the store for its process, and ends with its runtime. The next task
-/// must not use this ticket: its wake-up goes to a runtime that has ended.
+/// The leader's ticket is in line at the store for its process, and the leader ends with its
+/// runtime. The next task must not use this ticket, because its wake-up goes to the runtime that
+/// has ended.
 async fn a_place_in_line_is_not_left_to_a_runtime_that_has_ended(store: Store) {
     let (locks, theirs) = (store.client(), store.client());
     let guard = theirs.mutex("a").acquire().await.unwrap();
@@ -88,7 +89,7 @@ async fn a_place_in_line_is_not_left_to_a_runtime_that_has_ended(store: Store) {
     tickets(&locks, "a", 2).await;
     give_back(guard).await;
 
-    // The waiter was granted by a wake-up: its first renewal would come only after 20 s.
+    // Only a wake-up is this fast: the waiter's first renewal would come after 20 s.
     let started = Instant::now();
     give_back(heir.await.unwrap().unwrap()).await;
     let awake = awake_since(started);

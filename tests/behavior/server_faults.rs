@@ -1,6 +1,6 @@
-//! A store whose server is down, cut off or silent. The facts are the same for every store that has
-//! a server, and each fact has its own server. Faults that only one store can have are in a file
-//! with its name.
+//! Tests with a store whose server is down, cut off or silent. The facts are the same for every
+//! store that has a server, and each fact has its own server. Faults that only one store can have
+//! are in a file with its name.
 
 use std::time::{Duration, Instant};
 
@@ -28,11 +28,12 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// A ttl of a lease with renewals 40 s apart, so that none of them plays a part.
+/// A ttl so long that renewals are 40 s apart, so that no renewal has an effect on the fact.
 const LONG: Duration = LEASE.saturating_mul(2);
 
 /// How long a client needs to reconnect when its server is up. It pauses for two seconds at most.
-/// After that, its first request waits neither for a renewal nor for the end of an operation.
+/// After that, its first request is sent at once: it does not wait for a renewal or for the end of
+/// an operation.
 const RECONNECTED: Duration = Duration::from_secs(2).saturating_add(SLACK);
 
 /// A client behind its own proxy, which can be cut.
@@ -60,7 +61,7 @@ async fn a_cut_that_heals_before_the_deadline_loses_nothing(store: Store) {
     let locks = builder_here.build().unwrap();
     let guard = locks.mutex("a").acquire().await.unwrap();
     let remaining = guard.remaining();
-    let deadline = Instant::now() + remaining; // or earlier: `remaining` was read first
+    let deadline = Instant::now() + remaining; // the real deadline is this or earlier: `remaining` was read first
     let before = proxy.traffic().connections;
     let mut events = locks.events();
     for _ in 0..3 {
@@ -141,7 +142,7 @@ async fn wake_ups_that_were_cut_off_are_caught_up_on(store: Store) {
         let waiter = begin(cut_off.mutex("a").wait(LEASE));
         tickets(&locks, "a", 2).await;
         proxy.cut();
-        give_back(guard).await; // its message reaches no client
+        give_back(guard).await; // its wake-up reaches no client
         proxy.restore();
         let restored = Instant::now();
 

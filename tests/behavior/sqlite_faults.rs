@@ -1,6 +1,6 @@
-//! SQLite files that are locked, removed, read-only or broken, files of another program, and
-//! processes that share a file. This file has what the groups of facts share. The groups are the
-//! files of this folder.
+//! Tests with SQLite files that are locked, removed, read-only or broken, with files of another
+//! program, and with processes that share a file. This file has what the groups of facts share. The
+//! groups are the files of this folder.
 
 mod bursts;
 mod cost;

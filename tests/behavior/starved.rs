@@ -1,6 +1,6 @@
-//! Futures that are polled a few times, and after that neither polled nor dropped. `select!` does
-//! this with a `&mut future`. Nobody would use a grant to such a future, so the grant must go to a
-//! future that is polled.
+//! Tests with futures that are polled a few times, and after that neither polled nor dropped.
+//! `select!` does this with a `&mut future`. A grant to such a future would not be used, so the
+//! client must give the grant to a future that is polled.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
@@ -29,11 +29,11 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 
 const TTL: Duration = Duration::from_secs(2);
 
-/// Twice the ttl: first the keeper stops renewing, and after that the store ends the ticket by its
-/// own clock.
+/// How long a grant that nobody uses may keep others out: about twice the ttl. First the keeper
+/// stops renewing, and after that the store ends the ticket by its own clock.
 const SOON_AFTER_TTL: Duration = Duration::from_secs(4);
 
-/// A client with the default operation timeout, which is part of these bounds.
+/// A client with the default operation timeout, which is a part of the times that the facts allow.
 fn client(store: &Store) -> Locks {
     store.client_with(Locks::builder())
 }

@@ -1,5 +1,5 @@
-//! The store that a fact gets. Each fact has a namespace of its own, so it sees nothing of other
-//! facts.
+//! Provides the store that a fact gets. Each fact has a namespace of its own, so it sees nothing of
+//! other facts.
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -36,7 +36,7 @@ pub(crate) struct Store {
     server: Arc<dyn Server>,
 }
 
-/// The time that is added to each bound, because this machine runs other tests too.
+/// The time that facts add to each time limit, because this machine runs other tests too.
 pub(crate) const SLACK: Duration = Duration::from_millis(1500);
 
 /// No fact takes longer than this. A fact that does so hangs.

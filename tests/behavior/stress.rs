@@ -1,6 +1,6 @@
-//! Stress: many tasks want the same locks in every mode and give up at random moments. The resource
-//! itself checks that holders do not overlap. Facts about one kind of giving up are in `giving_up`,
-//! and facts about each verb of the store in `histories`.
+//! Tests with many tasks that want the same locks in every mode and give up at random moments. The
+//! resource itself checks that holders do not overlap. Facts about one kind of giving up are in
+//! `giving_up`, and facts about each verb of the store in `histories`.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -300,7 +300,7 @@ async fn crowd_whose_leases_run_out(fair: Fair) {
                 cut_off.freeze();
                 for _ in 0..random.usize(20..60) {
                     kit.clock().advance(Duration::from_millis(500));
-                    tokio::time::sleep(Duration::from_millis(1)).await; // how long the trouble lasts
+                    tokio::time::sleep(Duration::from_millis(1)).await; // how long the faults last
                 }
                 cut_off.thaw();
             }
@@ -330,7 +330,8 @@ async fn crowd_whose_leases_run_out(fair: Fair) {
     .await;
 }
 
-/// Makes trouble. A second on the store's clock is two milliseconds of real time.
+/// Makes requests, replies and connections fail at random. A second on the store's clock is two
+/// milliseconds of real time.
 struct Trouble<'a> {
     kit: &'a Kit,
     random: fastrand::Rng,
@@ -371,7 +372,7 @@ impl<'a> Trouble<'a> {
 
     async fn goes_on(&mut self) {
         self.kit.clock().advance(STEP);
-        tokio::time::sleep(Duration::from_millis(2)).await; // how long the trouble lasts
+        tokio::time::sleep(Duration::from_millis(2)).await; // how long the faults last
         self.kit.thaw();
         for (_, age) in &mut self.held {
             *age += STEP;

@@ -1,4 +1,5 @@
-//! TLS, for each store that supports it: which certificates are accepted, and what the errors say.
+//! Tests of TLS, for each store that supports it: which certificates the client accepts, and what
+//! its errors say.
 
 use std::fs;
 use std::path::Path;
@@ -42,7 +43,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// Enough time for one operation that is refused.
+/// An operation timeout that is long enough for an operation that is refused.
 const ONE_OPERATION: Duration = Duration::from_secs(3);
 
 const HERE: [&str; 2] = ["127.0.0.1", "localhost"];
@@ -142,7 +143,7 @@ async fn locks_are_handed_over_and_nothing_goes_out_in_plain_text(store: Store) 
     give_back(guard).await;
     give_back(waiter.await.unwrap().unwrap()).await;
 
-    // The waiter was granted by a wake-up: its next recheck would come seconds later.
+    // Only a wake-up is this fast: the waiter's next recheck would come seconds later.
     assert!(released.elapsed() < Duration::from_secs(1));
     assert!(proxy.traffic().bytes_up > 1_000);
     assert_eq!(proxy.traffic().recognised, 0, "the password in plain text");

@@ -1,5 +1,5 @@
-//! Searches all traces of the library and of its driver for secrets while the suite runs. Also
-//! collects the lines that the library logs for operators, for the facts about logs.
+//! Provides a search for secrets in all traces of the library and of its driver while the suite
+//! runs. It also collects the lines that the library logs for operators, for the facts about logs.
 
 use std::fmt::{Debug, Write};
 use std::sync::Mutex;
@@ -17,8 +17,9 @@ pub(crate) const SECRETS: [&str; 2] = [SECRET, WRONG];
 /// The wrong password that some facts use.
 pub(crate) const WRONG: &str = "hunter2";
 
-/// A part of the names and owners in facts about lines below `INFO`. Only lines with this part are
-/// kept: all lines would take too much memory.
+/// A fact about log lines below `INFO` puts this text into its names and owners, and finds its
+/// lines by them. The suite keeps a line below `INFO` only if the line contains this text, because
+/// all lines would take too much memory.
 pub(crate) const LOGGED: &str = "logged:";
 
 static FOUND: Mutex<Vec<String>> = Mutex::new(Vec::new());

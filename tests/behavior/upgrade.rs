@@ -1,5 +1,5 @@
-//! Readers that become writers for a while. A reader is upgraded at once or not at all, only if no
-//! other reader is there, and gets a token of its own.
+//! Tests of upgrades: a reader becomes a writer for a while. It is upgraded at once or not at all.
+//! It is upgraded only if there is no other reader, and it gets a token of its own.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,5 @@
-//! A view of several locks has the same methods as a view of one lock. Nested code can ask which
-//! locks it runs under.
+//! Tests of the view of several locks, which has the same methods as the view of one lock. Further
+//! tests show that nested code can list the locks that it runs under.
 
 use std::time::{Duration, Instant};
 

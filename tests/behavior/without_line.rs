@@ -1,5 +1,5 @@
-//! The facts that are left out on a store without a queue. They are about a line of requests at the
-//! store: its order, a hand-over to the next in line, or its waiters as other clients see them.
+//! Provides the list of facts that are left out on a store without a queue. They are about a line
+//! of requests at the store: its order, the hand-over to the next in line, or its list of waiters.
 //! Facts about the contract itself state what they need in `testing::conformance`.
 
 use libtest_mimic::Trial;

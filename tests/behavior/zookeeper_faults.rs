@@ -1,6 +1,6 @@
-//! ZooKeeper servers that are down, restarted, cut off or deposed, and sessions that end. Each fact
-//! has its own servers. This file has what the groups of facts share. The groups are the files of
-//! this folder.
+//! Tests with ZooKeeper servers that are down, restarted, cut off or deposed, and with sessions
+//! that end. Each fact has its own servers. This file has what the groups of facts share. The
+//! groups are the files of this folder.
 
 mod alone;
 mod crowds;
@@ -37,7 +37,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     groups.into_iter().flat_map(|facts| facts(store)).collect()
 }
 
-/// The settings of a client. The facts look at requests to the server, so every acquisition gets
+/// The settings of a client. The facts examine requests to the server, so every acquisition gets
 /// its own ticket.
 fn builder(url: String) -> Builder {
     faults::patient(url).fair(Fair::Strict)

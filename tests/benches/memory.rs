@@ -1,5 +1,5 @@
-//! The memory store: the cost of a lock without a server. A pair must take at most 0.8 µs. The
-//! least possible cost is that of tokio's mutex, which has no names and no leases. Criterion
+//! Measures the memory store: the cost of a lock without a server. A pair must take at most 0.8 µs.
+//! The least possible cost is that of tokio's mutex, which has no names and no leases. Criterion
 //! measures the time. Before that, this bench counts the allocations, and fails if there is one too
 //! many.
 

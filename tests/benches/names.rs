@@ -1,4 +1,5 @@
-//! Names as keys: a plain name is copied, another one is escaped, and a long one is hashed.
+//! Measures the cost of names as keys: a plain name is copied, a name with other characters is
+//! escaped, and a long name is hashed.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 

@@ -1,5 +1,5 @@
-//! The layer of `lockcore-tower` on a real HTTP server and a real store. Tests that need no server
-//! of a store are beside the layer, in tower-layer/tests.
+//! Tests of the layer of `lockcore-tower` on a real HTTP server and a real store. Tests that need
+//! no server of a store are beside the layer, in tower-layer/tests.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
@@ -36,7 +36,7 @@ fn main() {
 
 const LEASE: Duration = Duration::from_secs(2);
 
-/// One part every tenth of a second for five seconds.
+/// The number of parts of a streamed response: one part every tenth of a second for five seconds.
 const PARTS: usize = 50;
 const PAUSE: Duration = Duration::from_millis(100);
 const PART: &str = "0123456789";
@@ -92,8 +92,9 @@ fn a_stream_whose_store_is_gone_breaks_off_before_the_next_is_let_in() {
         let error = end.expect("an end that looks like one").unwrap_err();
         assert!(!error.is_timeout(), "{error:?}");
         assert!(last_made < next, "two at a time");
-        // The layer gets no answers from the store, so it stops by its own clock. The last renewal
-        // came at most a third of the lease before the cut.
+        // The layer gets no answers from the store, so it ends the stream by its own clock. The
+        // last renewal came at most a third of the lease before the cut. So the stream must last
+        // for at least a third of the lease after the cut.
         assert!(ended >= cut + LEASE / 3, "it gave up a lease that was still good");
         assert!(ended <= cut + LEASE + BUSY, "it went on after its lease");
         assert!(next <= cut + LEASE + BUSY, "the next one waited for long after");

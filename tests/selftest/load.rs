@@ -1,3 +1,5 @@
+//! Tests of the programs `load` and `bench`.
+
 use std::fs::File;
 use std::process::Command;
 use std::time::Duration;

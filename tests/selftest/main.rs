@@ -1,4 +1,4 @@
-//! Tests the harness with real servers: each fault does what its name says. Tests that need no
+//! Tests of the harness with real servers: each fault does what its name says. Tests that need no
 //! server are beside the code, in tests/src.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]

@@ -1,3 +1,5 @@
+//! Tests of the helper processes and of the witness that watches them.
+
 use std::process::Command;
 use std::time::Duration;
 
@@ -27,7 +29,8 @@ const INSIDE: &str = "LOCKCORE_HARNESS_INSIDE";
 fn a_process_killed_inside_has_left_the_witness() {
     if let Some(folder) = std::env::var_os(INSIDE) {
         let _visit = FileWitness::in_folder(folder).write();
-        // On a line of its own: libtest-mimic captures no output, and has already begun a line.
+        // The text begins a new line, because libtest-mimic captures no output, and has already
+        // begun a line.
         println!("\nINSIDE");
         loop {
             std::thread::park();

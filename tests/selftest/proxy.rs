@@ -1,3 +1,5 @@
+//! Tests of the proxy in front of a real Redis server.
+
 use std::time::Duration;
 
 use libtest_mimic::Trial;

@@ -1,3 +1,5 @@
+//! Tests of the Redis servers with sentinels that the harness starts.
+
 use std::time::Duration;
 
 use libtest_mimic::Trial;
@@ -18,8 +20,8 @@ const DOWN_AFTER: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn is(role: &str, server: &RedisServer) -> bool {
-    // May fail once: a sentinel that makes a server a replica closes the connections of this
-    // server.
+    // This command may fail once, because a sentinel that makes a server a replica closes the
+    // connections of this server.
     let told = server.try_command::<String>(&["INFO", "replication"]);
     told.is_ok_and(|told| told.contains(&format!("role:{role}")))
 }

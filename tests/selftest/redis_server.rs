@@ -1,3 +1,6 @@
+//! Tests of the Redis server that the harness starts: its ports, its users, its faults and its
+//! clock.
+
 use std::time::{Duration, SystemTime};
 
 use libtest_mimic::Trial;
@@ -238,7 +241,8 @@ fn a_server_dies_with_a_test_process_that_is_killed() {
     if std::env::var_os(DOOMED).is_some() {
         let server = RedisServer::start();
         let folder = server.command::<Vec<String>>(&["CONFIG", "GET", "dir"])[1].clone();
-        // On a line of its own: libtest-mimic captures no output, and has already begun a line.
+        // The text begins a new line, because libtest-mimic captures no output, and has already
+        // begun a line.
         println!(
             "
 SERVER {} {folder}",

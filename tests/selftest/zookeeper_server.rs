@@ -1,3 +1,5 @@
+//! Tests of the ZooKeeper servers and ensembles that the harness starts.
+
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpStream};
 use std::time::Duration;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::process::Process;
 
-/// A process with one candidate and one observer of the same election. Dropping this kills the
+/// A process with one candidate and one observer of the same election. Dropping the value kills the
 /// process.
 #[derive(Debug)]
 pub struct Candidate {

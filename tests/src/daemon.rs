@@ -13,8 +13,8 @@ use url::Url;
 
 use crate::child::LeashedChild;
 
-/// Longer than any server takes to end. It is short for the sake of a test that hangs on a server
-/// that it has frozen itself.
+/// How long a server may take to end, which is longer than any server needs. It is short, so that a
+/// test that waits for a server that it has frozen itself fails soon.
 const END: Duration = Duration::from_secs(5);
 
 /// How many ports a new server tries. Another process may take a port between the check here and

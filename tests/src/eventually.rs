@@ -77,7 +77,7 @@ mod tests {
         });
 
         assert!(answer.is_none());
-        asked.pop(); // the call after the limit
+        asked.pop(); // removes the call after the limit
         assert!(asked.iter().all(|at| *at < within), "{asked:?}");
     }
 

@@ -1,6 +1,6 @@
 //! A fact of the suite as a libtest-mimic trial. If the fact cannot run, it shows as ignored, with
-//! the reason. But if the runner demands every server (as `tests/run` does), a fact without its
-//! server fails with this reason. A fact never passes because its server is missing.
+//! the reason. But if the runner demands every server, as `tests/run` does, a fact without its
+//! server fails with the reason. A fact never passes because its server is missing.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Instant;
@@ -9,8 +9,10 @@ use libtest_mimic::{Failed, Trial};
 
 use crate::stalls;
 
-/// `needs` is the reason why the fact cannot run here, for example from
-/// [`RedisServer::available`](crate::redis_server::RedisServer::available).
+/// Makes a trial of a fact. `needs` tells whether the fact can run here, for example
+/// [`RedisServer::available`](crate::redis_server::RedisServer::available). If it is `Err`, the
+/// fact does not run: it shows as ignored with this reason, or fails with this reason if every
+/// server is required.
 pub fn fact(
     name: impl Into<String>,
     needs: Result<(), String>,
@@ -19,8 +21,9 @@ pub fn fact(
     judge(name.into(), needs, servers_required(), body)
 }
 
-/// Like [`fact`], but `may` is the reason why this user may not run the fact here. No server can
-/// change that, so the fact shows as ignored, even if the runner demands every server.
+/// Like [`fact`], but `may` tells whether the user of this process has the rights that the fact
+/// needs. If it is `Err`, the fact shows as ignored with this reason, even if the runner demands
+/// every server, because a server cannot change the rights.
 pub fn fact_if_allowed(
     name: impl Into<String>,
     may: Result<(), String>,
@@ -51,8 +54,8 @@ fn judge(
             Ok(())
         }),
         Err(reason) if required => Trial::test(name, move || Err(Failed::from(reason))),
-        // The kind of a trial is printed in brackets before its name, also for an ignored trial. So
-        // it shows the reason.
+        // The reason is given as the *kind* of the trial, because libtest-mimic prints the kind in
+        // brackets before the name, also if the trial is ignored.
         Err(reason) => Trial::test(name, || Ok(()))
             .with_kind(reason)
             .with_ignored_flag(true),

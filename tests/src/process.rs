@@ -18,7 +18,7 @@ use crate::eventually::poll;
 /// The time for answers that only a busy machine may delay.
 const ANSWER: Duration = Duration::from_secs(20);
 
-/// A helper process. Dropping this kills it.
+/// A helper process. Dropping the value kills the process.
 #[derive(Debug)]
 pub struct Process {
     child: LeashedChild,

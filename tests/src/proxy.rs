@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use self::pump::Broken;
 use crate::ports::listen;
 
-/// A proxy on its own loopback port. Dropping it closes its port and its connections.
+/// A proxy on its own loopback port. Dropping the value closes its port and its connections.
 #[derive(Debug)]
 pub struct Proxy {
     port: u16,
@@ -63,7 +63,7 @@ impl Rules {
     }
 }
 
-/// What all connections share, besides the rules.
+/// The state that all connections share, besides the rules.
 #[derive(Debug, Default)]
 struct Shared {
     /// The port of the server that new connections lead to.
@@ -319,7 +319,7 @@ fn reset(stream: &TcpStream) {
     let _ = stream.set_zero_linger(); // fails only if the peer has reset it already
 }
 
-/// Counts a connection as open until this is dropped.
+/// Counts a connection as open until this value is dropped.
 struct Open(Arc<Shared>);
 
 impl Shared {

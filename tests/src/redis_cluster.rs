@@ -17,10 +17,10 @@ const SLOTS: u16 = 16_384;
 /// Time for the nodes to find each other, which takes seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Longer than any fact. With this timeout a dead master is replaced only on request.
+/// A timeout that is longer than any fact. With it, a dead master is replaced only on request.
 pub const NEVER: Duration = Duration::from_secs(3600);
 
-/// A cluster. Each node is a process of its own. All of them end when this is dropped.
+/// A cluster. Each node is a process of its own. All of them end when this value is dropped.
 #[derive(Debug)]
 pub struct Cluster {
     /// First the nodes that were started as masters. Then their replicas in the same order, if

@@ -15,7 +15,7 @@ const LONG_UP: Duration = Duration::from_secs(3600);
 /// The settings of a server that keeps every write.
 pub const KEEPS_ALL: [&str; 4] = ["--appendonly", "yes", "--appendfsync", "always"];
 
-/// The servers. Each is a process of its own. All of them end when this is dropped.
+/// The servers. Each is a process of its own. All of them end when this value is dropped.
 #[derive(Debug)]
 pub struct Quorum {
     pub nodes: Vec<RedisServer>,

@@ -18,11 +18,11 @@ const REPLICA: &str = "replica";
 /// Time for the servers and sentinels to find each other, which takes seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Longer than any fact. With this time a dead master is replaced only on request.
+/// A time that is longer than any fact. With it, a dead master is replaced only on request.
 pub const NEVER: Duration = Duration::from_secs(3600);
 
 /// A master, its replicas and their sentinels. Each is a process of its own. All of them end when
-/// this is dropped.
+/// this value is dropped.
 #[derive(Debug)]
 pub struct Sentinels {
     pub servers: Vec<RedisServer>,

@@ -29,15 +29,15 @@ pub const USER: &str = "harness";
 /// The time for a start. A start takes 10 ms, or some seconds on two saturated cores.
 const START: Duration = Duration::from_secs(20);
 
-/// Longer than any answer takes. It is short for the sake of a test that hangs on a server that it
-/// has frozen itself.
+/// How long an answer may take, which is longer than any answer needs. It is short, so that a test
+/// that waits for a server that it has frozen itself fails soon.
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// The calls of each command since the server started or since `CONFIG RESETSTAT`. Commands that
 /// scripts call are included.
 pub type CommandStats = BTreeMap<String, u64>;
 
-/// A running server. It ends when this is dropped.
+/// A running server. It ends when this value is dropped.
 #[derive(Debug)]
 pub struct RedisServer {
     port: u16,

@@ -15,7 +15,7 @@ pub struct SqliteFile {
     folder: TempDir,
 }
 
-/// A writer that keeps the file locked until this is dropped.
+/// A writer that keeps the file locked until this value is dropped.
 #[derive(Debug)]
 #[must_use = "the file is free when this is dropped"]
 pub struct Writer(Option<SqliteConnection>);

@@ -71,8 +71,8 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// A server for the caller alone.
     fn start(&self) -> Box<dyn Server>;
 
-    /// A server for a fact that does not break it. Other facts may use the same server, each in its
-    /// own namespace.
+    /// A server for a fact that does not break its server. Other facts may use the same server,
+    /// each in its own namespace.
     fn shared(&self) -> Arc<dyn Server>;
 
     /// A server for measurements.
@@ -83,15 +83,16 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// How random histories run on this store. `None` if they do not run.
     fn histories(&self) -> Option<Histories>;
 
-    /// The servers of this store that support TLS. `None` for a store without TLS, and for a store
-    /// whose TLS is tested under another name.
+    /// The servers of this store that support TLS. `None` for a store without TLS. It is also
+    /// `None` for another form of `redis:` or `zookeeper:`: the facts of these two stores test the
+    /// code that it uses.
     fn tls(&self) -> Option<&dyn Tls> {
         None
     }
 }
 
-/// A server that facts share. Its clients have only the rights that the store's guide lists: they
-/// log in as the user in this URL.
+/// A server that facts share. Its clients log in as the user in `url`. This user has only the
+/// rights that the store's guide lists.
 #[derive(Debug)]
 struct Shared<S> {
     server: S,
@@ -122,9 +123,8 @@ impl<S: Server> Server for Shared<S> {
 pub enum Suite {
     /// All facts that its capability allows.
     Whole,
-    /// Only the facts about exclusion. The store is another form of a store that runs all facts:
-    /// over another kind of connection, with a special setting, or with a client that needs more
-    /// than a URL.
+    /// Only the facts about exclusion. The store is another form of a store that runs all facts. It
+    /// has another kind of connection or a special setting, or its client needs more than a URL.
     Exclusion,
 }
 
@@ -154,7 +154,8 @@ pub enum Answers {
     AServer,
 }
 
-/// A running server, or its counterpart for a store without a server. It ends when this is dropped.
+/// A running server, or its counterpart for a store without a server. It ends when this value is
+/// dropped.
 pub trait Server: Any + fmt::Debug + Send + Sync {
     /// The URL for other processes.
     fn url(&self) -> String;
@@ -177,8 +178,8 @@ pub trait Server: Any + fmt::Debug + Send + Sync {
     /// rising are left out.
     fn litter(&self, namespace: &str) -> Vec<String>;
 
-    /// The same keys without marks. A mark stays for a minute after a release, because the enqueue
-    /// may still arrive.
+    /// The keys of [`litter`](Self::litter) without marks. A mark stays for a minute after a
+    /// release, because the enqueue may still arrive.
     fn litter_but_marks(&self, namespace: &str) -> Vec<String> {
         self.litter(namespace)
     }

@@ -1,9 +1,11 @@
-//! The protected resource. It notices when visits overlap, and knows nothing of locks. A visit must
-//! begin after the lock was granted, and end before the lock is released. So an overlap means that
-//! the lock failed.
+//! The resource that a lock protects. It notices when visits overlap, and it does not use the lock.
+//! A test must begin a visit after the lock was granted, and end the visit before the lock is
+//! released. So an overlap means that the lock failed.
 //!
 //! [`Witness`] watches inside one process, and [`FileWitness`] across several. [`FencedResource`]
-//! protects itself by tokens. Only [`FencedResource`] can judge a holder that was *frozen* inside.
+//! refuses writes with old tokens. If a process may be *frozen* during its visit, use
+//! [`FencedResource`]. The visit of a frozen process does not end when the lease ends. So both
+//! witnesses would report an overlap although no lock has failed.
 
 use std::fs::{self, File, TryLockError};
 use std::io::Write as _;
@@ -14,15 +16,15 @@ pub use lockcore::testing::conformance::{Visit, Witness};
 
 /// Notices overlaps among processes of one machine. All of them must use the same folder.
 ///
-/// A visit takes `flock`s. If one of them is taken, visits overlap. So no clocks are compared, and
-/// a process that was killed inside has left. A process that is *frozen* inside has not left: for
-/// such processes use a [`FencedResource`].
+/// A visit takes `flock`s. If another visit has one of them already, the visits overlap. So the
+/// witness compares no clocks. If a process is killed during its visit, the kernel ends the visit.
+/// If a process is *frozen*, its visit does not end: for such processes use a [`FencedResource`].
 #[derive(Debug)]
 pub struct FileWitness {
     folder: PathBuf,
 }
 
-/// A visit to the resource. It ends when this is dropped or the process dies.
+/// A visit to the resource. It ends when this value is dropped or the process dies.
 #[derive(Debug)]
 #[must_use = "the visit ends when this is dropped"]
 pub struct FileVisit {

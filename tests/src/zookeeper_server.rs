@@ -32,11 +32,11 @@ const JARS: [&str; 4] = [
 /// saturated cores they take many seconds.
 pub(crate) const START: Duration = Duration::from_secs(60);
 
-/// Longer than any answer takes. It is short for the sake of a test that hangs on a server that it
-/// has frozen itself.
+/// How long an answer may take, which is longer than any answer needs. It is short, so that a test
+/// that waits for a server that it has frozen itself fails soon.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// One server. It ends when this is dropped.
+/// One server. It ends when this value is dropped.
 #[derive(Debug)]
 pub struct ZooKeeperServer {
     pub(crate) port: u16,

@@ -1,6 +1,6 @@
-//! The compiler's messages for functions that `#[distributed_lock]` refuses. Functions that it
-//! accepts are in `pass`, a program of its own. If trybuild has to run no case, it checks all
-//! refused functions together and links none.
+//! Tests of the compiler's messages for functions that `#[distributed_lock]` refuses. Functions
+//! that the macro accepts are in `pass`, a program of its own. So trybuild has no case to run here:
+//! it checks all refused functions together and links none of them.
 //!
 //! After a change of a message, run `TRYBUILD=overwrite cargo test -p ui` and read the diff. Each
 //! toolchain has its own texts and positions for messages. So with a toolchain other than
@@ -23,8 +23,8 @@ fn main() {
             trybuild::TestCases::new().compile_fail("fail/*.rs");
             Ok(())
         }),
-        // The kind of a trial is printed in brackets before its name, also for an ignored trial. So
-        // it shows the reason.
+        // The reason is given as the *kind* of the trial, because libtest-mimic prints the kind in
+        // brackets before the name, also if the trial is ignored.
         Verdict::Another(reason) => Trial::test(name, || Ok(()))
             .with_kind(reason)
             .with_ignored_flag(true),

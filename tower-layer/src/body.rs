@@ -271,8 +271,10 @@ fn keep(
     }
     match next {
         None => *next = part,
-        // This can only overwrite an empty frame, because after the data no second part is held
-        // back.
+        // If `then` has a part already, this overwrites that part. It can only be an empty frame,
+        // because parts are polled while `then` is set only after the declared length is complete.
+        // There, a frame with further data ends the holding back. Trailers, an error and the end of
+        // the body release the lock.
         Some(_) => *then = part,
     }
 }

@@ -24,7 +24,7 @@ pub(crate) enum AtLoss {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) at_loss: AtLoss,
-    /// Whether the body also ends when somebody asks for the lock.
+    /// Whether the body also ends as soon as the lock is asked back.
     pub(crate) when_asked: bool,
     /// The time at which the body must end, if there is one.
     pub(crate) deadline: Option<Deadline>,

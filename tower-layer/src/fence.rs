@@ -21,10 +21,11 @@ use seen::Seen;
 pub use service::FenceService;
 pub use token::{TokenFuture, TokenLayer, TokenService};
 
-/// The default number of resources: those that fit into about 20 MB, if their names have the usual
-/// length of lock names.
+/// The default number of resources. They fit into about 20 MB, if their names have the usual length
+/// of lock names.
 const MOST: usize = 100_000;
-/// The default time. It is much longer than a process is usually stopped before somebody notices.
+/// The default time for which a resource is remembered. It is much longer than a process is usually
+/// stopped before somebody notices.
 const AT_LEAST: Duration = Duration::from_secs(3600);
 
 /// Refuses requests that come late: requests whose fencing token is lower than the highest token
@@ -57,10 +58,15 @@ const AT_LEAST: Duration = Duration::from_secs(3600);
 ///
 /// A comparison of tokens is not enough. A request may pass, stop in its handler for a while, and
 /// write after a later request has written. So requests with different tokens for one resource do
-/// not overlap. From the arrival of a request with a higher token, requests with lower tokens are
-/// refused. The request with the higher token waits until the lower ones that have begun have
-/// *answered*. Requests with the same token run side by side. If a handler never ends, the request
-/// of the next holder waits as long as its client allows. So put a timeout inside this layer.
+/// not overlap:
+///
+/// - From the arrival of a request with a higher token, requests with lower tokens are refused.
+/// - The request with the higher token waits until the requests with lower tokens that have begun
+///   have *answered*.
+/// - Requests with the same token run side by side.
+///
+/// If a handler never ends, the request of the next holder waits as long as its client allows. So
+/// put a timeout inside this layer.
 ///
 /// Before a request waits, it gives back what the inner service has reserved for it, such as the
 /// permit of a `ConcurrencyLimit`. It reserves the permit again when the requests with lower tokens
@@ -68,8 +74,8 @@ const AT_LEAST: Duration = Duration::from_secs(3600);
 /// request begins when it has its permit again. If a request with a higher token has come by then,
 /// the waiting request is late.
 ///
-/// This protects everything that the handler itself awaits, in this process, for as long as the process runs. It
-/// does not protect against
+/// The layer protects everything that the handler itself awaits, in this process, for as long as
+/// the process runs. It does not protect against
 ///
 /// - **several processes** of the service: each process knows only the tokens that it has seen
 ///   itself;
@@ -113,9 +119,9 @@ impl FenceLayer {
         self
     }
 
-    /// Lets a request without a token pass **unchecked**, at the same time as all others. This is
+    /// Lets a request without a token pass **unchecked**, at the same time as all others. Use this
     /// for reads, and for the time until all callers send a token. A header that is not a token is
-    /// refused even so. Default: 400.
+    /// refused even so. Default: a request without a token gets 400.
     pub fn optional(mut self) -> Self {
         self.0.optional = true;
         self

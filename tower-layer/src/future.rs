@@ -1,5 +1,5 @@
-//! A request under its lock: this waits for the lock, runs the handler while the lock is held, and
-//! keeps the lock until the body ends. If the body is sent later, `body` keeps the lock.
+//! A request under its lock: waits for the lock, runs the handler while the lock is held, and keeps
+//! the lock until the body ends. If the body is sent later, `body` keeps the lock.
 
 use std::fmt;
 use std::future::{Future, Ready, poll_fn, ready};
@@ -289,7 +289,7 @@ where
     let owed = declared.or(size.exact());
     if owed == Some(0) {
         // Over HTTP/1 the headers are the whole response, and the server drops the body without
-        // polling it. Over HTTP/2 trailers may follow. So this waits here for the end of the body.
+        // polling it. Over HTTP/2 trailers may follow. So the end of the body is awaited here.
         let held = guard.held();
         let rest = held.while_held(after_the_data(body));
         let end = match Deadline::end(limits.deadline, rest).await {

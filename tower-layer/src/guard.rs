@@ -70,7 +70,10 @@ impl AnyGuard {
         }
     }
 
-    /// Releases a lock whose loss has stopped the work. The work has been dropped before this call.
+    /// Ends the guard of a lock whose loss has stopped the work. The work has been dropped before
+    /// this call. If the lock was [asked back](is_asked_back), the store still has the ticket: this
+    /// releases the lock, and waits for the release. After any other loss, it only drops the guard,
+    /// and does not wait.
     ///
     /// # Cancel safety
     ///
@@ -99,9 +102,10 @@ impl AnyGuard {
     }
 }
 
-/// Whether the lock was lost because somebody has asked for it. In this case the layer waits for
-/// the release before it answers, so that the HTTP client finds the lock free. After any other loss
-/// the store may be out of reach, so the layer does not wait, as in `Guard::run`.
+/// Whether the lock was lost because somebody has asked the holder to give it up. In this case the
+/// layer waits for the release before it answers, so that the HTTP client finds the lock free.
+/// After any other loss the store may be out of reach, so the layer does not wait, as in
+/// `Guard::run`.
 pub(crate) fn is_asked_back(lost: &Error) -> bool {
     lost.kind() == ErrorKind::Lost(LostReason::Revoked)
 }

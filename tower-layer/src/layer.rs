@@ -55,17 +55,22 @@ impl LockLayer {
     /// request has no name, it passes **without a lock**.
     ///
     /// The handler finds a [`lockcore::MultiHeld`] in the extensions of its request (in axum: the
-    /// extractor `MultiHeld`). It has the fencing token of each name. There is no
-    /// [`lockcore::Held`].
+    /// extractor `MultiHeld`). It contains the fencing token of each name. The extensions contain
+    /// no [`lockcore::Held`].
     ///
-    /// The options apply to all locks together. There is one [wait](Self::wait) for all of them.
-    /// The [longest](Self::max_hold) and the [shortest](Self::min_hold) hold count from the grant
-    /// of the last lock. When one lock is lost, the request is stopped, and the others are released
-    /// in the background. The request takes its [`permits`](Self::permits) of each name. It counts
-    /// as [waiting](Self::max_waiting) for each name, and each name counts among the
-    /// [names](Self::max_names). If one name is beyond the limit, the names before it stay counted.
-    /// The answers of the layer have all names as `keys`. Their `key` is the name of the lock that
-    /// was not free, or was lost.
+    /// The options apply to all locks together:
+    ///
+    /// - There is one [wait](Self::wait) for all of them.
+    /// - The [longest](Self::max_hold) and the [shortest](Self::min_hold) hold count from the grant
+    ///   of the last lock.
+    /// - When one lock is lost, the request is stopped, and the others are released in the
+    ///   background.
+    /// - The request takes its [`permits`](Self::permits) of each name.
+    /// - The request counts as [waiting](Self::max_waiting) for each name.
+    /// - Each name counts among the [names](Self::max_names). If one name is beyond the limit, the
+    ///   names before it stay counted.
+    /// - The answers of the layer have all names as `keys`. Their `key` is the name of the lock
+    ///   that was not free, or was lost.
     ///
     /// See [`Locks::all`].
     ///
@@ -103,21 +108,21 @@ impl LockLayer {
     /// answer to a larger body is 413, to a slower body 408, and to a body that breaks off 400. In
     /// these cases the handler is not called.
     ///
-    /// The bodies take at most `limit` bytes of memory for each request that is being read, waits,
-    /// or is being handled. So an outer layer should limit the number of requests. If
-    /// [`max_waiting`](Self::max_waiting) or [`max_names`](Self::max_names) will refuse a request,
-    /// it is refused before its body is read.
+    /// A body takes at most `limit` bytes of memory while its request is being read, waits, or is
+    /// being handled. So an outer layer should limit the number of requests. If
+    /// [`max_waiting`](Self::max_waiting) or [`max_names`](Self::max_names) refuses a request, this
+    /// happens before its body is read.
     ///
-    /// Without this option, the lock is held while the handler reads the body, which takes long if
-    /// the client is slow. There is another problem over HTTP/1. Hyper's server reads a part of the
-    /// body ahead. After that it does not notice that the client has gone until the handler reads
-    /// the rest. Until then the request stays in line, or keeps the lock. This ends when the
+    /// Without this option, the lock is held while the handler reads the body. This takes long if
+    /// the client is slow. There is another problem over HTTP/1. Hyper's server reads only a part
+    /// of the body ahead. Until the handler reads the rest, the server does not notice that the
+    /// client has gone. So the request stays in line, or keeps the lock. This ends when the
     /// [wait](Self::wait) is over, when the handler continues to read, or with the [longest
     /// hold](Self::max_hold).
     ///
     /// The inner service gets requests with a [`RequestBody`](crate::RequestBody); services of axum
-    /// and tonic take any body. Do not use this if a client waits for a part of the response before
-    /// it sends the rest of its body. Layer and client would wait for each other.
+    /// and tonic take any body. Do not use this option if a client waits for a part of the response
+    /// before it sends the rest of its body: layer and client would wait for each other.
     ///
     /// ```
     /// use std::time::Duration;
@@ -147,7 +152,7 @@ impl<R> LockLayer<R> {
 
     /// Requests with a safe method (GET, HEAD, TRACE) take the read side of the lock, and all
     /// others take the write side. An OPTIONS request without content takes no lock, with or
-    /// without this option. Default: all requests are exclusive.
+    /// without this option. Default: every request that takes a lock takes it exclusively.
     pub fn read_on_get(mut self) -> Self {
         self.0.side = Side::SharedIfSafe;
         self
@@ -172,15 +177,16 @@ impl<R> LockLayer<R> {
         self
     }
 
-    /// How long a request waits for its lock before the layer answers with 409. Default: that of
-    /// the lock client (`LOCK_WAIT`, 15 s). If the HTTP client goes away, its request leaves the
-    /// line as soon as the [server notices](crate#clients-that-go-away).
+    /// How long a request waits for its lock before the layer answers with 409. Default: the wait
+    /// of the lock client (`LOCK_WAIT`, 15 s). If the HTTP client goes away, its request stops
+    /// waiting as soon as the [server notices](crate#clients-that-go-away).
     ///
-    /// A gRPC request may have a deadline (`grpc-timeout`). Then its wait ends earlier than the
-    /// deadline, by a tenth of the remaining time, but at most by 50 ms. So the answer can reach
-    /// the client in time. The deadline applies to the whole call. When it has passed, the handler
-    /// or the stream is stopped, the lock is released, and the call ends with DEADLINE_EXCEEDED.
-    /// With [`OnLost::Signal`](Self::on_lost) the call continues, and keeps its lock.
+    /// A gRPC request may have a deadline (`grpc-timeout`). In this case the wait for the lock ends
+    /// before the deadline, so that the answer can reach the client in time. It ends earlier by a
+    /// tenth of the remaining time, but by at most 50 ms. The deadline applies to the whole call.
+    /// When it has passed, the layer stops the handler or the stream and releases the lock, and the
+    /// call ends with DEADLINE_EXCEEDED. With [`OnLost::Signal`](Self::on_lost) the call continues,
+    /// and keeps its lock.
     pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
         self.0.wait = Some(wait.into());
         self
@@ -211,24 +217,26 @@ impl<R> LockLayer<R> {
         self
     }
 
-    /// How many requests may wait for the same key in this process. Further requests do not wait:
-    /// they get the lock at once, or 409. A request counts as waiting from the time at which it
-    /// asks for the lock until it has the lock. With [`read_body_first`](Self::read_body_first), a
-    /// further request for an exclusive lock always gets 409, and its body is not read. The
-    /// exception is a `most` of 0: then the body is read. Default: any number.
+    /// How many requests may wait for the same key in this process. A request counts as waiting
+    /// from the time at which it asks for the lock until it has the lock. When `most` requests
+    /// wait, a further request does not wait: it gets the lock at once, or 409. With
+    /// [`read_body_first`](Self::read_body_first), a further request for an exclusive lock always
+    /// gets 409, and its body is not read. The exception is a `most` of 0: the body is read even
+    /// so. Default: any number.
     pub fn max_waiting(mut self, most: usize) -> Self {
         self.0.waiters = Some(Arc::new(Waiters::at_most(most)));
         self
     }
 
-    /// How many different names requests may lock in each period of `per`, in this process. A
-    /// request with a further name gets a [503](crate#lock-names). Requests for names that were
-    /// counted in this period before are not affected. Each period begins with no names. Set this
-    /// where clients choose the names, as in an `Idempotency-Key`. A client that makes up names can
-    /// use up the whole number. Then requests of other clients with new names are refused until the
-    /// period ends. So put the layer behind authentication, or behind a limit for each client.
-    /// Default: any number. The usual number depends on the service, and a number that is too low
-    /// refuses clients at the busiest time.
+    /// How many different names requests may lock in each period of `per`, in this process. When
+    /// the period has `most` names, a request with another name gets a [503](crate#lock-names).
+    /// Requests for the names of this period are not affected. Each period begins without names.
+    ///
+    /// Set this option where clients choose the names, as in an `Idempotency-Key`. One client that
+    /// makes up names can use up the whole number. Then requests of other clients with new names
+    /// are refused until the period ends. So put the layer behind authentication, or behind a limit
+    /// for each client. Default: any number. The usual number depends on the service, and a number
+    /// that is too low refuses clients at the busiest time.
     ///
     /// **The store remembers each name after its lock is released**, because a later holder must
     /// get a greater token. The cost depends on the store:
@@ -240,9 +248,9 @@ impl<R> LockLayer<R> {
     /// | SQLite | a row: about 50 bytes and twice the name, for at least a day; after that its space in the file is used again |
     /// | ZooKeeper | an empty node, until the server removes it: once a minute, at most 10,000 |
     ///
-    /// So a store keeps the names of a day, and a client that makes up names can fill it. With
-    /// `max_names(10_000, hour)` in each of 4 processes there are at most a million names, because
-    /// a day touches 25 such hours. A million names take 200 MB in Redis.
+    /// So a store keeps the names of a day, and a client that makes up names can fill the store.
+    /// With `max_names(10_000, hour)` in each of 4 processes there are at most a million names,
+    /// because a day touches 25 such hours. A million names take 200 MB in Redis.
     ///
     /// Clones of the layer, and all services that they make, share one count. The count takes 4
     /// bytes of memory for each of the `most` names, from the beginning. About one new name in a
@@ -270,9 +278,9 @@ impl<R> LockLayer<R> {
         self
     }
 
-    /// The length of the lease: how long the key stays locked if this process dies. Default: that
-    /// of the lock client (`LOCK_TTL`, 10 s). The ttl does not limit the request, because the lease
-    /// is renewed until the response has ended.
+    /// The length of the lease: how long the key stays locked if this process dies. Default: the
+    /// ttl of the lock client (`LOCK_TTL`, 10 s). The ttl does not limit the request, because the
+    /// lease is renewed until the response has ended.
     ///
     /// If the store does not accept the ttl, the answer to each request is 500.
     pub fn ttl(mut self, ttl: Duration) -> Self {
@@ -283,7 +291,7 @@ impl<R> LockLayer<R> {
     /// The shortest time that the lock stays taken after its grant, even if the response ends
     /// before. No request that the lock excludes is handled in this time, in any process. A read
     /// lock stays a read lock, and permits stay permits. The response does not wait for the end of
-    /// this time, and the client's deadline does not shorten it. If it is longer than
+    /// this time, and the client's deadline does not shorten this time. If this time is longer than
     /// [`max_hold`](Self::max_hold), the answer to each request is 500. See
     /// [`Lock::min_hold`](lockcore::Lock::min_hold). Default: zero.
     pub fn min_hold(mut self, least: Duration) -> Self {
@@ -292,10 +300,10 @@ impl<R> LockLayer<R> {
     }
 
     /// The longest time that a request keeps the lock after its grant. After this time the lock is
-    /// lost, and the request is stopped as after any loss. This is for clients that read a response
-    /// for ever, and for clients that stop reading. If the server has stopped polling the body, a
-    /// separate task drops the body. With [`OnLost::Signal`] the response continues, and the key is
-    /// free when the rest of the lease has run out. Default: no limit.
+    /// lost, and the request is stopped as after any loss. Use it against clients that read a
+    /// response for ever, or stop reading. If the server has stopped polling the body, a separate
+    /// task drops the body. With [`OnLost::Signal`] the response continues, and the key is free
+    /// when the rest of the lease has run out. Default: no limit.
     pub fn max_hold(mut self, limit: Duration) -> Self {
         self.0.max_hold = Some(limit);
         self
@@ -309,23 +317,28 @@ impl<R> LockLayer<R> {
         self
     }
 
-    /// Sets what happens to a request when somebody asks for its lock
-    /// ([`Locks::revoke`](lockcore::Locks::revoke)). With [`OnRevoke::Finish`], handler and body
-    /// may continue for the time that the caller of `revoke` gives. They learn of the request by
-    /// [`Held::revoked`](lockcore::Held::revoked). After this time the lock is lost, and
-    /// [`on_lost`](Self::on_lost) says what happens. With [`OnRevoke::Cancel`], handler and body
-    /// are stopped as soon as this process learns of the request, as after a loss. The HTTP client
-    /// gets the answer when the lock is released, or when the store has not answered for one
-    /// operation timeout. `Cancel` also drops a body that the server does not poll. For this, a
-    /// body with more than two parts has a separate task, which waits for the request to give up
-    /// the lock. Default: [`OnRevoke::Finish`].
+    /// Sets what happens to a request when somebody asks for its lock with
+    /// [`Locks::revoke`](lockcore::Locks::revoke).
+    ///
+    /// - With [`OnRevoke::Finish`], handler and body may continue for the grace: the time that the
+    ///   caller of `revoke` gives. They learn of this by
+    ///   [`Held::revoked`](lockcore::Held::revoked). When the grace is over, the lock is lost, and
+    ///   [`on_lost`](Self::on_lost) says what happens.
+    /// - With [`OnRevoke::Cancel`], handler and body are stopped as soon as this process learns
+    ///   that somebody asks for the lock, as after a loss. The HTTP client gets the answer when the
+    ///   lock is released, or when the store has not answered for one operation timeout. `Cancel`
+    ///   also drops a body that the server does not poll. For this, a body with more than two parts
+    ///   has a separate task.
+    ///
+    /// Default: [`OnRevoke::Finish`].
     pub fn on_revoke(mut self, policy: OnRevoke) -> Self {
         self.0.on_revoke = policy;
         self
     }
 
     /// Whether a request may re-enter a lock that is already held around it, for example by an
-    /// outer layer. If not, the answer to such a request is 500. Default: true.
+    /// outer layer. If `false`, the answer to a request that would have to re-enter is 500.
+    /// Default: true.
     pub fn reentrant(mut self, yes: bool) -> Self {
         self.0.reentrant = yes;
         self
@@ -353,28 +366,31 @@ impl<R> LockLayer<R> {
         self
     }
 
-    /// When a client that did not get the lock should try again. The answer has this time in the
-    /// header `Retry-After`, in seconds, rounded up. The time in the answer is shorter if the layer
-    /// knows that the lock will be free sooner. Default: 1 s, because most locks are held for less.
+    /// After how long a client that did not get the lock should try again. The answer has this time
+    /// in the header `Retry-After`, in seconds, rounded up. If the layer knows that the lock will
+    /// be free sooner, the answer has the shorter time. Default: 1 s, because most locks are held
+    /// for less.
     pub fn retry_after(mut self, after: Duration) -> Self {
         self.0.answers.retry_after = after;
         self
     }
 
     /// Removes the names of locks from the answers: there is no member `key` or `keys`, and the
-    /// gRPC message does not name the lock. Use this for names that clients should not learn. It
-    /// does not change the answers of handlers that take locks themselves. There, `Problem` and
-    /// `status` name the lock; `ProblemWithoutKey` and `status_without_key` do not. Default: the
-    /// answers have the names, so that clients know which of their requests excluded each other.
+    /// gRPC message does not name the lock. Use this for names that clients should not learn. This
+    /// option does not change the answers of handlers that take locks themselves. There, `Problem`
+    /// and `status` name the lock; `ProblemWithoutKey` and `status_without_key` do not. Default:
+    /// the answers have the names, so that clients know which of their requests excluded each
+    /// other.
     pub fn hide_key(mut self) -> Self {
         self.0.answers.name_key = false;
         self
     }
 
-    /// Makes the responses to HTTP requests that the layer [refuses or stops](crate#answers), with
-    /// a body, headers and a status of your choice. The layer adds `Retry-After` unless `make` sets
-    /// it. Do not choose a status of success: the client would believe that its request was
-    /// handled. gRPC clients always get a gRPC status. Default: an `application/problem+json`.
+    /// Sets a function that makes the responses to HTTP requests that the layer [refuses or
+    /// stops](crate#answers), with a body, headers and a status of your choice. The layer adds
+    /// `Retry-After` unless `make` sets it. Do not choose a status of success: the client would
+    /// believe that its request was handled. gRPC clients always get a gRPC status. Default: an
+    /// `application/problem+json`.
     ///
     /// ```
     /// use http::Response;
@@ -398,10 +414,10 @@ impl<R> LockLayer<R> {
     }
 
     /// Adds the fencing token of an exclusive lock to the response, in the header
-    /// `lock-fencing-token`. If the handler or an inner layer has set this header, it stays as it
-    /// is. Read locks and permits have no fencing token, so their responses get no header. A layer
-    /// that takes [several locks](Self::all) adds no header either, because the header does not say
-    /// to which lock a token belongs.
+    /// `lock-fencing-token`. If the handler or an inner layer has set this header, the layer does
+    /// not change it. Read locks and permits have no fencing token, so their responses get no
+    /// header. A layer that takes [several locks](Self::all) adds no header either, because the
+    /// header does not say to which lock a token belongs.
     pub fn token_header(mut self) -> Self {
         self.0.token_header = true;
         self
@@ -414,11 +430,11 @@ impl<R> LockLayer<R> {
         self
     }
 
-    /// Sets what happens to a request that takes a lock and may become an upgraded connection. This
-    /// is a request that offers a web socket in the header `Upgrade`, or a CONNECT. The layer
-    /// ignores other values of the header, as HTTP demands. If a handler answers a request with
-    /// such a value with 101, the layer replaces the answer. Default: [`Upgrades::Refuse`], because
-    /// the lock ends with the 101, and the upgraded connection would run without the lock.
+    /// Sets what happens to a request that takes a lock and may become an upgraded connection: a
+    /// request that offers a web socket in the header `Upgrade`, or a CONNECT. The layer ignores
+    /// other values of the header, as HTTP demands. If a handler answers 101 to a request with
+    /// another value, the layer replaces the answer. Default: [`Upgrades::Refuse`], because the
+    /// lock ends with the 101, and the upgraded connection would run without the lock.
     pub fn upgrades(mut self, policy: Upgrades) -> Self {
         self.0.upgrades = policy;
         self

@@ -67,27 +67,39 @@
 //!
 //! # How a request goes
 //!
-//! 1. The [`Key`] finds the name to lock. A request in which it finds none is refused, unless the
-//!    key lets it pass. An OPTIONS request without content always passes without a lock, so a service that
-//!    ignores the method must stand behind one that does not.
-//! 2. The request waits for the lock. Requests are served in the order in which they came, over all processes,
-//!    except that a process may serve its own requests first for a moment (`LOCK_FAIR`). A request waits no longer
-//!    than [`LockLayer::wait`] and the client's own deadline allow. When a client [goes away](#clients-that-go-away),
-//!    its request leaves the line as soon as the server notices.
-//! 3. The handler runs while the lock is held. Code inside that asks for the same lock re-enters it. When the
-//!    lock is lost, the handler is dropped where it stands. Tasks that it has *spawned*, and code that blocks
-//!    without awaiting, are not stopped: pass the fencing token on with every write.
+//! 1. The [`Key`] finds the name to lock. If the key finds no name, the layer refuses the request,
+//!    or lets it pass without a lock if the key says so. An OPTIONS request without content always
+//!    passes without a lock. If your service does not look at the method, reject OPTIONS before
+//!    this layer: otherwise the service does the work without the lock.
+//! 2. The request waits for the lock. Requests get the lock in the order in which they came, over
+//!    all processes. The exception is `LOCK_FAIR`: for a short time, a process may serve its own
+//!    requests first. A request waits at most as long as [`LockLayer::wait`] and the client's own
+//!    deadline allow. If the client [goes away](#clients-that-go-away), the request stops waiting
+//!    as soon as the server notices.
+//! 3. The handler runs while the lock is held. If code inside the handler asks for the same lock,
+//!    it re-enters the lock. If the lock is lost, the layer drops the handler's future, at the
+//!    `.await` that it has reached. Tasks that the handler has *spawned*, and code that blocks
+//!    without awaiting, are not stopped. So send the fencing token with every write.
 //! 4. The lock is kept until the response body ends, or is dropped because the client went away.
-//!    The release comes *before* the client can see the end, so that its next request finds the key
-//!    free. If the lock is lost while the body is sent, the body ends in an error: over HTTP/1 the
-//!    connection is cut, over HTTP/2 the stream is reset.
+//!    The layer releases the lock *before* the client can see the end of the response. So the
+//!    client's next request finds the lock free. If the lock is lost while the body is sent, the
+//!    body ends in an error: over HTTP/1 the connection is cut, over HTTP/2 the stream is reset.
 //!
-//! The lock is taken after `call` and not in `poll_ready`: a service may be ready for hours before it is called,
-//! and a lease would age meanwhile. A request that has to wait for its lock gives back what `poll_ready` had
-//! reserved inside, such as the permit of a `ConcurrencyLimit`, and asks for it again under the lock. So requests
-//! that wait for one key do not keep out those for other keys. A handler that takes further locks may then wait for
-//! a request that waits for that handler's permit; the layer ends this after its wait, with 503. Put such a limit
-//! around this layer instead.
+//! The layer takes the lock in the future that `call` returns, and not in `poll_ready`. The lock
+//! depends on the request. And a service may be ready for hours before it is called: a lock that
+//! was taken in `poll_ready` would be held for all of this time.
+//!
+//! If a request has to wait for its lock, it first gives back what `poll_ready` has reserved in the
+//! inner service, such as the permit of a `ConcurrencyLimit`. It reserves this again when it has
+//! the lock. So requests that wait for one key do not block requests for other keys.
+//!
+//! Put such a limit around this layer, not inside it, if handlers take further locks. Otherwise two
+//! requests can wait for each other:
+//!
+//! 1. Request A has the last permit of the limit. Its handler asks for a second lock.
+//! 2. Request B holds that second lock, and waits under it for a permit of the limit.
+//!
+//! The layer ends this after the wait of request B, with a 503 for request B.
 //!
 //! # Keys
 //!
@@ -102,14 +114,16 @@
 //! | anything in the head of the request | [`Key::from_fn`] |
 //! | nowhere: one request at a time | [`Key::template`] with a constant |
 //!
-//! A handler that extracts a number takes `/orders/12`, `/orders/012` and `/orders/%31%32` for one order. The
-//! keys that read a type have one lock for it; those that take the value as it is have one for each spelling. See
-//! [one thing, one name](Key#one-thing-one-name).
+//! For a handler that extracts a number, `/orders/12`, `/orders/012` and `/orders/%31%32` are one
+//! order. A key that reads a type locks one name for all three. A key that reads no type takes the
+//! text as the name, after percent-decoding, so `12` and `012` are two locks. See [one thing, one
+//! name](Key#one-thing-one-name).
 //!
 //! # Several locks
 //!
-//! [`LockLayer::all`] takes several locks for one request, all or none of them. They are taken in the order of their
-//! names, so requests that name the same things in different orders do not wait for each other in a circle:
+//! [`LockLayer::all`] takes several locks for one request, all or none of them. It takes them in
+//! the order of their names. So two requests that name the same things in different orders do not
+//! wait for each other in a circle:
 //!
 #![cfg_attr(feature = "axum", doc = "```")]
 #![cfg_attr(not(feature = "axum"), doc = "```ignore")]
@@ -168,14 +182,16 @@
 //! # Answers
 //!
 //! When the layer itself answers a request, the body is an `application/problem+json` (RFC 9457)
-//! with `type`, `title`, `status` and `detail`. If the name of the lock is known, it is in `key`. A
-//! layer that takes [several locks](#several-locks) adds `keys`, the names of all of them. In this
-//! case `key` is the name of the lock that was not free, or was lost. `type` is a link to one of
-//! the following sections. The error of the store is in the traces, at debug level.
+//! with `type`, `title`, `status` and `detail`. The `type` is a link to one of the following
+//! sections. If the name of the lock is known, it is in `key`. A layer that takes [several
+//! locks](#several-locks) adds `keys`, the names of all of them. In this case `key` is the name of
+//! the lock that was not free, or was lost. The error of the store is in the traces, at debug
+//! level.
 //!
-//! [`LockLayer::refuse_with`] makes other responses, and [`LockLayer::hide_key`] keeps the names out of them.
-//! Handlers that take locks themselves give the same answers with `Problem` (feature `axum`) and `status`
-//! (feature `tonic`), or without the name with `ProblemWithoutKey` and `status_without_key`.
+//! [`LockLayer::refuse_with`] makes other responses, and [`LockLayer::hide_key`] keeps the names
+//! out of them. Handlers that take locks themselves can give the same answers: with `Problem`
+//! (feature `axum`) and `status` (feature `tonic`), or without the name with `ProblemWithoutKey`
+//! and `status_without_key`.
 //!
 //! A POST with a content type of gRPC or gRPC-Web (`application/grpc`, `application/grpc+proto` and
 //! so on) gets an answer with a gRPC status instead. The message of the status says the same.
@@ -193,9 +209,9 @@
 //!
 //! ### Lock lost
 //!
-//! 503, gRPC UNAVAILABLE: the lock was lost, or [asked back](LockLayer::on_revoke), before the handler had answered. The
-//! handler was stopped, and may have done part of its work. There is no `Retry-After`, because only the client knows
-//! whether the request may be repeated.
+//! 503, gRPC UNAVAILABLE: the lock was lost, or was [asked back](LockLayer::on_revoke), before the
+//! handler had answered. The layer has stopped the handler, which may have done part of its work.
+//! There is no `Retry-After`, because only the client knows whether the request may be repeated.
 //!
 //! ### Deadline passed
 //!
@@ -204,13 +220,13 @@
 //!
 //! ### Lock key
 //!
-//! 400, gRPC INVALID_ARGUMENT: the request does not say what to lock. See [`Key`].
+//! 400, gRPC INVALID_ARGUMENT: the key finds no usable name in the request. See [`Key`].
 //!
 //! ### Lock names
 //!
-//! 503 with `Retry-After`, gRPC RESOURCE_EXHAUSTED: in this period, requests have named as many
-//! different locks as [`LockLayer::max_names`] allows, and this request names a further one. The
-//! handler was not called.
+//! 503 with `Retry-After`, gRPC RESOURCE_EXHAUSTED: this request names a lock that no earlier
+//! request of the period has named, and the period has as many names as [`LockLayer::max_names`]
+//! allows. The handler was not called.
 //!
 //! ### Lock upgrade
 //!
@@ -279,11 +295,11 @@
 //! | `layer.layer(router)`, around a whole router | all | no | no |
 //!
 //! A route of `any(…)` has no methods of its own: use `MethodRouter::layer` there. If the layer
-//! covers the 405, a request with a method that has no handler waits for the lock before it gets
-//! its 405.
+//! covers the 405, a request with a method that has no handler first waits for the lock, and then
+//! gets its 405.
 //!
-//! Put this layer inside the layers that may refuse a request (authentication, limits). Otherwise a
-//! request would wait for its lock before they refuse it.
+//! Put the layers that may refuse a request (authentication, limits) around this layer. Otherwise a
+//! request waits for its lock, and is refused only after that.
 //!
 //! Two layers take two locks. The outer layer takes its lock first. If two routes take the same two
 //! locks in different orders, their requests can wait for each other until a wait is over. To avoid
@@ -292,8 +308,9 @@
 //! # Cancel safety
 //!
 //! When a server notices that the client has gone, it drops the future of the request, or the body
-//! of the response. The layer then drops the handler or the inner body first. After that it leaves
-//! the line, or releases the lock. Nothing is left behind. The same happens when a handler panics.
+//! of the response. The layer then drops the handler or the inner body first. After that, it gives
+//! up the waiting request, or releases the lock. Nothing is left at the store. The same happens
+//! when a handler panics.
 //!
 //! # Clients that go away
 //!
@@ -306,17 +323,16 @@
 //! | a body that is larger than the part that the server reads ahead, and that the handler does not read | when the handler continues to read | at once |
 //! | another request after it (pipelining) | when the first request is answered | |
 //!
-//! With [`LockLayer::read_body_first`], the second case is like the first. In the other cases,
-//! these options end the request: [`LockLayer::wait`], [`LockLayer::max_hold`] and the keep-alive
-//! options of the server. They also end it when the client's machine fails without closing its
-//! connections.
+//! With [`LockLayer::read_body_first`], the second case is like the first. In the other cases, and
+//! when the client's machine fails without closing its connections, these options end the request:
+//! [`LockLayer::wait`], [`LockLayer::max_hold`] and the keep-alive options of the server.
 //!
 //! # Between services
 //!
-//! A service may hold a lock and ask another service to write under it. Then it sends the lock's
-//! fencing token with the request ([`TokenLayer`]). The other service refuses requests with a lower
-//! token than it has seen ([`FenceLayer`]). Its handler writes with the token that it finds in the
-//! extensions of the request:
+//! A service may hold a lock and ask another service to write under it. The first service then
+//! sends the lock's fencing token with the request ([`TokenLayer`]). The other service remembers
+//! the highest token that it has seen, and refuses requests with a lower one ([`FenceLayer`]). Its
+//! handler writes with the token that it finds in the extensions of the request:
 //!
 #![cfg_attr(feature = "axum", doc = "```")]
 #![cfg_attr(not(feature = "axum"), doc = "```ignore")]
@@ -338,11 +354,11 @@
 //!
 //! # Features
 //!
-//! `axum`: `Key::path_as`, `Key::path`, `Key::matched_path`, the same in templates, the extractors `Held` and
-//! `MultiHeld`, and `Problem` and `ProblemWithoutKey` for handlers that take locks themselves. `tonic`: the
-//! functions `status` and `status_without_key`, for the same purpose. No feature changes what the layer does.
-//! Beside `lockcore`, the crate depends on the small crates that tower and hyper are made of, and on a Bloom
-//! filter.
+//! `axum` adds `Key::path_as`, `Key::path`, `Key::matched_path`, the same in templates, and the
+//! extractors `Held` and `MultiHeld`. It also adds `Problem` and `ProblemWithoutKey`, for handlers
+//! that take locks themselves. `tonic` adds the functions `status` and `status_without_key`, for
+//! the same purpose. No feature changes what the layer does. Apart from `lockcore`, the crate
+//! depends on the small crates that tower and hyper are made of, and on a Bloom filter.
 
 // The floors of this crate, from the top. A file uses only files on its own floor or on lower floors, and never in a
 // circle.

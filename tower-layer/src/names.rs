@@ -116,8 +116,8 @@ impl Names {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
     }
 
-    /// Begins the window of `now`, if it is a new window. Returns false while another thread does
-    /// this, which takes less than a millisecond for a million names. Requests in this time pass
+    /// Begins the window of `now`, if it is a new window. Returns false while another thread begins
+    /// it, which takes less than a millisecond for a million names. Requests in this time pass
     /// without being counted.
     fn is_current(&self, now: Duration) -> bool {
         let current = number(now, self.per);

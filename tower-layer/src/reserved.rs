@@ -11,8 +11,8 @@ use tokio::time::timeout;
 use tower_service::Service;
 
 /// A service that is ready. Readiness may have reserved a permit, such as that of a limit. This
-/// keeps the permit only as long as the request does not have to wait. Otherwise requests that wait
-/// for one key would use up the permits that requests for other keys need.
+/// value keeps the permit only as long as the request does not have to wait. Otherwise requests
+/// that wait for one key would use up the permits that requests for other keys need.
 pub(crate) struct Reserved<S> {
     service: S,
     is_ready: bool,

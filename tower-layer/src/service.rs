@@ -51,10 +51,10 @@ where
     type Error = S::Error;
     type Future = ResponseFuture<S::Future, RB, S::Error>;
 
-    /// The lock is not taken here. One reason is that the service may be ready for hours before a
-    /// call. The other is that the lock depends on the request. Readiness may reserve a permit in
-    /// the inner service, for example that of a concurrency limit. If the request has to wait for
-    /// its lock, the permit is given back, and is reserved again under the lock.
+    /// The lock is not taken here, but in the future that `call` returns. The service may be ready
+    /// for hours before a call, and the lock depends on the request. The inner service may reserve
+    /// a permit when it gets ready, for example that of a concurrency limit. If the request has to
+    /// wait for its lock, the permit is given back, and is reserved again under the lock.
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         self.inner.poll_ready(cx)
     }

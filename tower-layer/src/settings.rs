@@ -80,7 +80,8 @@ pub(crate) struct Order {
     /// Whether the client's deadline, and not the layer's wait, ends the wait for the lock.
     pub(crate) deadline_is_the_bound: bool,
     pub(crate) wait: Wait,
-    /// While these live, the request counts as waiting. They are dropped when the lock is taken.
+    /// While these values live, the request counts as waiting. They are dropped when the lock is
+    /// taken.
     pub(crate) waiters: Vec<Waiter>,
 }
 

@@ -1,5 +1,5 @@
-//! The layer for any service, and the types of its answers, for code that has to write the type of
-//! a layer.
+//! The layer for any service, and the types of its answers. You need the names of these types only
+//! to write the type of a layer.
 //!
 //! [`WorkLayer`] locks the requests of a queue's worker, of a client, or of any other service. Do
 //! not make values of the other types: [`WorkLayer::on_busy`] and [`WorkLayer::on_error`] turn
@@ -29,12 +29,12 @@ const READY_WITHIN: Duration = Duration::from_secs(15);
 
 /// Takes a lock for every request of any service: the worker of a job queue, or a client of another service.
 ///
-/// The layer takes the lock after the call, and keeps it until the service's future has ended or
-/// was dropped. The service finds the held lock by [`lockcore::held`]. If the service asks for the
-/// same lock again, it re-enters the lock. When the lock is lost, the future is dropped at its
-/// current `.await`. Before a request waits for its lock, it gives back the permit that the inner
-/// service has reserved for it. Under the lock, it waits until the service is ready again, for at
-/// most [`ready_within`](Self::ready_within).
+/// The layer takes the lock in the future that `call` returns, and keeps it until the service's
+/// future has ended or was dropped. The service finds the held lock by [`lockcore::held`]. If the
+/// service asks for the same lock again, it re-enters the lock. When the lock is lost, the
+/// service's future is dropped, at the `.await` that it has reached. Before a request waits for its
+/// lock, it gives back the permit that the inner service has reserved for it. When it has the lock,
+/// it waits until the service is ready again, for at most [`ready_within`](Self::ready_within).
 ///
 /// Two closures make the answers. [`on_busy`](Self::on_busy) makes the answer to a request that has
 /// not reached the service because others have its lock; such a request can be repeated later.
@@ -149,20 +149,21 @@ impl WorkLayer<()> {
 }
 
 impl<K, B, F> WorkLayer<K, B, F> {
-    /// How long a request waits, under the lock, until the service is ready again, if it had to
-    /// wait for its lock. After that the lock is released, and the request is [given
-    /// back](Self::on_busy). Without a bound there could be a deadlock. A job that keeps the
-    /// service busy may ask for this lock, and so wait for this request, while this request waits
-    /// for the job. Default: 15 s; with [`new`](WorkLayer::new), the time that the client waits for
-    /// locks.
+    /// A request that had to wait for its lock then waits, under the lock, until the service is
+    /// ready again. This is how long it waits for that. After this time the lock is released, and
+    /// the request is [given back](Self::on_busy).
+    ///
+    /// Without this bound there could be a deadlock: a job that keeps the service busy may ask for
+    /// this lock. It would wait for this request, and this request waits for the job. Default: 15
+    /// s; with [`new`](WorkLayer::new), the time that the client waits for locks.
     pub fn ready_within(mut self, wait: impl Into<Wait>) -> Self {
         self.ready_within = wait.into();
         self
     }
 
-    /// How many different names requests may lock in each period of `per`, in this process. A
-    /// request with a further name is [given back](Self::on_busy), without a request to the store.
-    /// Set this where others choose the names:
+    /// How many different names requests may lock in each period of `per`, in this process. When
+    /// the period has `most` names, a request with another name is [given back](Self::on_busy),
+    /// without a request to the store. Set this where others choose the names:
     /// [`LockLayer::max_names`](crate::LockLayer::max_names) has the details, and the cost of a
     /// name at each store. Default: any number.
     ///

@@ -1,5 +1,5 @@
-//! Answers that the service chooses: answers of its own function, answers without the key, and
-//! answers of handlers that take locks themselves.
+//! Tests of answers that the service chooses: answers of its own function, answers without the key,
+//! and answers of handlers that take locks themselves.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml lets tests unwrap, but not their helpers"

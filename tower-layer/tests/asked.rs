@@ -1,5 +1,5 @@
-//! Requests whose lock an operator asks for: with `OnRevoke::Cancel` they are stopped at once, and
-//! otherwise at the end of the grace.
+//! Tests with an operator that asks for the lock of a request. With `OnRevoke::Cancel` the layer
+//! stops the request at once, and otherwise at the end of the grace.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml lets tests unwrap, but not their helpers"
@@ -32,7 +32,8 @@ const NAME: &str = "order:42";
 /// Much longer than a step of a test takes.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Asks for the lock of [`NAME`], as an operator does, and returns when its holder has given it up.
+/// Asks the holder of the lock of [`NAME`] to give it up, as an operator does. Returns when the
+/// holder has given it up.
 async fn ask_for(locks: &Locks, grace: Duration) {
     let holder = locks.inspect(NAME).await.unwrap()[0].ticket;
     let asked = locks.revoke(NAME, holder, grace, "maintenance");
@@ -114,7 +115,7 @@ impl Drop for Work {
     }
 }
 
-/// Begins a request, and asks for its lock when the request has the lock.
+/// Begins a request. When the request has the lock, asks the holder to give the lock up.
 async fn begin_and_ask<F: Future>(operator: &Locks, mut request: Pin<&mut F>, entered: &Notify) {
     let began = async {
         tokio::select! {
@@ -230,7 +231,7 @@ async fn the_lock_is_free_when_the_answer_to_a_stopped_request_arrives() {
     }
 }
 
-/// The lock is valid, so only the check for a request for the lock can end this body.
+/// The lock is valid, so only the check whether the lock was asked back can end this body.
 #[tokio::test]
 async fn a_body_that_is_always_ready_ends_as_soon_as_somebody_asks() {
     let locks = memory();
@@ -356,8 +357,8 @@ async fn the_lock_is_free_when_the_end_of_a_stopped_body_arrives() {
     }
 }
 
-/// Such a body has ended before the head of the response is sent. So it does not hold the lock
-/// while a client stops reading.
+/// A body of at most two parts has ended before the head of the response is sent. So it does not
+/// hold the lock while a client stops reading.
 #[tokio::test]
 async fn a_body_that_is_complete_needs_no_task() {
     let locks = memory();

@@ -1,4 +1,4 @@
-//! The layer in axum, over real connections.
+//! Tests of the layer in axum, over real connections.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml lets tests unwrap, but not their helpers"

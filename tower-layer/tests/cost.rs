@@ -1,4 +1,5 @@
-//! The allocations of a request whose lock is free. These numbers are exact. `benches/layer.rs` measures time.
+//! Tests that count the allocations of a request whose lock is free. These numbers are exact.
+//! `benches/layer.rs` measures time.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml lets tests unwrap, but not their helpers"

@@ -113,8 +113,8 @@ async fn an_equal_token_passes_again_and_each_resource_has_a_fence_of_its_own() 
         ("9", "9223372036854775805", StatusCode::PRECONDITION_FAILED),
         ("9", "999", StatusCode::PRECONDITION_FAILED),
     ] {
-        // A router makes a service for each route, and so does this test. The layer, and not the
-        // service, remembers the tokens.
+        // Each request gets a new service of the layer. The layer, and not the service, remembers
+        // the tokens, so the fence knows the tokens of the earlier requests.
         let status = alone(&fence.clone(), request(account, token)).await;
         assert_eq!(status, expected, "{account} {token}");
     }
@@ -292,8 +292,8 @@ async fn the_service_is_made_ready_again_before_a_request_that_has_waited_is_han
     assert_eq!(waited.status(), StatusCode::OK);
 }
 
-/// If it kept them out, a request that waits for its service could block the request for which its
-/// service waits.
+/// While a request waits for its service, it does not keep requests with higher tokens out.
+/// Otherwise it could block the request for which its service waits.
 #[tokio::test]
 async fn a_request_that_waits_for_its_busy_service_keeps_no_higher_token_out() {
     let fence = fence();

@@ -1,5 +1,5 @@
-//! A writer and the service that it writes to, over real connections: axum by HTTP/1 and HTTP/2, and
-//! tonic.
+//! Tests with a writer and the service that it writes to, over real connections: axum by HTTP/1 and
+//! HTTP/2, and tonic.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml lets tests unwrap, but not their helpers"

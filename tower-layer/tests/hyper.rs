@@ -1,4 +1,4 @@
-//! The layer in a plain server of hyper's, over real connections of HTTP/1 and HTTP/2.
+//! Tests of the layer in a plain server of hyper's, over real connections of HTTP/1 and HTTP/2.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml lets tests unwrap, but not their helpers"
@@ -198,7 +198,7 @@ async fn requests_of_many_connections_never_overlap() {
             move |_| {
                 let (inside, calls) = (Arc::clone(&inside), Arc::clone(&calls));
                 async move {
-                    // The request counts as inside until the end of its body.
+                    // The request counts as inside the handler until the end of its body.
                     streamed(stream::unfold(0, move |part| {
                         let (inside, calls) = (Arc::clone(&inside), Arc::clone(&calls));
                         async move {

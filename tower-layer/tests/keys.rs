@@ -1,5 +1,5 @@
-//! The name of the lock, requests that pass without a lock, and requests that are refused. The tests of path parameters
-//! and matched paths are in `axum`.
+//! Tests of the name of the lock, of requests that pass without a lock, and of requests that are
+//! refused. The tests of path parameters and matched paths are in `axum`.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml lets tests unwrap, but not their helpers"

@@ -1,4 +1,5 @@
-//! Clients are killed while they wait for a lock or hold it. The tests measure the time until the lock is free.
+//! Tests with clients that are killed while they wait for a lock or hold it. The tests measure the
+//! time until the lock is free.
 //!
 //! The layer learns of the end of a client from the server, so the tests are about both. The server
 //! is `axum::serve`, which uses hyper. `cargo test --all-features --test killed -- --nocapture`

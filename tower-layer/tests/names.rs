@@ -1,4 +1,5 @@
-//! The number of different names that requests may lock, and the answer when there are too many.
+//! Tests of the limit on the number of different names that requests may lock, and of the answer to
+//! a request beyond the limit.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml lets tests unwrap, but not their helpers"

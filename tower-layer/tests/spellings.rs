@@ -1,4 +1,5 @@
-//! One id in several spellings, over real connections. The handlers act on the parsed value, so they must not overlap.
+//! Tests with one id in several spellings, over real connections. The handlers act on the parsed
+//! value, so requests with different spellings of one id must not overlap.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml lets tests unwrap, but not their helpers"

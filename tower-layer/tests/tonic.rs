@@ -1,4 +1,4 @@
-//! The layer in a tonic server, called by a tonic client.
+//! Tests of the layer in a tonic server, called by a tonic client.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml lets tests unwrap, but not their helpers"

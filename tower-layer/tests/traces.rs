@@ -1,4 +1,4 @@
-//! The fields and lines that the layers add to the traces.
+//! Tests of the fields and lines that the layers add to the traces.
 //!
 //! This program has only one test, because `tracing` remembers for each place in the code whether a
 //! subscriber listens. If one test reaches such a place while another test begins to listen, the

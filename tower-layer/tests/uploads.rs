@@ -1,4 +1,4 @@
-//! The layer reads the body of a request before it asks for the lock.
+//! Tests with a layer that reads the body of a request before it asks for the lock.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml lets tests unwrap, but not their helpers"

@@ -1,4 +1,5 @@
-//! The layer for services without HTTP. Here the requests are jobs, and the errors are not texts.
+//! Tests of the layer for services without HTTP. Here the requests are jobs, and the errors are
+//! values of the test's own type.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml lets tests unwrap, but not their helpers"

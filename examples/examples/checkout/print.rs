@@ -15,8 +15,8 @@ pub fn heading() {
     ));
 }
 
-/// Prints who got the lock. It is printed while the lock is held, so the lines of all processes are in the order of the
-/// grants.
+/// Prints a sale and its buyer. The buyer prints this line while it holds the lock, so the lines of
+/// all processes are in the order of the grants.
 pub fn sale(buyer: Buyer, ticket: u32, token: FencingToken, waited: Duration) {
     let Buyer {
         process,

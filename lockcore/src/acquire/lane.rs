@@ -15,10 +15,10 @@ use crate::sync::{Mutex, MutexGuard, oneshot};
 
 /// The most hand-overs of one ticket. The low 10 bits of a fencing token count them.
 const MOST_HAND_OVERS: usize = 1_000;
-/// With fewer hand-overs a ticket would not pay: a hand-over in memory takes 1 µs, one at a store
-/// 100 µs.
+/// One ticket may always be handed over this many times, because a hand-over in memory takes 1 µs,
+/// and one at a store 100 µs.
 const FEWEST_HAND_OVERS: usize = 64;
-/// Hand-overs per waiter of a process before the next process is served.
+/// How many hand-overs are allowed for each waiter of a process, before the next process is served.
 ///
 /// Measured with 4 processes of 16 tasks that release at once. With 2 per waiter there are 190,000
 /// hand-overs per second, and the p99 of the wait is 2.6 times its mean. With 60 per waiter there
@@ -43,7 +43,7 @@ pub(super) struct Lane<H> {
     draining: Vec<Tenure>,
     /// The task that asks the store for the next ticket.
     pub(super) leader: Option<Leading>,
-    /// When the store may be asked again, if it has no line and has refused.
+    /// When the leader may ask the store again, if the store has no line and has refused a leader.
     pub(super) pace: Option<Pace>,
     pub(super) line: VecDeque<Waiter<H>>,
     /// How many waiters of `line` have given up since the line was last cleaned.
@@ -87,7 +87,7 @@ pub(super) struct Tenure {
     pub(super) lease: Arc<Lease>,
     pub(super) since: Instant,
     pub(super) users: u32,
-    /// After this many hand-overs other processes are served, however little time has passed.
+    /// After this many hand-overs other processes are served, even if the bound is not reached.
     most_hand_overs: u16,
     /// Rings at the bound, if a task waits.
     pub(super) alarm: Option<Alarm>,
@@ -234,8 +234,8 @@ impl<H> Lane<H> {
         Some(leader.since.after(self.lead_within))
     }
 
-    /// Takes back the parcels that were not collected in time, and ends a leader that is late.
-    /// Their tasks are not polled, and other tasks wait for them.
+    /// Takes back the parcels that were not collected in time, and ends a leader that is late. The
+    /// tasks of these are not polled, and other tasks wait for them.
     pub(super) fn take_back_overdue(&mut self, now: Instant, taken: &mut VecDeque<Next<H>>) {
         self.forget_collected();
         while self.collect_by().is_some_and(|by| by <= now) {
@@ -243,7 +243,8 @@ impl<H> Lane<H> {
                 .given
                 .pop_front()
                 .and_then(|(_, parcel)| parcel.upgrade());
-            // It is dropped after the mutex is free. Its drop gives it to the next waiter.
+            // The caller drops the value of the parcel after the mutex is free. This drop gives the
+            // value to the next waiter.
             taken.extend(overdue.map(|parcel| Next::TakenBack(take(&parcel))));
             self.forget_collected();
         }
@@ -318,8 +319,8 @@ impl<H> Lane<H> {
             alarm: None,
         };
         self.draining.extend(self.current.replace(tenure));
-        // Somebody may have asked for the ticket before the lane knew it. If somebody asks later,
-        // `retire` is called.
+        // Somebody may have asked the holder to give the ticket up before the lane knew of the
+        // ticket. If somebody asks later, `retire` is called.
         if lease.is_asked_back() {
             self.draining.extend(self.current.take());
         }

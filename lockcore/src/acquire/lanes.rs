@@ -74,8 +74,8 @@ pub(crate) enum Handover {
 pub(crate) enum Arrived {
     Given(Handover),
     Waits(Waiting),
-    /// This process holds the lock, or other tasks of it are in front. If it holds the lock, the
-    /// time is how long its lease lasts without another renewal.
+    /// This process holds the lock, or other tasks of this process are in front. If this process
+    /// holds the lock, the time is how long the lease lasts without another renewal.
     Busy(Option<Duration>),
     /// The lane has as many waiters as it may have.
     Crowded,
@@ -145,7 +145,8 @@ impl Lanes {
                 return Arrived::Busy(None);
             }
             if leader.is_some() {
-                // Only the store knows whether there is room for both.
+                // The leader is asking the store. Only the store knows whether it can grant this
+                // request as well.
                 return Arrived::OwnTicket;
             }
         }
@@ -154,7 +155,8 @@ impl Lanes {
             let leader = Leader::new(self, name, exclusive, number);
             return Arrived::Given(Handover::Leader(leader));
         }
-        // A waiter that gave up may be counted twice here. That is exact enough for this bound.
+        // `gone` may count a waiter that gave up twice, so the line may seem shorter than it is.
+        // That is exact enough for this bound.
         if lane.line.len().saturating_sub(lane.gone) >= MOST_TICKETS {
             return Arrived::Crowded;
         }
@@ -192,8 +194,8 @@ impl Lanes {
         })
     }
 
-    /// No further task may use the ticket of this lease. The tasks in line do not wait for its user
-    /// any more.
+    /// No further task may use the ticket of this lease. The tasks in line do not wait any more
+    /// until the present user of the ticket is done.
     pub(crate) fn retire(self: &Arc<Self>, lease: &Arc<Lease>) {
         let now = self.shared.clock.now();
         self.change(&lease.request.name, |lane| {
@@ -248,8 +250,8 @@ impl Lanes {
         }
     }
 
-    /// A ticket of this process is being downgraded. The tasks in line do not wait for a hand-over
-    /// of it any more.
+    /// A ticket of this process is being downgraded. The tasks in line do not wait any more for a
+    /// hand-over of this ticket.
     pub(crate) fn mode_changed(self: &Arc<Self>, lease: &Arc<Lease>) {
         self.change(&lease.request.name, |_| ());
     }
@@ -294,7 +296,7 @@ impl Lanes {
         while let Some(next) = given.pop_front() {
             let (waiter, gift) = match next {
                 Next::Given(waiter, gift) => (waiter, gift),
-                // Its drop gives it to the next waiter.
+                // The drop of the hand-over gives it to the next waiter.
                 Next::TakenBack(handover) => {
                     drop(handover);
                     continue;
@@ -574,8 +576,8 @@ impl Drop for Leader {
             let Some(lane) = state.lanes.get_mut(&self.name) else {
                 break;
             };
-            // Only to a waiter that can use it. A writer cannot use a reader's ticket. A waiter in
-            // another runtime would not get its wake-up.
+            // The ticket goes only to a waiter that can use it. A writer cannot use a reader's
+            // ticket. A waiter in another runtime would not get the wake-up of the ticket.
             let heir = lane.line.front().is_some_and(|heir| {
                 heir.exclusive == self.exclusive && place.is_heard(heir.runtime)
             });
@@ -591,7 +593,7 @@ impl Drop for Leader {
             let mut unsent = None;
             guarded(|| unsent = heir.handover.send(parcel).err());
             let Some(parcel) = unsent else {
-                // Sets the alarm that replaces the heir if it is not polled.
+                // Sets the alarm that replaces the new leader if the new leader is not polled.
                 return lanes.change(&self.name, |_| ());
             };
             if let Some(Handover::Leader(mut leader)) = take(&parcel) {
@@ -607,8 +609,8 @@ impl Drop for Leader {
 
 /// A position in the line of this process. Resolves to the hand-over that the waiter gets.
 ///
-/// If it is dropped before that, it leaves the line. If it is dropped after that, the next waiter
-/// gets the hand-over.
+/// If this value is dropped before it has a hand-over, the waiter leaves the line. If it is dropped
+/// with a hand-over, the next waiter gets that hand-over.
 pub(crate) struct Waiting {
     lanes: Arc<Lanes>,
     name: Name,

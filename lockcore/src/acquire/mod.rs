@@ -99,8 +99,9 @@ impl Budget {
     }
 }
 
-/// Queues with the tasks of this process. Returns the hand-over that this task got, and when.
-/// `None` means that the task takes a ticket of its own.
+/// Waits in the lane of this lock, behind other tasks of the process. Returns the hand-over that
+/// the lane gave to this task, or `None` if the task must take a ticket of its own. The `Instant`
+/// is the last reading of the clock: the start of the acquire, or the end of the wait in the lane.
 async fn in_this_process(
     spec: &Spec<'_>,
     budget: &Budget,

@@ -240,12 +240,14 @@ impl Asked {
     /// correct, or until `by`. The id stays the same. If an earlier attempt was carried out and its
     /// answer was lost, the store finds that ticket by the id and makes no second ticket.
     ///
-    /// `by` is the limit for a store that does not answer. The time that the request waits at the
-    /// gate does not count towards `by`, because the store is working on other requests. It counts
-    /// only towards `give_up`, the end of the caller's time. `Waiting` means that `give_up` came
-    /// while the request waited at the gate.
+    /// A request waits at the gate of its connection while too many requests of this process are in
+    /// flight: see `client::gate`. `by` is the limit for a store that does not answer. The wait at
+    /// the gate does not count towards `by`, because the store is working on other requests. It
+    /// counts only towards `give_up`, the end of the caller's time. `Waiting` means that `give_up`
+    /// came while the request waited at the gate.
     ///
-    /// `now` is a reading of the clock, if nothing was awaited since it was taken.
+    /// `now` is the present time, if the caller has read the clock and has awaited nothing since.
+    /// It saves a reading of the clock.
     async fn ask(
         &mut self,
         shared: &Arc<Shared>,
@@ -398,8 +400,8 @@ impl Asked {
         }
     }
 
-    /// Turns an error of the store into an error for the caller. If any attempt may have been
-    /// carried out, the outcome is unknown, whatever the last error was.
+    /// Turns an error of the store into an error for the caller. If the store may have carried out
+    /// any of the attempts, the outcome is unknown, whatever the last error was.
     fn failed(&self, lease: &Lease, error: StoreError) -> Error {
         let perhaps_carried_out = lease.is_ambiguous() || self.asking.is_some();
         if perhaps_carried_out {

@@ -18,7 +18,7 @@ pub(crate) struct Spec<'a> {
     pub(crate) ttl: Duration,
     pub(crate) renew: bool,
     pub(crate) owner: &'a Arc<str>,
-    /// Whether it has a `min_hold`, a `max_hold`, or an owner text of its own.
+    /// Whether the lock has a `min_hold`, a `max_hold`, or an owner text of its own.
     pub(crate) limited: bool,
     pub(crate) reentrant: bool,
     pub(crate) on_lost: OnLost,
@@ -34,8 +34,8 @@ impl Spec<'_> {
     }
 
     /// Whether a ticket of this lock can be handed over between the tasks of this process. This is
-    /// not possible if the lease is not renewed, or if it has limits or an owner text of its own.
-    /// It is not possible for semaphores, because their permits are counted at the store.
+    /// not possible if the lease is not renewed, or if the lock has limits or an owner text of its
+    /// own. It is not possible for semaphores either, because the store counts their permits.
     pub(crate) fn is_shareable(&self) -> bool {
         let local = matches!(self.client.shared.defaults.fair, Fair::Local(_));
         local && self.capacity == FULL && self.renew && !self.limited

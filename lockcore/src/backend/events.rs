@@ -79,20 +79,19 @@ impl EventSink {
         }
     }
 
-    /// The same, for a client whose locks have this ttl by default.
+    /// Sets the ttl that locks of the client have by default.
     pub(crate) fn with_default_ttl(mut self, ttl: Duration) -> Self {
         self.default_ttl = ttl;
         self
     }
 
-    /// The same, for a client whose operations may take this long.
+    /// Sets how long an operation of the client may take.
     pub(crate) fn with_op_timeout(mut self, op_timeout: Duration) -> Self {
         self.op_timeout = op_timeout;
         self
     }
 
-    /// The same, with the timer of a client: it works without the timers of the connection's
-    /// runtime.
+    /// Sets the timer of a client. It works without the timers of the connection's runtime.
     pub(crate) fn with_timer(mut self, timer: Timer) -> Self {
         self.timer = timer;
         self
@@ -136,9 +135,9 @@ impl EventSink {
         self.tell(News::Granted(wake));
     }
 
-    /// Says that a ticket that waits may be granted after this time, and that the store will send
-    /// no wake-up. The core renews the ticket at that time, or after 100 ms if that is later.
-    /// Otherwise this is the same as [`recheck_in`](super::Enqueued::Waiting). The core also renews
+    /// Reports that a waiting ticket may be granted after this time, and that the store will send
+    /// no wake-up for it. The core renews the ticket at that time, or after 100 ms if that is
+    /// later. The meaning is that of [`recheck_in`](super::Enqueued::Waiting). The core also renews
     /// a ticket that holds, so a store calls this when a ticket is [asked
     /// back](super::Connection::ask_back).
     pub fn recheck(&self, id: Id, after: Duration) {

@@ -7,9 +7,9 @@
 //! > capacity. A grant lasts until release or expiry; no later computation takes it back.
 //!
 //! All tickets of a name have the same capacity, and this capacity counts. If a capacity is
-//! [stored](Resize) for the name, the stored one counts instead. When the capacity becomes smaller,
-//! tickets that hold keep their permits. The next waiter is granted when its permits fit into the
-//! smaller capacity.
+//! [stored](Resize) for the name, the stored capacity counts instead. When the capacity becomes
+//! smaller, tickets that hold keep their permits. The next waiter is granted when its permits fit
+//! into the smaller capacity.
 //!
 //! [`Queue`](queue::Queue) is that rule as plain code. A store adds storage for the tickets and a
 //! way to wake clients. Beside the rule, a store must guarantee three things:
@@ -101,8 +101,8 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// more; the core then opens another one.
     fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>>;
 
-    /// A hint for the case that [`connect`](Self::connect) got no answer in time: another possible reason. It is
-    /// appended to the error message.
+    /// A possible reason why [`connect`](Self::connect) got no answer in time, in addition to the
+    /// usual ones. It is appended to the error message.
     fn silence(&self) -> &'static str {
         ""
     }
@@ -161,14 +161,15 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
         unsupported("list the names in use")
     }
 
-    /// Asks the client of a ticket to give the ticket up. Returns whether the ticket is there.
+    /// Asks the holder of a ticket to give the ticket up. Returns whether the ticket is there.
     ///
-    /// Stores `ask` behind the [owner](Request::owner) of the ticket, after a line break, in place
-    /// of an earlier ask. From then on, a renewal of the ticket answers [`Renewed::AskedBack`] if
-    /// the ticket holds. A renewal that follows another one within a third of the ttl may answer
-    /// [`Renewed::Granted`] all the same. [`inspect`](Self::inspect) returns the owner with the
-    /// ask. If the store can send messages, it sends [`EventSink::recheck`] to the client of the
-    /// ticket, so that this client renews at once. Everything else about the ticket stays as it is.
+    /// Stores `ask`, the ask-back, after the [owner](Request::owner) of the ticket and a line
+    /// break. It replaces an earlier ask-back. After that, a renewal of the ticket answers
+    /// [`Renewed::AskedBack`] if the ticket holds. A renewal that follows another one within a
+    /// third of the ttl may answer [`Renewed::Granted`] all the same. [`inspect`](Self::inspect)
+    /// returns the owner with the ask-back. If the store can send messages, it sends
+    /// [`EventSink::recheck`] to the client of the ticket, so that this client renews at once.
+    /// Everything else about the ticket stays as it is.
     ///
     /// `ask` has no line break, and at most 200 bytes.
     ///
@@ -182,17 +183,18 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     /// [`Enqueued::Granted`] or [`Enqueued::Gone`].
     ///
     /// In one atomic step, the ticket gets the [id](Request::id), the [owner](Request::owner) and
-    /// the [ttl](Request::ttl) of the new request. The ttl counts from now. From then on, the store
-    /// sends the wake-ups of the ticket to this connection. The number, the permits and the
-    /// position of the ticket stay, and so does an [ask](Self::ask_back) behind its owner. The id
-    /// that the ticket had before names no ticket any more. If the ticket has the new id already,
-    /// an earlier attempt has succeeded, and this one renews the ticket.
+    /// the [ttl](Request::ttl) of the new request. The ttl counts from now. After this step, the
+    /// store sends the wake-ups of the ticket to this connection. The ticket keeps its number, its
+    /// permits and its position. If somebody has [asked the ticket back](Self::ask_back), the store
+    /// keeps this ask-back after the new owner. The earlier id names no ticket any more. If the
+    /// ticket has the new id already, an earlier attempt has succeeded, and this attempt renews the
+    /// ticket.
     ///
     /// The answer is `Gone`, and nothing has changed, in these cases:
     ///
     /// - There is no such ticket, or it has expired, or it waits.
     /// - Its number, its permits or its capacity are not those of the adoption.
-    /// - The release of the new id came first.
+    /// - The release of the new id has arrived before this adoption.
     ///
     /// By default this is refused: see [`Capability::adopts`].
     fn adopt(&self, adoption: Arc<Adoption>) -> Answer<Enqueued> {
@@ -318,8 +320,8 @@ pub enum Enqueued {
         /// The capacity of the oldest live ticket, or the stored one.
         in_use: u32,
     },
-    /// The release of this ticket came first, or an earlier request took the ticket and it has
-    /// expired since. The store keeps no ticket.
+    /// The release of this ticket has arrived before the enqueue. Or an earlier enqueue with this
+    /// id took the ticket, and the ticket has expired since. The store keeps no ticket.
     Gone,
 }
 
@@ -333,11 +335,12 @@ pub enum Renewed {
         /// The ttl that the store gave, from the moment that the request was sent.
         valid_for: Duration,
     },
-    /// The ticket holds, and its client was asked to give it up: see [`Connection::ask_back`].
+    /// The ticket holds, and was asked back: see [`Connection::ask_back`].
     AskedBack {
         /// The ttl that the store gave, from the moment that the request was sent.
         valid_for: Duration,
-        /// How much time the client has from when it learns of the request: [`AskedBack::grace`].
+        /// How much time the client has, from when it learns that the ticket was asked back:
+        /// [`AskedBack::grace`].
         grace: Duration,
     },
     /// The ticket stands in line.
@@ -410,7 +413,7 @@ pub enum Released {
 pub struct Wake {
     /// The ticket that is granted.
     pub id: Id,
-    /// Its number. A wake-up with another number grants nothing.
+    /// The number of the ticket. A wake-up with another number grants nothing.
     pub ticket: u64,
 }
 

@@ -14,18 +14,19 @@ use crate::request::Id;
 pub struct TicketInfo {
     /// The number of the ticket.
     pub ticket: u64,
-    /// Whether it holds its permits. If not, it waits.
+    /// Whether the ticket holds its permits. If not, it waits.
     pub granted: bool,
-    /// The number of its permits.
+    /// The number of permits that the ticket holds or waits for.
     pub permits: u32,
-    /// The capacity that counts for it: the one that is [stored](crate::Semaphore::resize) for the name, or else that of
-    /// its request.
+    /// The capacity that counts for the ticket: the capacity that is
+    /// [stored](crate::Semaphore::resize) for the name, or else the capacity in the ticket's
+    /// request.
     pub capacity: u32,
-    /// How long it lives without a renewal.
+    /// How long the ticket lives without a renewal.
     pub remaining: Duration,
     /// How long ago the ticket was requested, if the store can tell. A waiter has waited for all of
-    /// this time; a holder may have waited for a part of it. The clocks of two servers or machines
-    /// are compared for it, so it is for people to read, and not for decisions.
+    /// this time; a holder may have waited for a part of it. The store compares the clocks of two
+    /// servers or machines for this. So show the time to people, and do not base decisions on it.
     pub age: Option<Duration>,
     /// The client that asked: `host/pid/client`. The library sets this.
     pub owner: String,
@@ -35,17 +36,18 @@ pub struct TicketInfo {
     /// How many tasks wait in memory until this ticket is handed over to them. These are tasks of
     /// the inspecting client. The waiting tasks of other clients are not known.
     pub local_waiters: u32,
-    /// The request to give it up, if there is one: [`Locks::revoke`](crate::Locks::revoke).
+    /// What the holder was asked, if somebody has asked it to give the lock up:
+    /// [`Locks::revoke`](crate::Locks::revoke).
     pub asked_back: Option<AskedBack>,
-    /// The id of the request. It is not shown, because everybody who knows it can release the
+    /// The id of the ticket. It is not shown, because everybody who knows it can release the
     /// ticket.
     id: Option<Id>,
 }
 
 impl TicketInfo {
-    /// A ticket as a store found it. `owner` is the owner of its
-    /// [request](crate::backend::Request::owner), together with the ask that may be [stored behind
-    /// it](crate::backend::Connection::ask_back).
+    /// A ticket as the store shows it. `owner` is the owner of its
+    /// [request](crate::backend::Request::owner), together with the ask-back that may be [stored
+    /// after it](crate::backend::Connection::ask_back).
     #[must_use]
     pub fn new(
         ticket: u64,
@@ -78,15 +80,16 @@ impl TicketInfo {
         }
     }
 
-    /// The same, with the [id](crate::backend::Request::id) of its request. Without it,
-    /// [`Locks::force_release`](crate::Locks::force_release) and [`Locks::revoke`](crate::Locks::revoke) are refused.
+    /// Adds the [id](crate::backend::Request::id) of the ticket. For a ticket without an id, the
+    /// client refuses [`Locks::force_release`](crate::Locks::force_release) and
+    /// [`Locks::revoke`](crate::Locks::revoke).
     #[must_use]
     pub fn with_id(mut self, id: Id) -> Self {
         self.id = Some(id);
         self
     }
 
-    /// The same, with the time that has passed since it was requested.
+    /// Adds the time that has passed since the ticket was requested.
     #[must_use]
     pub fn with_age(mut self, age: Duration) -> Self {
         self.age = Some(age);
@@ -98,10 +101,11 @@ impl TicketInfo {
     }
 }
 
-/// Separates the owner of a ticket from the request to give it up. No owner contains it.
+/// Separates the owner of a ticket from the ask-back. No owner contains this character.
 pub(super) const ASK: char = '\n';
 
-/// A request to give a lock up: see [`Locks::revoke`](crate::Locks::revoke).
+/// A request to the holder of a lock to give the lock up: see
+/// [`Locks::revoke`](crate::Locks::revoke).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AskedBack {
@@ -109,7 +113,7 @@ pub struct AskedBack {
     pub by: String,
     /// Why, as the caller has said. Empty if the store could not tell.
     pub why: String,
-    /// How much time the holder has, from when it learns of the request.
+    /// How much time the holder has, from when its client learns of the request.
     pub grace: Duration,
 }
 
@@ -130,15 +134,15 @@ impl AskedBack {
         Some(Self::new(by, why, grace))
     }
 
-    /// The grace of the ask behind an owner, if there is an ask.
+    /// The grace of the ask-back that is stored after an owner, if there is one.
     pub(super) fn grace_behind(owner: &str) -> Option<Duration> {
         let (_, ask) = owner.split_once(ASK)?;
         Self::parse(ask).map(|ask| ask.grace)
     }
 }
 
-/// The form in which it is stored: the grace in ms, the client, and the reason. Scripts read the
-/// grace.
+/// The form in which the store keeps an ask-back: the grace in ms, the client, and the reason.
+/// Scripts read the grace.
 impl fmt::Display for AskedBack {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} {}", self.grace.as_millis(), self.by, self.why)
@@ -210,7 +214,8 @@ impl NameInUse {
         Self { name, is_whole }
     }
 
-    /// The name that this [key](crate::backend::Name::key) was made from. `None` for the key of something else.
+    /// The name that this [key](crate::backend::Name::key) was made from. `None` if the key was not
+    /// made from a name.
     #[cfg_attr(
         not(any(feature = "redis", feature = "sqlite", feature = "zookeeper")),
         allow(dead_code, reason = "memory keeps no keys")

@@ -66,8 +66,8 @@ impl Shared {
     }
 
     /// Releases tickets in one request. The time limit of the request counts from `now`. Fails if
-    /// the gate has not let it pass by `turn_by`, or if it has not been answered within one
-    /// operation timeout.
+    /// the request has not passed the gate by `turn_by`, or if the store has not answered within
+    /// one operation timeout.
     pub(crate) async fn release(
         self: &Arc<Self>,
         whose: Where,

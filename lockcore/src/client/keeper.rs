@@ -1,7 +1,7 @@
 //! The keeper: one thread per client. It renews the tickets that the process holds or waits for,
-//! reports a lease that has run out, rings alarms, and cleans up after dropped futures and guards.
-//! It has a small runtime and a connection of its own. So users may block their runtimes, pause
-//! their clocks or shut them down, and no lease is lost by that.
+//! reports a lease that has run out, wakes the tasks whose alarm is due, and cleans up after
+//! dropped futures and guards. It has a small runtime and a connection of its own. So users may
+//! block their runtimes, pause their clocks or shut them down, and no lease is lost by that.
 //!
 //! Taking tickets is in `acquire`, connections are in `supervise`, and the list of due work is in `table`.
 
@@ -141,9 +141,10 @@ async fn keep(shared: &Arc<Shared>) {
                         Stage::Held | Stage::Kept { .. } if sessions => {
                             shared.clean_up(Cleanup::of(&lease));
                         }
-                        // Somebody waits for this ticket, so it is released at once and not left to
-                        // the store's clock. If the user releases it as well, the store answers
-                        // that it does not have the ticket.
+                        // The ticket was asked back, and somebody waits for the lock. So the keeper
+                        // releases the ticket at once, and does not leave its end to the store's
+                        // clock. If the user releases it as well, the store answers that it does
+                        // not have the ticket.
                         Stage::Held | Stage::Kept { .. } if reason == LostReason::Revoked => {
                             shared.clean_up(Cleanup::of(&lease));
                         }

@@ -33,8 +33,8 @@ pub(crate) struct Lease {
     deadline: AtomicU64,
     /// The deadline never lies beyond this (`max_hold`).
     hold_until: AtomicU64,
-    /// When the holder must have given the ticket up, because somebody asks for it: nanoseconds of
-    /// the lease clock. 0 if nobody does.
+    /// When the holder must have given the ticket up, because it was asked back: nanoseconds of the
+    /// lease clock. 0 if the ticket was not asked back.
     give_up_at: AtomicU64,
     /// Why the lease is lost, as [`reason_code`]. It is written before the deadline becomes
     /// [`LOST`].
@@ -153,9 +153,9 @@ impl Lease {
         self.deadline.fetch_min(until, Ordering::SeqCst);
     }
 
-    /// Somebody asks for the ticket: its holder must give it up by `until`. The answer to each
-    /// later renewal repeats this, and the end computed from that answer is later. So only an
-    /// earlier end counts. Returns whether this was the first call.
+    /// The ticket was asked back, and its holder must give it up by `until`. The answer to each
+    /// later renewal repeats the ask-back. The end that is computed from a later answer is later,
+    /// so only an earlier end counts. Returns whether this was the first call.
     pub(crate) fn ask_back(&self, until: Instant) -> bool {
         let order = Ordering::SeqCst;
         let nanos = until.as_nanos();
@@ -167,7 +167,7 @@ impl Lease {
         before == Ok(0)
     }
 
-    /// Whether somebody asks for the ticket.
+    /// Whether the ticket was asked back.
     pub(crate) fn is_asked_back(&self) -> bool {
         self.give_up_at.load(Ordering::SeqCst) != 0
     }
@@ -197,8 +197,8 @@ impl Lease {
         (self.permits.compare_exchange(old, new, order, order)).is_ok()
     }
 
-    /// The permits that the ticket is to have. The store may count more until it has acknowledged
-    /// this.
+    /// The permits that the ticket should have. While the ticket is being made smaller, the store
+    /// may count more permits, until it has acknowledged the smaller number.
     pub(crate) fn permits(&self) -> u32 {
         (self.permits.load(Ordering::SeqCst) >> 32) as u32
     }
@@ -213,7 +213,7 @@ impl Lease {
         Duration::from_nanos(self.ttl.load(Ordering::SeqCst))
     }
 
-    /// The longest validity that a renewal can give.
+    /// The longest time for which a renewal can make the lease valid.
     pub(crate) fn longest(&self) -> Duration {
         let ttl = self.ttl();
         ttl.saturating_sub(drift(ttl))

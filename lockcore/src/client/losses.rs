@@ -36,11 +36,11 @@ impl Shared {
         }
     }
 
-    /// Somebody asks for a ticket that is held here. The lease ends when `grace` is over. From now
-    /// on no other task of this process gets the ticket.
+    /// A ticket that this process holds was asked back. The lease ends when `grace` is over. From
+    /// now on no other task of this process gets the ticket.
     ///
-    /// The grace begins at this call and not when somebody asked for the ticket. So a holder whose
-    /// client learns of the request late has the same time.
+    /// The grace begins at this call, and not when the ask-back was stored. So a holder whose
+    /// client learns of the ask-back late has the same time.
     pub(super) fn asked_back(self: &Arc<Self>, lease: &Arc<Lease>, grace: Duration) {
         let first = lease.ask_back(self.clock.now().after(grace));
         if !first {

@@ -86,8 +86,8 @@ impl Shared {
     }
 
     /// Reports what the store has answered to renewals. A ticket counts as refused when its renewal
-    /// fails twice in a row. The first failure alone does not count, because it may be about an
-    /// earlier request that was cut off.
+    /// fails twice in a row. The first failure alone does not count, because it may only mean that
+    /// an earlier request for the ticket, such as its enqueue, was interrupted.
     pub(crate) fn renewals_answered(&self, leases: &[Arc<Lease>], answers: &[Renewed]) {
         let mut accepted = false;
         for (lease, answer) in leases.iter().zip(answers) {

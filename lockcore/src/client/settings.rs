@@ -12,7 +12,8 @@ pub(crate) struct Settings {
     pub(crate) clock: Clock,
     pub(crate) namespace: Namespace,
     pub(crate) op_timeout: Duration,
-    /// The address of the store, for messages and for telling stores apart. Empty if none was given.
+    /// The address of the store. Messages name it, and the client uses it to distinguish stores.
+    /// Empty if none was given.
     pub(crate) place: String,
     /// The owner that log lines name.
     pub(crate) owner: Arc<str>,

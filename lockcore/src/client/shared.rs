@@ -1,6 +1,7 @@
-//! The state that handles, guards, connections and the keeper's thread share: the table under its
-//! mutex, the clock, and the way to the store. The mutex is held for a few map operations at a time
-//! and never across an await. The files beside this one work on this state, one job each.
+//! The shared state of a client: the table under its mutex, the clock, and the way to the store. It
+//! belongs to the client's handles, guards, connections and keeper thread together. The mutex is
+//! locked for a few map operations at a time, and never across an await. Each of the other files in
+//! this folder does one job with this state.
 
 use std::sync::{Arc, OnceLock, PoisonError, Weak};
 use std::time::Duration;
@@ -28,7 +29,8 @@ use crate::sync::{Mutex, MutexGuard, Notify};
 pub(super) const FORKED: &str =
     "this client was made before a fork, in the parent process; make another in the child";
 
-/// The state that handles, guards, connections and the keeper's thread share.
+/// The state that belongs to the handles, the guards, the connections and the keeper thread of a
+/// client together.
 pub(crate) struct Shared {
     pub(crate) backend: Arc<dyn Backend>,
     /// The promises of the backend. They never change. They are kept here because each acquire
@@ -76,7 +78,7 @@ pub(crate) trait LeaseObserver: Send + Sync {
     /// A lease is over. The tasks that wait for its ticket need not wait until its user ends.
     fn lost(self: Arc<Self>, lease: &Arc<Lease>);
 
-    /// Somebody asks this process to give up a ticket: no further task may use the ticket.
+    /// A ticket of this process was asked back: no further task may use the ticket.
     fn asked_back(self: Arc<Self>, lease: &Arc<Lease>);
 
     /// A ticket was granted and its task did not collect it: the keeper is giving the ticket back.
@@ -208,8 +210,9 @@ impl Shared {
         }
     }
 
-    /// A connection is lost, and perhaps the store's data too. From now on this process hands a
-    /// ticket over only after the store has answered that the ticket exists.
+    /// Begins a new epoch, because a connection is lost, and perhaps the store's data too. In a new
+    /// epoch, a task hands a ticket over only after the store has confirmed that the ticket exists.
+    /// All watched counters are read again, because pushes may have been lost.
     pub(crate) fn suspect(&self) {
         self.epoch.fetch_add(1, Ordering::SeqCst);
         self.watches.gap();

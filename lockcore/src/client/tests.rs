@@ -108,7 +108,7 @@ async fn a_waiter_rechecks_when_it_is_told_to_and_not_too_often() {
     let forged = told(Stage::Waiting, Duration::ZERO);
     assert_eq!(forged, Some(clock.now().after(LEAST_RECHECK)));
     assert_eq!(told(Stage::Waiting, Duration::MAX), Some(in_line));
-    // A held ticket is rechecked too, because somebody may ask for it.
+    // A held ticket is rechecked too, because it may have been asked back.
     assert_eq!(told(Stage::Held, soon), Some(clock.now().after(soon)));
     assert_eq!(told(Stage::Leaving, soon), Some(in_line));
 

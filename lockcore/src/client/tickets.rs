@@ -162,8 +162,8 @@ impl Shared {
         self.wake_keeper_at(table, due);
     }
 
-    /// The store asks the client to query a ticket again after `after`: because a waiter gets no
-    /// wake-up, or because somebody asks the holder for the ticket.
+    /// The store asks the client to recheck a ticket after `after`: because a waiter gets no
+    /// wake-up, or because the ticket was asked back.
     pub(crate) fn recheck(&self, id: Id, after: Duration) {
         self.ask_at(id, self.clock.now().after(after.max(LEAST_RECHECK)));
     }

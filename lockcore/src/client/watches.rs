@@ -141,7 +141,8 @@ async fn follow(shared: Arc<Shared>, watched: Arc<Watched>) {
                     is_watched = false;
                     let by = shared.clock.now().after(shared.op_timeout);
                     let verb = |verbs: &dyn Connection, _| verbs.unwatch(name.clone());
-                    // If this fails, the store pushes changes for a while, and they are ignored.
+                    // If the request fails, the store pushes changes for a while, and they are
+                    // ignored.
                     let _ = shared.operate(Where::Keeper, by, verb).await;
                 }
                 if shared.watches.remove_unused(&watched) {

@@ -5,7 +5,7 @@
 //! Each write makes the store push to the observers. A push carries no state, so a push that is
 //! late, lost or doubled does no harm. `client/watches` reads the value after every push and every
 //! gap, and the newest value is that of the last leader. A leader that dies writes nothing. So the
-//! observer looks again when the lease that it has seen ends.
+//! observer reads the tickets again when the lease that it has seen ends.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,8 +19,8 @@ use crate::name::Name;
 use crate::pauses::Pauses;
 use crate::value::LockValue;
 
-/// A lease may be shown by the store for a moment after its end. The observer looks again this long
-/// after the end.
+/// The store may show a lease for a moment after its end. So the observer reads the tickets this
+/// long after the end.
 const AFTER_ITS_END: Duration = Duration::from_millis(100);
 
 /// Follows an election: see [`Election::observe`](super::Election::observe).
@@ -39,7 +39,7 @@ pub struct Leaders {
     following: Following,
     /// The newest value that was read.
     read: Option<Counted>,
-    /// When to look at the tickets again. A time in the past means at once.
+    /// When to read the tickets again. A time in the past means at once.
     look_at: Instant,
     pauses: Pauses,
     /// The answer that was returned last.
@@ -66,16 +66,16 @@ impl Leaders {
     /// the present leader. A leader that writes another value is returned again.
     ///
     /// Returns `None` if nobody leads. A leader that has died counts until its lease ends;
-    /// ZooKeeper notices this up to one ttl later. A store may lose the value of a leader and keep
-    /// its lock: a Redis that fails over, and any store if nobody has read or written the value for
-    /// a day. Then this returns `None` until a leader writes.
+    /// ZooKeeper notices the end up to one ttl later. A store may lose the value of a leader and
+    /// keep its lock: a Redis that fails over, and any store if nobody has read or written the
+    /// value for a day. In this case the call returns `None` until a leader writes.
     /// [`run_as_leader`](super::Election::run_as_leader) reads the value four times a day, so that
     /// the store keeps it.
     ///
     /// If several leaders follow each other quickly, only the last of them may be returned. The
     /// last is always returned in the end, even after a lost connection, and even if the observer
-    /// is slow. If the store is down, this waits until the store is back. Meanwhile the leader that
-    /// was returned last may be gone.
+    /// is slow. If the store is down, the call waits until the store is back. Meanwhile the leader
+    /// that was returned last may be gone.
     ///
     /// # Errors
     ///
@@ -93,7 +93,7 @@ impl Leaders {
             if let Some(news) = shared.by(self.look_at, self.following.next()).await {
                 self.learn(news?);
             }
-            // If the future is dropped below, the next call looks at once.
+            // If the future is dropped below, the next call reads the tickets at once.
             self.look_at = Instant::from_nanos(0);
             let leads = match self.leads().await {
                 Ok(leads) => leads,
@@ -112,14 +112,14 @@ impl Leaders {
         }
     }
 
-    /// Reads which ticket holds, and computes when to look again.
+    /// Reads which ticket holds, and computes when to read the tickets again.
     async fn leads(&mut self) -> Result<Option<Written>, Error> {
         let name = self.name.as_ref().map_err(Error::clone)?;
         let clock = &self.locks.0.shared.clock;
         let asked = clock.now();
         let places = self.locks.0.shared.inspect(name).await?;
         let Some(holder) = places.iter().find(|place| place.granted) else {
-            // No further look is needed, because the next leader writes its value.
+            // The tickets need not be read again, because the next leader writes its value.
             self.look_at = Instant::FAR_FUTURE;
             return Ok(None);
         };
@@ -132,8 +132,8 @@ impl Leaders {
         if let Some(written) = known.filter(|written| of_holder(written)) {
             return Ok(Some(written.clone()));
         }
-        // The holder has written since, and the news is in flight. Or it has not written yet, and
-        // will write.
+        // The holder has written its value since the last read of the value, and the push is in
+        // flight. Or the holder has not written yet, and will write.
         let read = self.value.read().await?;
         self.learn(read);
         let known = self.read.as_ref().and_then(|read| read.written.as_ref());
@@ -150,7 +150,7 @@ impl Leaders {
     }
 }
 
-/// Whether the next look may succeed.
+/// Whether the next attempt may succeed.
 fn is_passing(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown)
 }

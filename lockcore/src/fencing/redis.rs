@@ -50,9 +50,10 @@
 
 /// Lua to put at the beginning of a script. It defines `fence(key, token, keep_ms)`.
 ///
-/// The function returns true when the token has passed, and raises the fence to the token. It
-/// returns false when a higher token has passed before. Call it before the first write of the
-/// script.
+/// The function returns true when the token has passed: it is equal to the highest token so far, or
+/// higher. Then the fence keeps it as the highest. The function returns false when a higher token
+/// has passed before. Call it before the first write of the script, because a script that stops has
+/// no rollback.
 ///
 /// `key` is the key of the fence, and `token` is the text of a
 /// [`FencingToken`](crate::FencingToken). A text that is not a token stops the script with an

@@ -84,8 +84,8 @@
 //!
 //! # A table of fences
 //!
-//! This is for a write that has no single row for the token. [`FENCES`] makes the table, and
-//! [`PASS`] is the first statement of the transaction.
+//! Use a table of fences for a write that has no single row for the token. [`FENCES`] makes the
+//! table, and [`PASS`] is the first statement of the transaction.
 //!
 //! ```
 //! use lockcore::fencing::sql::{FENCES, PASS};
@@ -136,14 +136,15 @@
 /// A row stays until somebody deletes it. Delete the rows of resources that nobody will write to any more.
 pub const FENCES: &str = include_str!("sql/fences.sql");
 
-/// Lets a token pass the fence of a resource, and raises the fence to it. For PostgreSQL and SQLite. Arguments: `$1` is
-/// the name of the resource (for example the name of the lock), and `$2` is
+/// Lets a token pass the fence of a resource if no higher token has passed before, and raises the
+/// fence to the token. For PostgreSQL and SQLite. Arguments: `$1` is the name of the resource (for
+/// example the name of the lock), and `$2` is
 /// [`FencingToken::as_i64`](crate::FencingToken::as_i64).
 ///
 /// Rows affected: 1 means that the token has passed; **0 means that it is refused**, and the
-/// transaction must be rolled back. Run this as the first statement in the transaction of the
-/// write. The row stays locked until the transaction ends. So a write under another token comes
-/// wholly before or wholly after this transaction.
+/// transaction must be rolled back. Run this statement first in the transaction of the write. The
+/// row stays locked until the transaction ends. So a write under another token comes wholly before
+/// or wholly after this transaction.
 ///
 /// MySQL and MariaDB need two statements instead, and the flag `CLIENT_FOUND_ROWS`. The number of
 /// rows of the second statement is the result:

@@ -10,16 +10,17 @@ use crate::client::tracked::Cleanup;
 use crate::clock::Instant;
 use crate::error::Error;
 
-/// A ticket that is to have fewer permits than the store counts, because the last writer has ended
-/// or some permits were given back. If the store has not acknowledged this when the value is
-/// dropped, for whatever reason, the keeper asks the store again.
+/// A ticket that should have fewer permits than the store counts, because the last writer has ended
+/// or some permits were given back. If this value is dropped before the store has acknowledged the
+/// smaller number, the keeper asks the store again.
 pub(super) struct Shrinking<'a>(pub(super) &'a Held);
 
 impl Shrinking<'_> {
     pub(super) async fn ask(self) -> Result<(), Error> {
         let held = self.0;
         let to_have = held.lease().permits();
-        // The hold has changed in this process already, and no answer of the store undoes that.
+        // The hold has changed in this process already, and no answer of the store undoes this
+        // change.
         held.renew().await.map_err(Error::unavailable_if_config)?;
         let text = "the store could not say whether the ticket is smaller now";
         match held.lease().counted() > to_have {
@@ -38,8 +39,8 @@ impl Drop for Shrinking<'_> {
     }
 }
 
-/// A ticket that its last user is releasing at the store. If the store has not acknowledged this
-/// when the value is dropped, for whatever reason, the keeper releases the ticket.
+/// A ticket that its last user is releasing at the store. If this value is dropped before the store
+/// has acknowledged the release, the keeper releases the ticket.
 pub(super) struct Departing<'a> {
     held: &'a Held,
     acknowledged: bool,
@@ -62,8 +63,8 @@ impl<'a> Departing<'a> {
             request: Arc::clone(&lease.request),
             enqueue_may_follow: lease.is_ambiguous(),
         };
-        // The request waits at the gate for at most as long as the lease lasts. After that there is
-        // nothing to release.
+        // The request waits at the gate of the connection at most until the lease ends. After that
+        // there is nothing to release.
         let turn_by = lease.deadline().max(now);
         let answer = shared
             .release(Where::Here, now, turn_by, vec![departure])
@@ -86,8 +87,8 @@ impl<'a> Departing<'a> {
 impl Drop for Departing<'_> {
     fn drop(&mut self) {
         if !self.acknowledged {
-            // If the first request did arrive, this second release finds no ticket, which is
-            // harmless.
+            // The keeper sends another release. If the first one has arrived at the store, the
+            // second finds no ticket, which is harmless.
             let lease = &self.held.0.lease;
             self.held.shared().clean_up(Cleanup::of(lease));
         }

@@ -41,7 +41,7 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// The error contains the guard. The guard holds the lock as before, except when the error is
+    /// The error contains the guard. The guard holds the lock, except when the error is
     /// [`Lost`](crate::ErrorKind::Lost):
     ///
     /// - [`Busy`](crate::ErrorKind::Busy) when another guard or hold uses the same ticket: a guard
@@ -155,9 +155,9 @@ impl Guard {
     /// A renewal of the keeper that is in flight may arrive at the store later. If the ticket has
     /// not been adopted, the renewal finds the ticket with the same id and gives it another ttl. If
     /// the ticket was adopted, the renewal finds nothing. Both are harmless, because nobody acts on
-    /// the answer. There is one exception: the lease may have run out by then, or somebody may have
-    /// asked for the ticket without grace. In that case the keeper releases the ticket, which has
-    /// no effect if the ticket was adopted.
+    /// the answer. There is one exception: the lease may have run out by then, or the ticket may
+    /// have been asked back with a grace of zero. In that case the keeper releases the ticket,
+    /// which has no effect if the ticket was adopted.
     fn leave(&mut self) -> Result<String, Error> {
         let (hold, lease) = (&self.held.0, &self.held.0.lease);
         let text = Detached {

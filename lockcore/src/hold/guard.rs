@@ -27,9 +27,9 @@ impl Guard {
         self.held.clone()
     }
 
-    /// A second guard of the same hold. The store is not asked. The lock is released when the last
-    /// guard is gone. Use this for work that is split into parts. It does not make the parts
-    /// exclude each other.
+    /// Returns a second guard of the same hold, without a request to the store. The lock is
+    /// released when the last guard is gone. Use this for work that is split into parts. It does
+    /// not make the parts exclude each other.
     ///
     /// # Errors
     ///
@@ -54,12 +54,14 @@ impl Guard {
     /// [renewal](crate::Lock::renew). A [`min_hold`](crate::Lock::min_hold) applies to the read
     /// side after this call.
     ///
-    /// A second call does nothing, and so does a call on a lock that was taken to read. But if the
-    /// store has not acknowledged an earlier downgrade yet, the call asks the store again.
+    /// A second call does nothing, and so does a call on a lock that was taken to read. The
+    /// exception: if the store has not acknowledged an earlier downgrade yet, the call asks the
+    /// store again.
     ///
     /// A hold that was taken inside of another hold of the lock
-    /// ([`Lock::reentrant`](crate::Lock::reentrant)) is a part of that hold. The store is asked,
-    /// and other readers can take the lock, only when the outer hold has no writer either.
+    /// ([`Lock::reentrant`](crate::Lock::reentrant)) is a part of that outer hold. While the outer
+    /// hold has a writer, the call sends no request to the store, and no other reader can take the
+    /// lock.
     ///
     /// # Errors
     ///
@@ -179,8 +181,9 @@ impl Guard {
         outcome.map_err(|error| error.of_name(self.name()))
     }
 
-    /// Gives back all permits but `left`, as [`release_permits`](Self::release_permits) does. If
-    /// they were given back before, this asks the store only if it has not acknowledged that yet.
+    /// Gives back all permits but `left`, as [`release_permits`](Self::release_permits) does. If an
+    /// earlier call has given them back, this call asks the store only if the store has not
+    /// acknowledged that yet.
     pub(crate) async fn keep_permits(&self, left: u32) -> Result<(), Error> {
         let lease = self.lease();
         match lease.permits().checked_sub(left) {
@@ -318,13 +321,20 @@ impl Guard {
     }
 
     /// Releases the lock and waits for the store's answer, at most one operation timeout from when
-    /// the request is sent. In a burst of releases the request may first have to wait until others
-    /// are answered, for as long as the lease lasts.
+    /// the request is sent. If this process sends many releases at once, the request may first wait
+    /// until the store has answered earlier ones. It waits at most until the lease ends.
     ///
-    /// In these cases the call returns at once: the lock is handed over inside this process; the
-    /// hold has another guard; or the keeper releases the lock later
-    /// ([`Lock::min_hold`](crate::Lock::min_hold)). If this was the last writer and inner holds
-    /// read, the lock becomes a read lock: see [`downgrade`](Self::downgrade).
+    /// In these cases the call returns at once, without a request to the store:
+    ///
+    /// - The lock is handed over to another task of this process.
+    /// - The hold has another guard. The lock stays held until the last guard ends.
+    /// - The keeper releases the lock later, because of [`Lock::min_hold`](crate::Lock::min_hold).
+    /// - This process is a forked child. The lock belongs to its parent, and the result is
+    ///   [`AlreadyLost`](Release::AlreadyLost).
+    ///
+    /// A hold may have several guards, and other holds of the same lock inside it. If this guard
+    /// was the last one that writes, and the others only read, the lock becomes a read lock, as
+    /// after [`downgrade`](Self::downgrade).
     ///
     /// # Errors
     ///

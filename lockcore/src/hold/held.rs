@@ -55,7 +55,7 @@ impl Held {
 
     /// How long the lock is held if no further renewal succeeds. Zero when it is lost.
     ///
-    /// With renewal on, this rises again with every renewal.
+    /// With renewal on, this time becomes longer again with every renewal.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         if self.is_over() || self.shared().is_forked() {
@@ -130,7 +130,7 @@ impl Held {
         asked.unwrap_or_else(|| AskedBack::new("", "", self.remaining()))
     }
 
-    /// Resolves when the lock is likely to be lost soon, because only a third of its ttl is left.
+    /// Resolves when only a third of the ttl is left, so that the lock is likely to be lost soon.
     /// With renewal on, this means that two renewals have failed. Returns the time that is
     /// [left](Self::remaining).
     ///
@@ -162,8 +162,8 @@ impl Held {
         }
     }
 
-    /// Makes sure that the lock is held for `duration` from now on. Renews it if less time remains. Call it before a
-    /// step that must not be interrupted.
+    /// Makes sure that the lock is held for `duration` from now on: renews the lease if less time
+    /// remains. Call it before a step that must not be interrupted.
     ///
     /// # Errors
     ///
@@ -188,8 +188,8 @@ impl Held {
         ensured.map_err(|error| error.of_name(self.name()))
     }
 
-    /// Checks that the lease lasts for `duration` after it was just renewed. The error tells
-    /// whether the options or the store are the reason.
+    /// Checks, after a renewal, that the lease lasts for `duration`. The error tells whether the
+    /// options or the store are the reason.
     fn lasts(&self, duration: Duration) -> Result<(), Error> {
         let remaining = self.remaining();
         if remaining >= duration {

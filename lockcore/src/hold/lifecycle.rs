@@ -87,9 +87,9 @@ pub(crate) type InnerPermits = OwnedSemaphorePermit;
 #[must_use = "the lock is released as soon as the guard is dropped; bind it to a variable"]
 pub struct Guard {
     pub(super) held: Held,
-    /// Whether it counts as a writer.
+    /// Whether this guard counts as a writer.
     pub(super) writes: bool,
-    /// Whether it has ended, and does not count as a guard any more.
+    /// Whether this guard has ended, so that it does not count as a guard any more.
     pub(super) over: bool,
 }
 
@@ -134,8 +134,8 @@ impl Held {
         hold.guards.are_gone() && !hold.ended_lost.load(Ordering::SeqCst)
     }
 
-    /// Another guard of the same hold, if the hold has at least one guard. The new guard writes if
-    /// `write` is true and another guard writes.
+    /// Returns another guard of the same hold, if the hold has at least one guard. The new guard
+    /// writes if `write` is true and another guard writes.
     pub(crate) fn guard(&self, write: bool) -> Option<Guard> {
         let writes = self.0.guards.one_more(write)?;
         Some(Guard {
@@ -208,9 +208,9 @@ impl Held {
         &self.0.client.shared
     }
 
-    /// The last writer of this hold has ended, and readers remain. If it was also the last writer
-    /// of the ticket, no writer may use the ticket from now on. Then the store must be asked to let
-    /// readers in.
+    /// The last writer of this hold has ended, and readers remain. If this writer was also the last
+    /// writer of the ticket, no writer may use the ticket from now on. The caller must then ask the
+    /// store to let readers in.
     pub(super) fn read_on(&self) {
         let mut held = self.clone();
         loop {

@@ -18,7 +18,8 @@ impl Held {
     /// of a later holder. The value stays after the lock is released or lost, for at least a day
     /// after it was last written or read.
     ///
-    /// This does not renew the lock. A lock whose value nobody writes or reads costs nothing more.
+    /// The write does not renew the lock. A lock whose value nobody writes or reads costs nothing
+    /// more.
     ///
     /// # Errors
     ///

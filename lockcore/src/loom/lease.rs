@@ -160,8 +160,8 @@ fn no_renewal_gets_past_the_end_that_is_being_set() {
     });
 }
 
-/// The store has the ttl of the renewal that it has carried out last. This process must not believe
-/// in more.
+/// The store keeps a ticket for the ttl of the renewal that it has carried out last. This process
+/// must not count on a longer ttl.
 #[test]
 fn no_more_is_believed_of_an_extension_than_the_store_has() {
     in_every_order(|| {

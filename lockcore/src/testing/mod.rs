@@ -175,8 +175,8 @@ impl Store {
         self.wire.next(verb, Fate::Fail(fault));
     }
 
-    /// Holds the next request on its way to the store until the test lets it go. The request is
-    /// carried out then, even if the client that sent it has given up.
+    /// Holds the next request back, before it arrives at the store, until the test lets it arrive.
+    /// The store carries it out at that time, even if the client that sent it has given up.
     #[must_use = "the request is let go when this is dropped"]
     pub fn hold_next(&self, verb: Verb) -> Hold {
         let (gate, request) = oneshot::channel();
@@ -272,7 +272,8 @@ impl Clock {
     }
 }
 
-/// A request that is held on its way to the store until this is dropped.
+/// A request that is held back before it arrives at the store. It arrives when this value is
+/// dropped.
 pub struct Hold {
     wire: Arc<Wire>,
     request: oneshot::Receiver<Parcel>,
@@ -293,14 +294,14 @@ impl Hold {
         }
     }
 
-    /// Lets the request arrive. If no client has sent one yet, the next request of this kind is not
-    /// held.
+    /// Lets the request arrive. If no client has sent a request of this kind yet, the next one is
+    /// not held back.
     pub fn let_go(self) {}
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        // A request that comes from now on finds the channel closed, and is not held.
+        // A request that comes from now on finds the channel closed, and is not held back.
         self.request.close();
         if let Some(request) = self.arrived.take().or_else(|| self.request.try_recv().ok()) {
             self.wire.deliver(request);

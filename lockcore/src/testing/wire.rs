@@ -1,5 +1,5 @@
-//! The way from the clients of one process to the store. A request arrives at once, unless the test has asked for
-//! another fate. The memory store handles it on arrival.
+//! The network between the clients of one process and the store. A request arrives at once, unless
+//! the test has asked for something else. The memory store handles the request on arrival.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -181,7 +181,7 @@ impl Wire {
                 return answer;
             }
             Some(Fate::Hold(gate)) => {
-                // If the test has dropped the hold, the request arrives at once.
+                // If the test does not hold requests back any more, the request arrives at once.
                 if let Err(request) = gate.send(Box::new(carry_out)) {
                     self.deliver(request);
                 }

@@ -1,4 +1,5 @@
-//! Double barriers: parties enter together, leave together, and learn how many of them are missing.
+//! Tests of double barriers: parties enter together, leave together, and learn how many of them are
+//! missing.
 
 use std::time::Duration;
 
@@ -20,7 +21,8 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// Short, because the others notice a dropped place only when its lease could have ended.
+/// The ttl is short, because the others notice a dropped place only when its lease could have
+/// ended.
 const TTL: Duration = Duration::from_secs(3);
 
 fn barrier(locks: &Locks) -> DoubleBarrier {
@@ -137,12 +139,13 @@ async fn a_party_that_drops_its_place_is_missing(store: Store) {
     tickets(&locks, "a", 0).await;
 }
 
-/// About as long as a party takes to enter. So the other party is about to give up, is giving up,
-/// or has just given up.
+/// How long before the end of the first party's wait the second party comes. This is about as long
+/// as a party takes to enter. So the first party is about to give up, is giving up, or has just
+/// given up.
 const LAST_MOMENT: Duration = Duration::from_millis(4);
 
 /// The second party comes when the wait of the first is nearly over, and the first may have begun
-/// to give up. Either both enter, or neither does.
+/// to give up. Either both parties enter, or both get an error.
 async fn a_party_that_enters_at_the_last_moment_is_inside(store: Store) {
     let locks = store.client();
     let mut entered = 0;
@@ -151,7 +154,7 @@ async fn a_party_that_enters_at_the_last_moment_is_inside(store: Store) {
         let barrier = locks.double_barrier("a", 2).wait(wait);
         let late = locks.double_barrier("a", 2).wait(4 * wait);
         let (first, second) = tokio::join!(barrier.enter(), async {
-            // No event tells when the first party gives up, so this sleeps.
+            // No event tells when the first party gives up, so the test sleeps.
             tokio::time::sleep(wait - LAST_MOMENT).await;
             late.enter().await
         });
@@ -159,8 +162,8 @@ async fn a_party_that_enters_at_the_last_moment_is_inside(store: Store) {
             (Ok(first), Ok(second)) => {
                 entered += 1;
                 assert!(first.is_valid() && second.is_valid());
-                // Both are dropped and do not leave: the wait of the first is too short for
-                // leaving.
+                // Both parties are dropped and do not call `leave`, because the wait of the first
+                // is too short for it.
                 drop((first, second));
                 tickets(&locks, "a", 0).await;
             }

@@ -1,5 +1,5 @@
-//! Barriers on the store for tests, which loses, holds back or forgets the messages that a fact
-//! names.
+//! Tests of barriers on the store for tests. This store loses, holds back or forgets the messages
+//! that a fact names.
 
 use std::time::Duration;
 
@@ -221,8 +221,8 @@ async fn a_party_whose_time_is_over_goes_on_if_it_was_counted(_: Store) {
     let mut read = here.hold_next(Verb::Count);
     watch.let_go();
     soon(read.arrived()).await;
-    // The reads from here on would tell the first party that it was counted. They are held back
-    // until its time is over.
+    // The next read of the counter would show the first party that it was counted. The test holds
+    // this read back until the wait of the first party has ended.
     let mut news = here.hold_next(Verb::Count);
     read.let_go();
 
@@ -269,8 +269,8 @@ async fn a_party_does_not_wait_much_longer_than_it_was_told(_: Store) {
         let error = soon(first).await.unwrap().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
         drop(held);
-        // The keeper frees the place. If it has to try again, it waits until the clock has moved.
-        // It does not wait for the end of the lease.
+        // The keeper releases the ticket of the party. If it has to repeat the release, it pauses
+        // until the clock has moved. It must not wait for the end of the lease.
         eventually("the place is free", SOON, async || {
             here.clock().advance(A_FEW_MILLIS);
             other.inspect("a").await.unwrap().is_empty()
@@ -283,7 +283,8 @@ async fn a_store_that_has_lost_its_data_lets_nobody_go_on(_: Store) {
     for breaks in [false, true] {
         let (here, ours, _, theirs) = two();
         let other = here.client().unwrap();
-        // With or without a first round, which creates the counter.
+        // In one case a first round has created the counter. In the other case there is no counter
+        // yet.
         if breaks {
             let (one, two) = tokio::join!(ours.wait_for_all(), theirs.wait_for_all());
             assert!(one.is_ok() && two.is_ok());

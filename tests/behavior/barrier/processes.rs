@@ -1,4 +1,4 @@
-//! Barriers between processes. Some of the processes are killed.
+//! Tests of barriers between processes. Some of the processes are killed.
 
 use std::process::Command;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The cost of counters and latches, counted with the server's own statistics.
+//! Tests of the cost of counters and latches, counted with the server's own statistics.
 
 use libtest_mimic::Trial;
 use tests::eventually::eventually;
@@ -58,8 +58,8 @@ async fn a_latch_costs_one_message_for_each_process_and_change_however_many_wait
     })
     .await;
     let began = server.command_stats_since(&before);
-    // The changes are counted without a pause in between. A push that comes during a look causes
-    // one more look.
+    // The test makes the changes without a pause between them. A push that comes during a look
+    // causes one more look.
     let before = server.command_stats();
     for left in [4, 3, 2, 1, 0] {
         assert_eq!(latch.count_down().await.unwrap(), left);
@@ -81,8 +81,8 @@ async fn a_latch_costs_one_message_for_each_process_and_change_however_many_wait
         calls(&spent, "publish"),
     );
     assert_eq!(calls(&spent, "publish"), 5);
-    // Five scripts for the changes. Each process reads at most once for each change, and may finish
-    // one read that had begun before.
+    // The five changes are five scripts. Each process reads at most once for each change, and may
+    // finish one read that had begun before the changes.
     assert!(calls(&spent, "evalsha") <= 5 + 6 * PROCESSES, "{spent:?}");
     // Until all wait, each process looks at most three times: a first look, the look of the watch,
     // and one for callers that came meanwhile. It also checks its rights.
@@ -97,7 +97,8 @@ async fn changes_that_are_answered_are_not_remembered(store: Store) {
         counter.add(1).await.unwrap();
     }
     let key = format!("{}:1:{{a}}:count", store.namespace);
-    // Two fields: the value, and the last change.
+    // The key has two fields: the state of the counter, and the id of the last change with its
+    // answer.
     assert_eq!(server.command::<usize>(&["HLEN", &key]), 2);
     let lives: i64 = server.command(&["PTTL", &key]);
     assert!((35..=36).contains(&(lives / 3_600_000)), "{lives} ms");

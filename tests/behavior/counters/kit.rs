@@ -1,5 +1,5 @@
-//! How the core sends requests about counters. The store for tests loses the messages that a fact
-//! names.
+//! Tests of the requests about counters that the core sends. The store for tests loses the messages
+//! that a fact names.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! Counters at real servers. A proxy loses their answers and messages.
+//! Tests of counters at real servers. A proxy loses the servers' answers and messages.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

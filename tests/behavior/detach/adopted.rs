@@ -1,4 +1,4 @@
-//! The guard of an adopter works like every other guard.
+//! Tests of the guard of an adopter: it works like every other guard.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     facts
 }
 
-/// For stores that notify a holder at once when somebody asks for its lock.
+/// Facts for stores that notify a holder at once when its lock is asked back.
 pub(crate) fn facts_of_messages(store: Kind) -> Vec<Trial> {
     if !store.capability().adopts {
         return Vec::new();
@@ -54,7 +54,7 @@ async fn an_adopted_lock_is_renewed_and_belongs_to_its_client(store: Store) {
     let adopted = handed_over(&locks, &other, ttl).await;
     let waiter = begin(locks.mutex("a").ttl(LEASE).wait(3 * SOON));
 
-    // For longer than the ttl. The first renewal may come at any time.
+    // Four renewals take longer than the ttl. The first of them may come at any time.
     for _ in 0..4 {
         let aged = ttl / 5 * 4;
         eventually("it ages", SOON, async || adopted.remaining() < aged).await;
@@ -135,7 +135,8 @@ async fn a_shutdown_releases_an_adopted_lock(store: Store) {
     assert_nothing_left(&store, &locks, "a").await;
 }
 
-/// For a deployment: the next version of a service continues the work under the same lock.
+/// A deployment may need this: the next version of a service continues the work under the same
+/// lock.
 async fn a_client_that_is_being_shut_down_can_give_its_lock_away(store: Store) {
     let (locks, other) = (store.client(), store.client());
     let guard = held(&locks).await;
@@ -172,7 +173,8 @@ async fn an_adopted_lock_is_asked_back(store: Store) {
     assert_nothing_left(&store, &locks, "a").await;
 }
 
-/// The message comes at once. The adopter's renewals are twenty seconds apart.
+/// The adopter's renewals are twenty seconds apart. So it can learn of the ask-back this soon only
+/// by a message of the store.
 async fn an_ask_reaches_the_adopter_by_a_message(store: Store) {
     let (locks, other, operator) = (store.client(), store.client(), store.client());
     let adopted = handed_over(&locks, &other, LEASE).await;
@@ -198,8 +200,8 @@ async fn a_lock_that_somebody_asks_for_is_not_detached(store: Store) {
     assert_eq!(soon(asked).await.unwrap().unwrap(), Release::Released);
 }
 
-/// Between detach and adoption nobody renews the ticket. So no client has learnt of the request
-/// yet.
+/// The lock is asked back between the detach and the adoption. Nobody renews the ticket in this
+/// time, so no client learns of the ask-back before the adoption.
 async fn a_lock_that_is_asked_for_on_its_way_is_given_up_by_its_adopter(store: Store) {
     let (locks, other, operator) = (store.client(), store.client(), store.client());
     let guard = locks.mutex("a").ttl(TTL).acquire().await.unwrap();

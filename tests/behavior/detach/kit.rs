@@ -1,4 +1,4 @@
-//! Messages that are lost or late while a lock is handed over.
+//! Tests with messages that are lost or late while a lock is handed over.
 
 use std::time::Duration;
 
@@ -56,7 +56,7 @@ async fn an_adoption_whose_messages_are_lost_is_asked_again_and_granted_once(_: 
     tickets(&locks, "a", 0).await;
 }
 
-/// Moves the clock until `outcome` is there.
+/// Moves the clock until `outcome` is ready.
 async fn in_time<T>(kit: &Kit, outcome: impl Future<Output = T>) -> T {
     let clock = async {
         loop {
@@ -83,7 +83,8 @@ async fn an_adoption_that_is_never_answered_is_unknown_and_takes_nothing_later(_
 
     assert_eq!(kind(outcome), ErrorKind::Unknown);
     soon(adoption.arrived()).await;
-    // The keeper waits for the reply, and after that it releases the ticket with a mark.
+    // The keeper waits for the reply to the adoption for a limited time. After that it sends a
+    // release of the ticket, which leaves a mark.
     in_time(&kit, release.arrived()).await;
     release.let_go();
     adoption.let_go();
@@ -138,7 +139,7 @@ async fn a_detach_that_the_store_does_not_acknowledge_gives_the_guard_back(_: St
         assert_eq!(failed, expected);
         guard = back;
     }
-    // The keeper renews the ticket again.
+    // After the refused detaches, the keeper renews the ticket again.
     for _ in 0..4 {
         let before = guard.remaining();
         kit.clock().advance(Duration::from_secs(4));

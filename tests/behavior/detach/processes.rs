@@ -1,4 +1,4 @@
-//! Locks that one process gives to another. Some of the processes are killed.
+//! Tests of locks that one process gives to another. Some of the processes are killed.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! The guard that is downgraded: what it may do, how it ends, and downgrades that are dropped or
-//! refused.
+//! Tests of the guard that is downgraded: what it may do, how it ends, and downgrades that are
+//! dropped or refused.
 
 use std::time::{Duration, Instant};
 
@@ -90,8 +90,9 @@ async fn a_downgrade_dropped_at_any_poll_is_whole_or_has_not_begun(store: Store)
                 let guard = guard.lock().await.take().unwrap();
                 assert!(guard.is_valid());
                 assert_eq!(kind(guard.fencing_token()), ErrorKind::Config);
-                // In even rounds the keeper repeats the request. In odd rounds the ticket is
-                // released before the keeper can do so.
+                // The call of `downgrade` was dropped, so the keeper repeats its request. In even
+                // rounds the test waits until the keeper has done this. In odd rounds the test
+                // releases the ticket at once, mostly before the keeper can repeat the request.
                 if round % 2 == 0 {
                     give_back(at_once(begin(other.rwlock("a").read())).await).await;
                     let writer = other.mutex("a").try_acquire().await;
@@ -104,7 +105,7 @@ async fn a_downgrade_dropped_at_any_poll_is_whole_or_has_not_begun(store: Store)
         .await;
     }
     println!("{drops} drops of a downgrade that was being answered");
-    // The memory store answers within the first poll.
+    // The memory store answers within the first poll, so no future is dropped there.
     assert!(drops > 0 || store.timings().answers == Answers::TheCall);
 
     let mut guard = locks.mutex("a").acquire().await.unwrap();

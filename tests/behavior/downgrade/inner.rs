@@ -1,5 +1,5 @@
-//! Several guards of one lock: the ticket becomes a reader's ticket when the last guard that writes
-//! has ended.
+//! Tests of the downgrade of a lock with several guards: the ticket becomes a reader's ticket when
+//! the last guard that writes has ended.
 
 use libtest_mimic::Trial;
 use lockcore::{Error, ErrorKind};

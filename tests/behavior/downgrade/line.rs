@@ -1,4 +1,4 @@
-//! A downgrade at the store: which waiters it grants, and which it does not.
+//! Tests of the waiters that a downgrade grants at the store, and of those that keep waiting.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! Downgrades and the queue inside one process.
+//! Tests of downgrades and the queue inside one process.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! Downgrades whose request or reply is lost, held back or refused, on the store for tests.
+//! Tests of downgrades whose request or reply is lost, held back or refused, on the store for
+//! tests.
 
 use std::time::Duration;
 
@@ -48,7 +49,7 @@ async fn a_downgrade_that_is_not_acknowledged_is_a_read_hold_and_is_asked_for_ag
             |kit| kit.fail_next(Verb::Renew, Fault::Unknown),
             ErrorKind::Unknown,
         ),
-        // `Config` is not passed on, because it would mean that nothing has changed.
+        // The caller does not get `Config`, because `Config` would mean that nothing has changed.
         (
             |kit| kit.fail_next(Verb::Renew, Fault::Config),
             ErrorKind::Unavailable,
@@ -114,8 +115,8 @@ async fn releasing(
     (releasing, inner, asked)
 }
 
-/// The last read hold ends while that request is in flight, so nobody needs the answer. The lock
-/// was held until its end. So the release reports no loss, whatever the answer is.
+/// The last read hold ends while the request of `releasing` is in flight, so nobody needs the
+/// answer. The lock was held until its end. So the release reports no loss, whatever the answer is.
 async fn a_write_released_while_its_last_read_ends_was_not_lost(_: Store) {
     for dropped in [true, false] {
         let (kit, locks, _) = kit();

@@ -1,5 +1,5 @@
-//! Elections on the store for tests, which holds requests back, delays answers, and moves its clock
-//! as a fact asks.
+//! Tests of elections on the store for tests. This store holds requests back, delays answers, and
+//! moves its clock as a fact asks.
 
 use std::future::pending;
 use std::ops::ControlFlow;
@@ -55,8 +55,8 @@ async fn an_observer_never_goes_back_to_an_older_value(_: Store) {
     soon(first.resign()).await.unwrap();
     list.is_made().await;
     soon(write.arrived()).await;
-    // The news with the leader's first value is held back. Meanwhile the observer reads the second
-    // value itself.
+    // The test holds back the news with the second leader's first value. Meanwhile the observer
+    // reads this leader's second value itself.
     let mut news = late.hold_value("b");
     write.let_go();
     news.is_made().await;
@@ -68,7 +68,7 @@ async fn an_observer_never_goes_back_to_an_older_value(_: Store) {
 
     let mut newer = late.hold_value("b, moved");
     news.let_go();
-    // The client makes this read only after it has passed on the news before it.
+    // The client sends this read only after it has passed the earlier news on to the observer.
     newer.is_made().await;
     newer.let_go();
     second.set_value("b, moved again").await.unwrap();
@@ -123,8 +123,8 @@ async fn a_leader_that_resigns_does_not_overwrite_a_later_value(_: Store) {
     }
 }
 
-/// The candidate does not pause between two tries: a pause would wait for the clock, which stands
-/// still. Its new try has a new place in line.
+/// The clock stands still, so a candidate that paused between two tries would never try again. The
+/// new try has a new ticket.
 async fn a_candidate_whose_wait_is_over_stands_in_line_again_at_once(_: Store) {
     const WAIT: Duration = Duration::from_secs(60);
     let kit = Kit::new();

@@ -1,4 +1,4 @@
-//! Observers of an election always see the newest leader in the end.
+//! Tests of the observers of an election: in the end they always see the newest leader.
 
 use std::sync::Arc;
 use std::time::Duration;

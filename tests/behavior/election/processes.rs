@@ -1,4 +1,4 @@
-//! Candidates in several processes. The leading process is killed.
+//! Tests of candidates in several processes. The leading process is killed.
 
 use std::time::Duration;
 
@@ -17,7 +17,8 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_election");
 
-/// Waits for the next candidate that begins to lead. Returns its place and its token.
+/// Waits for the next candidate that begins to lead. Returns its index in `candidates` and its
+/// token.
 async fn next_leader(candidates: &mut [Candidate]) -> (usize, u64) {
     let mut found = None;
     eventually("somebody leads", 3 * SOON, || {
@@ -55,7 +56,7 @@ async fn a_leader_that_is_killed_is_followed_and_every_observer_sees_it(store: S
     let witness = FileWitness::in_folder(folder.path());
     assert_eq!(witness.visits(), 3);
     witness.assert_no_overlap();
-    // Nobody follows the last leader. Observers report it until its lease is over.
+    // After the last leader there is no other. Observers report it until its lease is over.
     let locks = store.client();
     let mut leaders = locks.election("a").observe();
     while leaders.next().await.unwrap().is_some() {}

@@ -1,5 +1,6 @@
-//! The expected answers and wake-ups of a store. The model is the pure rule, a clock that is a
-//! number, and what the contract adds to the rule: marks, wake-ups, numbers.
+//! Provides the answers and wake-ups that a history expects from a store. The model is the pure
+//! rule, a clock that is a number, and what the contract adds to the rule: marks, wake-ups,
+//! numbers.
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU32;
@@ -41,10 +42,11 @@ pub(super) struct Model {
     to_look: Vec<(usize, Id, u64)>,
     pub(super) told_to_look: Vec<(usize, Id, Duration)>,
     pub(super) looks: usize,
-    /// Rechecks that answers have requested, by name and number. They are checked later, when the
-    /// model knows the state after the whole step.
+    /// For each answer that a ticket waits: the name, the number of the ticket, and the time of the
+    /// recheck that the answer requests, if any. The model checks these times at the end of the
+    /// step, when it knows the state after the whole step.
     rechecks: Vec<(usize, u64, Option<Duration>)>,
-    /// What `inspect` answers now for each name.
+    /// The present answer of `inspect` for each name.
     pub(super) seen: Vec<(usize, Vec<TicketInfo>)>,
 }
 
@@ -392,8 +394,8 @@ impl Model {
         self.expect_rechecks()
     }
 
-    /// For a request after which the store need not compute the grants of its name. If the store
-    /// has woken a waiter, it has computed them.
+    /// Call this for a request after which the store may or may not compute the grants of its name.
+    /// If the store has woken a waiter, it has computed them.
     fn settle_if_looked(&mut self, name: usize, wakes: &[(usize, Wake)]) {
         let mut looked = self.queues[name].clone();
         looked.expire(self.now);

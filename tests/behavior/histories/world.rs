@@ -1,5 +1,6 @@
-//! A real store that plays a history: its clients, which connect and disconnect, a clock that the
-//! test moves, and the messages that arrive. `model` says which messages should arrive.
+//! Provides the real store that a history runs on: its clients, which connect and disconnect, a
+//! clock that the test moves, and the messages that arrive. `model` says which messages should
+//! arrive.
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -132,9 +133,10 @@ impl World {
                 return self.expect(wakes, model).await;
             }
             Step::Renew(tickets, with) => {
-                // A store that knows an expired ticket computes the grants of its name. The model
-                // knows for sure which clients it wakes only if all clients are connected and
-                // nothing else was renewed.
+                // If a store gets the renewal of an expired ticket that it knows, it computes the
+                // grants of the name, and wakes clients. The model can tell which clients only if
+                // all clients are connected and no other ticket is renewed with this one. Otherwise
+                // the step is skipped.
                 let expired = tickets.iter().any(|ticket| model.expired.contains(ticket));
                 if expired && (model.connected != [true; CLIENTS] || tickets.len() > 1) {
                     return Ok(());

@@ -1,4 +1,5 @@
-//! Waiters on the store for tests: lost wake-ups, breaks, freezes, and the cost of a hand-over.
+//! Tests of waiters on the store for tests: lost wake-ups, breaks, freezes, and the cost of a
+//! hand-over.
 
 use std::time::{Duration, Instant};
 
@@ -103,8 +104,8 @@ async fn one_process_is_cut_off_while_another_works(_: Store) {
     give_back(next).await;
 }
 
-/// A client that is cut off for ever is like one that was killed. More cannot be shown in one
-/// process.
+/// A test in one process cannot kill one of its clients. So clients that are cut off for ever act
+/// like clients that were killed.
 async fn cancelled_and_cut_off_waiters_leave_the_order_of_the_others(_: Store) {
     let (kit, locks) = kit();
     let guard = locks.mutex("a").acquire().await.unwrap();
@@ -168,7 +169,7 @@ async fn cancelled_and_cut_off_waiters_leave_the_order_of_the_others(_: Store) {
     tickets(&locks, "a", 0).await;
 }
 
-/// This counts the requests to the store.
+/// The fact counts the requests to the store.
 async fn a_hand_over_costs_as_many_requests_with_a_hundred_waiters_as_with_one(store: Store) {
     for waiters in [1, 10, 100] {
         let (locks, counts) = store.counted(Fair::Strict);
@@ -192,8 +193,8 @@ async fn a_hand_over_costs_as_many_requests_with_a_hundred_waiters_as_with_one(s
     }
 }
 
-/// The bound is exact to the nanosecond, for a holder that continues its work and for tasks that
-/// pass the ticket on.
+/// The bound of `Fair::Local` is exact to the nanosecond, for a holder that continues its work and
+/// for tasks that pass the ticket on.
 async fn a_process_keeps_a_lock_among_its_own_until_the_bound_and_no_longer(_: Store) {
     let kit = Kit::new();
     kit.clock().stop();
@@ -214,7 +215,7 @@ async fn a_process_keeps_a_lock_among_its_own_until_the_bound_and_no_longer(_: S
     assert_eq!(ticket(&second), ours, "not passed on within the bound");
     let third = begin(locks.mutex("a").wait(SOON));
     tickets(&locks, "a", 2).await;
-    // When this request is done, the keeper has looked at the clock.
+    // When this lock is released, the keeper has read the clock.
     give_back(locks.mutex("other").acquire().await.unwrap()).await;
     assert_eq!(at_the_store().await, 1);
 
@@ -247,8 +248,8 @@ async fn a_leader_that_runs_out_of_time_does_not_fail_the_others(_: Store) {
     tickets(&ours, "a", 4).await;
     let mut asked = kit.hold_next(Verb::Enqueue);
 
-    // The reader gives up. The writer behind it cannot use its place at the store, so it sends its
-    // own request.
+    // The reader gives up. The writer behind it cannot use the reader's ticket, so it sends its own
+    // request.
     kit.clock().advance(Duration::from_millis(301));
     assert_eq!(kind(soon(reader).await.unwrap()), ErrorKind::Timeout);
     soon(asked.arrived()).await;

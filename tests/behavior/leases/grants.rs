@@ -1,4 +1,4 @@
-//! The events that tell of each grant of one lock and of its end.
+//! Tests of the events that report each grant of one lock and its end.
 
 use std::time::Duration;
 

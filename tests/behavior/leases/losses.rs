@@ -1,4 +1,5 @@
-//! The end of a lock: losses, how they are reported, and the end of the work under the lock.
+//! Tests of the end of a lock: losses, how they are reported, and the end of the work under the
+//! lock.
 
 use std::future::Future;
 use std::pin::Pin;

@@ -1,4 +1,4 @@
-//! Locks that `min_hold` keeps after their use.
+//! Tests of locks that `min_hold` keeps after their use.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! How long a lease lasts: renewals, `ensure`, and leases without renewal.
+//! Tests of how long a lease lasts: renewals, `ensure`, and leases without renewal.
 
 use std::time::{Duration, Instant};
 
@@ -106,8 +106,8 @@ async fn a_lease_without_renewal_ends_and_says_so(store: Store) {
         let error = guard.ensure(Duration::from_millis(1)).await;
         assert_eq!(kind(error), ErrorKind::Lost(LostReason::Expired));
     }
-    // The fact checks the sum: a client that looks only once a second could be late by less than
-    // the slack in a single wait.
+    // The fact checks the sum of ten losses. A client that checks the time only once a second could
+    // report a single loss late by less than the slack.
     assert!(late < SLACK, "{late:?}");
 }
 
@@ -212,7 +212,8 @@ async fn a_waiter_outlives_many_of_its_own_leases_in_line(store: Store) {
     let locks = store.client();
     let guard = locks.mutex("a").acquire().await.unwrap();
     let ttl = Duration::from_secs(1); // a busy machine has two thirds of it for each renewal
-    // The place in line is renewed even if the lease will not be.
+    // The keeper renews the ticket while it waits, even if `renew(false)` says that a granted lease
+    // is not renewed.
     let (mut waiters, mut places) = (Vec::new(), Vec::new());
     for renew in [true, false] {
         let lock = store.client().mutex("a").ttl(ttl).renew(renew).wait(LEASE);
@@ -234,8 +235,8 @@ async fn a_waiter_outlives_many_of_its_own_leases_in_line(store: Store) {
 async fn a_leaked_guard_is_not_renewed_beyond_its_limit(store: Store) {
     let (ttl, limit) = (Duration::from_millis(300), Duration::from_millis(700));
     let lock = store.client().mutex("a").ttl(ttl).max_hold(limit);
-    // Taken before the request: the time counts from the grant, and the caller learns of the grant
-    // later.
+    // This moment is before the request. The limit counts from the grant, and the caller learns of
+    // the grant only later.
     let started = Instant::now();
     let leaked: &'static lockcore::Guard = Box::leak(Box::new(lock.acquire().await.unwrap()));
 

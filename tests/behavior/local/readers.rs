@@ -1,4 +1,4 @@
-//! Readers in the queue inside one process: which of them share a ticket.
+//! Tests of readers in the queue inside one process: which of them share a ticket.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The cost of locks between processes, counted with the server's own statistics.
+//! Tests of the cost of locks between processes, counted with the server's own statistics.
 
 use std::time::Duration;
 
@@ -37,8 +37,8 @@ async fn one_hand_over_costs_two_scripts_and_one_message_with_any_number_of_wait
             let lock = waiting.mutex("a");
             tasks.spawn(async move { give_back(lock.acquire().await.unwrap()).await });
         }
-        // If a client looked at the line, its scripts would be counted. So the harness looks with
-        // another command.
+        // If a client inspected the line, its scripts would be counted. So the harness reads the
+        // line with another command.
         eventually("the line has formed", SOON, async || {
             let key = format!("{}:1:{{a}}:line", store.namespace);
             server.command::<usize>(&["HLEN", &key]) == 2 * waiters
@@ -88,8 +88,8 @@ async fn a_line_inside_one_process_costs_the_store_next_to_nothing(store: Store)
     let spent = server.command_stats_since(&before);
 
     let calls = |command: &str| spent.get(command).copied().unwrap_or(0);
-    // Two releases and one message: the holder's release, the wake-up, and the release after the
-    // last of the hundred.
+    // The two scripts are the release of the first holder, and the release after the last of the
+    // hundred waiters. The message is the wake-up of the process of these waiters.
     assert_eq!((calls("evalsha"), calls("publish")), (2, 1));
 }
 
@@ -130,8 +130,8 @@ async fn a_release_wakes_exactly_the_waiters_that_it_lets_in(store: Store) {
     let writer = holding.rwlock("c").write().acquire().await.unwrap();
     let (served, mut let_in) = tokio::sync::mpsc::unbounded_channel();
     for number in 0..20 {
-        // Two waiters fit into the semaphore. In the line of the other lock, a writer stands behind
-        // the fourth reader.
+        // Two waiters fit into the semaphore. In the line of the other lock, a writer is behind the
+        // fourth reader.
         let two_of_them = waiting.semaphore("s", 3).permits(1 + number % 2);
         let catalog = waiting.rwlock("c");
         let reader = if number == 4 {

@@ -1,5 +1,5 @@
-//! Requests whose caller gives up, and requests that are denied, refused or not answered: which
-//! tickets the client releases, and when a release leaves a mark.
+//! Tests of requests whose caller gives up, and of requests that are denied, refused or not
+//! answered. They show which tickets the client releases, and when a release leaves a mark.
 
 use std::sync::Arc;
 
@@ -87,8 +87,8 @@ async fn a_refusal_does_not_settle_an_earlier_try_of_an_abandoned_request(_: Sto
     }
 }
 
-/// Answers a request with this error. The caller drops the future before the answer comes, or waits
-/// for it.
+/// Acquires a lock, and answers its request with this error. The caller drops the future before the
+/// answer comes, or waits for the answer.
 async fn is_denied(
     locks: &Locks,
     store: &mut Player,

@@ -1,5 +1,5 @@
-//! Connections that break, events that are missed, and data that is lost: how a client reconnects,
-//! and which tickets it renews after that.
+//! Tests with connections that break, events that are missed, and data that is lost: how a client
+//! reconnects, and which tickets it renews after that.
 
 use std::future::ready;
 use std::sync::Arc;
@@ -37,8 +37,8 @@ async fn clients_that_lost_their_connections_do_not_come_back_all_at_once(_: Sto
     let holder = locks.mutex("a").acquire().await.unwrap();
     let theirs = kit.another_process();
     let clients: Vec<Locks> = (0..30).map(|_| theirs.client().unwrap()).collect();
-    // The waiters stand in line at the store, and their clients send nothing. Each client
-    // reconnects by itself, after one pause.
+    // The waiters are in line at the store, and their clients send nothing. Each client reconnects
+    // by itself, after one pause.
     let _waiters: Vec<_> = clients
         .iter()
         .map(|client| begin(client.mutex("a")))
@@ -101,7 +101,7 @@ async fn after_a_gap_many_leases_are_rechecked_in_bounded_steps(_: Store) {
     }
     let events = Arc::clone(&store.events.lock().unwrap()[0]);
 
-    // Two gaps, as if two connections had broken.
+    // The test reports two gaps, as if two connections had broken.
     events.gap();
     events.gap();
 

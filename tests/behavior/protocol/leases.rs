@@ -1,5 +1,5 @@
-//! When the client renews a lease or a place in line, when it rechecks, and from when the time of a
-//! lease counts.
+//! Tests of the times at which the client renews the ticket of a holder or of a waiter, rechecks a
+//! ticket, and begins a lease.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -90,7 +90,8 @@ async fn an_ensured_lease_counts_from_the_send_of_the_renewal(_: Store) {
     assert_eq!(guard.remaining(), whole - late);
 }
 
-/// At a third of the lease, two renewals may fail before the lease is in danger.
+/// The first renewal is sent when a third of the lease is over. So two renewals may fail before the
+/// lease is in danger.
 async fn a_renewal_goes_out_after_a_third_of_the_lease(_: Store) {
     let (kit, locks) = kit();
     let guard = locks.mutex("a").ttl(30 * TTL).acquire().await.unwrap();
@@ -123,7 +124,7 @@ async fn a_place_in_line_that_has_aged_is_renewed_before_it_is_handed_out(_: Sto
 
     give_back(holder).await;
 
-    // Without the renewal, two fifths of the lease would be left.
+    // If the waiter had not renewed the ticket, two fifths of the lease would be left.
     let guard = waiter.await.unwrap().unwrap();
     assert!(guard.remaining() > 9 * TTL, "{:?}", guard.remaining());
 }
@@ -188,11 +189,12 @@ async fn wake_ups_that_a_store_does_not_stand_for_are_paced_and_compared(_: Stor
         }
         tokio::task::yield_now().await;
     }
-    // There are at most ten rechecks a second. A message and the answer before it may each set one,
-    // so 22 are allowed.
+    // The waiter rechecks at most ten times a second. A message and the answer before it may each
+    // cause a recheck, so 22 are allowed.
     assert!((1..=22).contains(&asked), "asked {asked} times in a second");
 
-    // The last wake-up may have set a recheck. After this pause it has come.
+    // The last wake-up may have caused a recheck at a later time. After this pause, this recheck
+    // has been sent.
     tokio::time::sleep(TTL / 2).await;
     while let Ok(Asked::Renew(_, reply)) = store.asked.try_recv() {
         reply.send(Ok(vec![no])).unwrap();
@@ -251,7 +253,8 @@ async fn a_waiter_asks_again_each_time_the_holders_lease_may_be_over(_: Store) {
     reply.send(Ok(waiting(60 * TTL, Some(recheck_in)))).unwrap();
     for _ in 0..3 {
         let (_, reply) = store.renewal().await;
-        // The ordinary renewals are 20 s apart.
+        // This request came after the time that the store had set for the recheck. The ordinary
+        // renewals of the waiter are 20 s apart.
         let after = told.elapsed();
         assert!(
             after >= recheck_in * 9 / 10 && after < recheck_in + TTL,

@@ -1,4 +1,5 @@
-//! More requests than a store takes at a time, and requests whose futures are not polled.
+//! Tests with more requests than a store takes at a time, and with requests whose futures are not
+//! polled.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! A store that the test plays: the test receives each request and sends each answer.
+//! Provides a store that the test plays: the test receives each request and sends each answer.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -19,8 +19,8 @@ use crate::store::SOON;
 pub(super) struct Wire {
     asked: mpsc::UnboundedSender<Asked>,
     events: Arc<Mutex<Vec<Arc<EventSink>>>>,
-    /// The receivers of all connections of the runtime that connected first. The keeper's
-    /// connections are not counted.
+    /// The ids of the receivers of all connections, for the runtime that connected first. The
+    /// connections of the keeper are not in this list.
     connections: Arc<Mutex<Vec<u64>>>,
     /// How many of these connections have broken.
     broken: Arc<AtomicUsize>,

@@ -1,5 +1,5 @@
-//! A master is replaced by its replica because it was killed or because it froze. Each fact has its
-//! own cluster.
+//! Tests with a master that its replica replaces, because the master was killed or because it
+//! froze. Each fact has its own cluster.
 
 use std::time::{Duration, Instant};
 
@@ -84,7 +84,8 @@ async fn a_frozen_master_is_replaced_and_lets_nobody_in_when_it_wakes(_: Store) 
     give_back(guard).await;
 }
 
-/// The shortest way to two holders at once. The guide describes it.
+/// The fact shows the shortest sequence of events that leads to two holders at once. The guide
+/// describes this sequence.
 async fn a_lock_unknown_to_the_new_master_is_lost_and_its_late_write_refused(_: Store) {
     let cluster = Cluster::start(TIMEOUT);
     let locks = client(&cluster.url());

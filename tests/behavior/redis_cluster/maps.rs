@@ -1,5 +1,5 @@
-//! The map of a cluster: which nodes clients believe, how often they request the map, and which
-//! connections they keep after the answer.
+//! Tests of the map of a cluster: which nodes clients believe, how often they request the map, and
+//! which connections they keep after the answer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -75,8 +75,8 @@ async fn a_master_that_slots_arrive_at_keeps_its_connections(_: Store) {
     let guard = locks.mutex("a").acquire().await.unwrap();
     let slot = cluster.begin_moving(&key("a"), empty);
     cluster.move_key(full, empty, &key("a"));
-    // Two requests, because `connections` counts a connection only if its latest request was sent
-    // by the hash of the script.
+    // The client sends two requests, because `connections` counts a connection only if its latest
+    // request was sent by the hash of the script.
     for round in 1..3 {
         guard.extend(round * TTL).await.unwrap();
     }
@@ -99,7 +99,7 @@ async fn a_master_that_slots_arrive_at_keeps_its_connections(_: Store) {
     give_back(guard).await;
 }
 
-/// The requests for the map are counted for this time.
+/// For how long the fact counts the requests for the map.
 const MEASURED: Duration = Duration::from_secs(4);
 
 /// The client has one connection for each of several runtimes, and all of these connections break
@@ -118,7 +118,7 @@ async fn all_connections_of_a_client_ask_for_the_map_once_a_second(_: Store) {
     let before: Vec<_> = cluster.nodes.iter().map(questions).collect();
     let began = Instant::now();
 
-    // Only time bounds how often the clients may request the map.
+    // The limit is a number of requests per second, so the fact has to run for some time.
     while began.elapsed() < MEASURED {
         cut(broken);
         wait_until("all are connected again", SOON, || {
@@ -153,7 +153,8 @@ async fn busy(locks: &Locks, number: u32, ends: &AtomicBool) {
     }
 }
 
-/// The old master continues as a replica. Only its answers tell this.
+/// The old master continues as a replica. The client learns this only from the answers of the old
+/// master.
 async fn a_master_that_was_demoted_is_left(_: Store) {
     let cluster = Cluster::start(NEVER);
     let old = cluster.master_of(&key("a"));

@@ -1,4 +1,4 @@
-//! The errors of clients when the URL, the rights or the cluster are wrong.
+//! Tests of the errors of clients when the URL, the rights or the cluster are wrong.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! A master that is frozen: requests reach it, and it answers none of them. Each fact has its own
-//! cluster.
+//! Tests with a master that is frozen: requests reach it, and it answers none of them. Each fact
+//! has its own cluster.
 
 use std::time::Duration;
 
@@ -109,8 +109,8 @@ async fn requests(locks: Locks, names: [Vec<String>; 2]) {
 }
 
 /// The master is frozen for longer than the default operation timeout. This client has a longer
-/// timeout. Meanwhile its leases are renewed in several batches, and the other masters answer their
-/// parts at once.
+/// timeout. While the master is frozen, the keeper renews the leases in several batches, and the
+/// other masters answer their parts of each batch at once.
 async fn a_master_that_answers_within_the_operation_timeout_is_kept(_: Store) {
     let cluster = Cluster::with(3, false, NEVER, &[]);
     let stalls = cluster.master_of(&key("a"));
@@ -124,8 +124,9 @@ async fn a_master_that_answers_within_the_operation_timeout_is_kept(_: Store) {
         for name in [name.0, name.1] {
             guards.push(locks.mutex(name).acquire().await.unwrap());
         }
-        // Only time spreads the renewals. They are spread over half of the time between two
-        // renewals of a lease.
+        // Leases that are granted at different times are renewed at different times. So the test
+        // waits between the grants. In total it spreads the renewals over half of the time between
+        // two renewals of a lease.
         tokio::time::sleep(renewed_after / 2 / 8).await;
     }
     let renewed = || join_all(guards.iter().map(|guard| is_renewed(guard, ttl)));
@@ -138,7 +139,8 @@ async fn a_master_that_answers_within_the_operation_timeout_is_kept(_: Store) {
     assert_eq!(before.len(), 2);
 
     stalls.freeze();
-    // Only time makes all leases due. Some renewals have no answer meanwhile.
+    // During this sleep, each lease becomes due for a renewal. The frozen master does not answer
+    // its part of these renewals.
     tokio::time::sleep(renewed_after + renewed_after / 6).await;
     stalls.thaw();
 

@@ -1,4 +1,4 @@
-//! Slots that move from one master to another, and names in different slots.
+//! Tests with slots that move from one master to another, and with names in different slots.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -113,8 +113,8 @@ async fn a_slot_that_moves_under_a_line_costs_nobody_a_place_or_a_wake_up(_: Sto
     nothing_left(&cluster, &["a"]).await;
 }
 
-/// The key with the state of the name has moved, and the key with its line has not. So the line
-/// looks empty at the new node.
+/// The key with the state of the name has moved, and the key with its line has not. So the new node
+/// sees a name without a line.
 async fn a_name_whose_keys_are_on_two_nodes_lets_nobody_in_out_of_turn(_: Store) {
     let cluster = masters();
     let url = cluster.url();
@@ -136,7 +136,7 @@ async fn a_name_whose_keys_are_on_two_nodes_lets_nobody_in_out_of_turn(_: Store)
         moving.push((slot, old, new));
     }
 
-    // No node has both keys.
+    // No node has both keys, so no node may grant a request.
     let hasty = || {
         builder(&url)
             .op_timeout(Duration::from_millis(300))
@@ -251,9 +251,9 @@ async fn a_waiter_that_comes_while_its_slot_moves_waits_and_gets_its_turn(_: Sto
     nothing_left(&cluster, &["a"]).await;
 }
 
-/// A request was given up, and its release left a mark. The state of the name has moved, and the
-/// mark has not. If the late request got a ticket, nobody would renew this ticket, and it would
-/// keep others out for a ttl.
+/// A caller gave up its request, and the release left a mark. The state of the name has moved to
+/// the new node, and the mark has not. If the request arrived late and got a ticket, nobody would
+/// renew this ticket, and it would keep others out for a ttl.
 async fn a_mark_that_is_on_its_way_keeps_a_late_request_out(_: Store) {
     let cluster = masters();
     let namespace = Namespace::new("test").unwrap();

@@ -1,5 +1,6 @@
-//! Masters that are replaced while locks are granted. A fenced resource decides: if a holder can
-//! still write after another holder has written, its lock was held twice.
+//! Tests with masters that are replaced while locks are granted. A fenced resource decides: if a
+//! holder can still write after another holder has written, two clients held the lock at the same
+//! time.
 
 use std::time::Duration;
 
@@ -216,8 +217,8 @@ async fn a_wait_in_line_is_kept_by_the_replica_that_is_promoted(_: Store) {
     proxy.cut();
     proxy.restore();
 
-    // At the new master, the first holder is in front of the waiter, and both are in front of this
-    // client.
+    // The release never reached the new master. So there the first holder is in front of the
+    // waiter, and both are in front of this client.
     let other = client(&new.url());
     assert_eq!(kind(other.mutex("a").try_acquire().await), ErrorKind::Busy);
     assert!(!waiter.is_finished());

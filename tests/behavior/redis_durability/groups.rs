@@ -1,5 +1,5 @@
-//! Verbs that share a `WAIT`: how few `WAIT`s they need, and what happens to the others when one
-//! verb is given up.
+//! Tests of verbs that share a `WAIT`: how few `WAIT`s they need, and what happens to the other
+//! verbs when the caller of one gives up.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -64,8 +64,8 @@ async fn many_tasks_at_once_share_two_waits(_: Store) {
 }
 
 /// Each `WAIT` serves at least the verbs that came during the `WAIT` before it. With 64 tasks on
-/// one connection these are dozens. The bound is lower, for a machine that runs the tasks one by
-/// one.
+/// one connection these are dozens. The number that the fact requires is lower, for a machine that
+/// runs the tasks one by one.
 async fn many_tasks_that_come_and_go_need_fewer_waits_than_locks(_: Store) {
     const TASKS: u64 = 64;
     const ROUNDS: u64 = 20;
@@ -103,7 +103,7 @@ async fn a_request_costs_one_round_trip_and_a_release_no_wait(_: Store) {
     let calls = master.command_stats_since(&before);
     let count = |command: &str| *calls.get(command).unwrap_or(&0);
     assert_eq!((count("evalsha"), count("wait")), (2 * PAIRS, PAIRS));
-    // The same server without durability, measured in the same run.
+    // A client without durability at the same server, for comparison in the same run.
     let plain = client(&master.url());
     give_back(plain.mutex("a").acquire().await.unwrap()).await;
     let plain = pairs(&plain, PAIRS).await;
@@ -234,7 +234,7 @@ async fn a_script_of_others_that_runs_too_long_costs_no_connection(_: Store) {
     })
     .await;
 
-    // A refusal may come too late for its operation. Then the outcome of the operation is unknown.
+    // If the refusal comes after the operation timeout, the outcome of the operation is unknown.
     eventually("refused in time", SOON, async || {
         kind(locks.mutex("a").try_acquire().await) == ErrorKind::Unavailable
     })

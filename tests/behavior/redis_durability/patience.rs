@@ -1,5 +1,5 @@
-//! How long a verb waits for its replicas: as long as its own caller waits, whatever other verbs of
-//! the same `WAIT` need.
+//! Tests of how long a verb waits for its replicas: as long as its own caller waits, whatever other
+//! verbs of the same `WAIT` need.
 
 use std::time::{Duration, Instant};
 

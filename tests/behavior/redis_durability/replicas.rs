@@ -1,4 +1,4 @@
-//! Replicas that stop, replicas that come back, and too few replicas.
+//! Tests with replicas that stop, replicas that come back, and too few replicas.
 
 use std::time::{Duration, Instant};
 
@@ -84,7 +84,8 @@ async fn every_kind_of_lock_waits_for_the_replicas_and_a_refusal_does_not(_: Sto
 
     let began = Instant::now();
     for _ in 0..10 {
-        // Another client, because a client does not ask the store about locks that it holds itself.
+        // The fact uses another client, because a client sends no request for a lock that it holds
+        // itself.
         let other = client(&durable(&master, 1));
         assert_eq!(
             kind(other.mutex("held").try_acquire().await),

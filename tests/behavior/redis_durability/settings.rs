@@ -1,5 +1,5 @@
-//! The values that the URL may have, what the server must be able to do, and the rights that the
-//! user needs.
+//! Tests of the values that the URL may have, of what the server must be able to do, and of the
+//! rights that the user needs.
 
 use libtest_mimic::Trial;
 use lockcore::backend::{self, EventSink, Namespace};

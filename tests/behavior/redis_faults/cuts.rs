@@ -1,4 +1,4 @@
-//! A network that is cut, and wake-ups that are lost or forged.
+//! Tests with a network that is cut, and with wake-ups that are lost or forged.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! The data at the server: lost, evicted, replaced by a stranger's data, or left behind. The
-//! server's clock is here too.
+//! Tests with data at the server that is lost, evicted, replaced by a stranger's data, or left
+//! behind. Facts about the server's clock are here too.
 
 use std::time::Duration;
 
@@ -267,7 +267,7 @@ async fn the_remains_of_a_name_are_gone_a_day_later(_: Store) {
     for key in keys {
         let left: i64 = server.command(&["PTTL", &key]);
         assert!(
-            // The ttl was short, but the key does not expire earlier.
+            // The ttl was short, and the key still lives for a day.
             left > 86_400_000 - 60_000 && left <= 86_400_000 + 1000,
             "{key} lives for {left} ms"
         );

@@ -1,5 +1,5 @@
-//! A server becomes a replica, and its replica becomes the master. No data is lost, no clock jumps,
-//! and no connection is closed.
+//! Tests with a server that becomes a replica while its replica becomes the master. No data is
+//! lost, no clock jumps, and no connection is closed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -75,7 +75,7 @@ async fn a_waiter_at_the_old_master_does_not_hold_beside_another(_: Store) {
     let new = RedisServer::replica_of(&old);
     let [holds, stays, moves] = [(); 3].map(|()| Proxy::to(old.port()));
     let resource = Arc::new(Witness::exclusive());
-    // Renewals are 40 s apart, so they play no part here.
+    // Renewals are 40 s apart, so no renewal has an effect here.
     let lock = |proxy| through(proxy).mutex("a").ttl(4 * 3 * SOON).wait(6 * SOON);
     let guard = lock(&holds).acquire().await.unwrap();
     let mut waits_there = Visit::begin(lock(&stays), &resource);

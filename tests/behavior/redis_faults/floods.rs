@@ -1,5 +1,5 @@
-//! Very many leases in one process: leases of different names, whose connections are killed, and
-//! leases of one name.
+//! Tests with very many leases in one process: leases of different names, whose connections are
+//! killed, and leases of one name.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -72,7 +72,7 @@ async fn release(guards: Vec<Guard>) {
     }
 }
 
-/// Keeps every core busy with one thread each, until this is dropped.
+/// Keeps every core busy with one thread each, until this value is dropped.
 struct Busy(Arc<AtomicBool>);
 
 impl Busy {

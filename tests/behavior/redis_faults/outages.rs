@@ -1,4 +1,4 @@
-//! A server that is down, and comes back.
+//! Tests with a server that is down and comes back.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -81,7 +81,7 @@ async fn shutdown_gives_up_waiters_while_the_server_is_down(_: Store) {
     server.kill();
     // The waiter's ticket expires. The client repeats its requests to a server that is down.
     drop(guard);
-    tokio::time::sleep(2 * ttl).await; // no event reports that its ticket is over
+    tokio::time::sleep(2 * ttl).await; // no event reports the end of the ticket
 
     locks.shutdown(Duration::from_secs(2)).await.unwrap();
 

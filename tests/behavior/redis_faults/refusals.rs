@@ -1,5 +1,5 @@
-//! A server that answers and refuses: it is full, read-only or busy, has lost its scripts, or is
-//! the wrong server.
+//! Tests with a server that answers and refuses: it is full, read-only or busy, has lost its
+//! scripts, or is the wrong server.
 
 use std::time::{Duration, Instant};
 
@@ -168,8 +168,8 @@ async fn a_server_busy_with_a_script_is_unavailable_and_comes_back(_: Store) {
     })
     .await;
 
-    // A busy server needs a moment to refuse. A refusal may come too late for its operation. Then
-    // the outcome of the operation is unknown, which is correct.
+    // A busy server needs a moment to refuse. If the refusal comes after the operation timeout, the
+    // outcome of the operation is unknown, which is correct.
     eventually("refused in time", SOON, async || {
         let error = locks.mutex("a").try_acquire().await.unwrap_err();
         assert_eq!(

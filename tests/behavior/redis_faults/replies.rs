@@ -1,5 +1,5 @@
-//! Requests and replies that are lost, late or out of order, and callers that give up before an
-//! answer arrives.
+//! Tests with requests and replies that are lost, late or out of order, and with callers that give
+//! up before an answer arrives.
 
 use std::task::Poll;
 use std::time::Duration;

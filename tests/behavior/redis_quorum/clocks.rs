@@ -1,4 +1,4 @@
-//! Nodes with a wrong clock.
+//! Tests with nodes that have a wrong clock.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The cost of a pair of acquire and release.
+//! Tests of the cost of a pair of acquire and release.
 
 use std::time::{Duration, Instant};
 
@@ -127,7 +127,7 @@ async fn nodes_that_draw_different_numbers_cost_one_round_trip_more(_: Store) {
     }
 }
 
-/// The tasks share one lane. A leader that gives up passes its place on, so the next leader
+/// The tasks share one lane. When the leader gives up, the next task becomes the leader and
 /// continues with the same pauses.
 async fn tasks_of_one_process_that_wait_ask_as_one(store: Store) {
     let in_the_way = store.client().mutex("a").acquire().await.unwrap();

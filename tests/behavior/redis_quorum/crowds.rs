@@ -1,4 +1,4 @@
-//! Many processes use a lock while nodes go down and come up again.
+//! Tests with many processes that use a lock while nodes go down and come up again.
 
 use std::process::Command;
 

@@ -1,4 +1,5 @@
-//! Nodes that get a request late, when its verb has its answer already or its runtime has ended.
+//! Tests with nodes that get a request late: its verb has its answer already, or its runtime has
+//! ended.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! Releases that one node has missed, because they came too early or the node could not carry them
-//! out. The client repeats them at this node.
+//! Tests of releases that one node has missed, because they came too early or because the node
+//! could not execute them. The client repeats them at this node.
 
 use std::sync::Arc;
 
@@ -36,7 +36,8 @@ async fn a_release_that_overtakes_the_enqueue_at_a_slow_node_is_repeated_there(_
     runtime.shutdown_background();
 }
 
-/// For a moment, the key of the lock has another value at this node.
+/// For a moment, a stranger's value is in the key of the lock at one node, so the release fails
+/// there.
 async fn a_release_that_one_node_could_not_carry_out_is_repeated_there(_: Store) {
     let set = Quorum::start(3);
     let locks = client(&set.url());

@@ -1,4 +1,5 @@
-//! Nodes that are down, cut off or slow, and clients that split the nodes between them.
+//! Tests with nodes that are down, cut off or slow, and with clients that each get the locks of
+//! some of the nodes.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -112,7 +113,7 @@ async fn nobody_gets_in(set: &Quorum, breaks: impl FnOnce(), told: ErrorKind) ->
         assert_eq!(soon(guard.lost()).await, LostReason::Expired);
         // The lock may have been renewed just before the nodes broke.
         assert!(Instant::now() + Duration::from_millis(100) >= deadline);
-        // After that, only a minority renews it, which does not count.
+        // After the nodes broke, only a minority renews the lock, which does not count.
         assert!(Instant::now() < deadline + SLACK);
     };
     let (one, other, ()) = tokio::join!(ask("a"), ask("b"), holds);
@@ -331,7 +332,8 @@ async fn the_same_server_under_two_names_is_refused(_: Store) {
     assert_eq!(kind(error), ErrorKind::Config);
 }
 
-/// Two nodes raise the number, and their replies are lost. Another node is down.
+/// Two nodes write a greater number for the ticket, and their replies are lost. Another node is
+/// down.
 async fn a_number_that_is_written_to_some_nodes_only_leaves_nothing(_: Store) {
     let set = Quorum::start(5);
     set.nodes[4].kill();
@@ -344,7 +346,8 @@ async fn a_number_that_is_written_to_some_nodes_only_leaves_nothing(_: Store) {
             has_drawn(node, Duration::from_secs(60 * minutes));
         }
         for proxy in &proxies[..2] {
-            // The script that raises a number is the only one with so many arguments.
+            // The script that writes a greater number is the only one with this number of
+            // arguments.
             proxy.lose_replies(b"*6\r\n$7\r\nEVALSHA", 1);
         }
 

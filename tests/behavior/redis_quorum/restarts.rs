@@ -1,4 +1,4 @@
-//! Nodes that restart, with their data or without.
+//! Tests with nodes that restart, with their data or without.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Nodes that are reached over TLS.
+//! Tests with nodes that clients reach over TLS.
 
 use libtest_mimic::Trial;
 use lockcore::{Builder, ErrorKind, Locks};

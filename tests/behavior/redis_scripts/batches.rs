@@ -1,4 +1,4 @@
-//! Several tickets of a name in one call of the renewal script.
+//! Tests of the renewal script with several tickets of a name in one call.
 
 use libtest_mimic::Trial;
 use tests::redis_server::RedisServer;
@@ -88,8 +88,8 @@ async fn a_waiter_that_a_batch_grants_and_renews_is_told_only_by_the_reply(_: St
     assert!(told.starts_with(&id("last")), "{told}");
 }
 
-/// No connection hears wake-ups. The lease of the new grant is not shortened, because the reply
-/// tells the client of it.
+/// No connection hears wake-ups, so the script would shorten the lease of a grant. It does not
+/// shorten this lease, because the reply tells the client of the grant.
 async fn a_waiter_that_a_batch_grants_and_renews_gets_the_lease_of_the_reply(_: Store) {
     let server = RedisServer::start();
     assert_eq!(enqueue(&server, "holds", "10", "60000")[0], 0);

@@ -1,4 +1,4 @@
-//! The cost of a verb at the server: calls and bytes.
+//! Tests of the cost of a verb at the server: calls and bytes.
 
 use libtest_mimic::Trial;
 use tests::eventually::eventually;
@@ -136,7 +136,7 @@ async fn no_verb_reads_a_state_twice_or_prolongs_a_key_that_is_not_there(_: Stor
     }
 }
 
-/// The bounds are for a 64-bit server.
+/// The limits are for a 64-bit server.
 async fn the_memory_of_a_name_at_the_server_is_bounded(_: Store) {
     let server = RedisServer::start();
     let taken = || {
@@ -160,7 +160,7 @@ async fn the_memory_of_a_name_at_the_server_is_bounded(_: Store) {
 }
 
 /// One waiter stays while thousands behind it come and leave. When this waiter leaves too, no verb
-/// may have to look at all the empty places up to the next waiter.
+/// may have to read all the empty entries of the line up to the next waiter.
 async fn empty_places_in_line_do_not_accumulate(_: Store) {
     let server = RedisServer::start();
     for id in ["holds", "stays"] {

@@ -1,4 +1,4 @@
-//! Keys of a name that are lost, and keys with a stranger's values.
+//! Tests with keys of a name that are lost, and with keys that have a stranger's values.
 
 use libtest_mimic::Trial;
 use redis::Value;
@@ -21,7 +21,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// The first verb that misses the key builds it again.
+/// The first verb that does not find the key with the ends of the leases builds this key again.
 async fn lost_ends_are_rebuilt(_: Store) {
     for verb in [
         "enqueue",

@@ -1,4 +1,5 @@
-//! A server that denies a command in the middle of a script, and a server that denies all writes.
+//! Tests with a server that denies a command in the middle of a script, and with a server that
+//! denies all writes.
 
 use libtest_mimic::Trial;
 use redis::Value;
@@ -72,8 +73,8 @@ fn without<T>(server: &RedisServer, command: &str, work: impl FnOnce() -> T) -> 
     done
 }
 
-/// This is checked for each command of the scripts. As a client does, the test releases a ticket
-/// that an enqueue may have left, and repeats a denied release.
+/// The fact denies each command of the scripts in turn. As a client does, the test releases a
+/// ticket that an enqueue may have left, and repeats a denied release.
 async fn a_verb_that_is_denied_a_command_loses_neither_permits_nor_turns(_: Store) {
     let rights = include_str!("../../../lockcore/src/backend/redis/scripts/rights.lua");
     let commands: Vec<_> = rights.split("{ '").skip(1).collect();

@@ -1,4 +1,4 @@
-//! Holders, waiters, expired waiters in line, and the limits of a line.
+//! Tests of holders, waiters, expired waiters in line, and the limits of a line.
 
 use std::future::ready;
 
@@ -209,9 +209,10 @@ async fn expired_waiters_are_passed_over_when_the_next_is_woken(_: Store) {
     }
 }
 
-/// The number is ahead of the clock. Its key must live until a day after the clock has passed the
-/// number. If the key expired earlier and the clock was set back, the same number could be assigned
-/// again.
+/// The client states that it has seen a number from 23 hours ahead of the server's clock. So the
+/// server assigns a number that is ahead of its clock, and keeps this number in the key of the
+/// line. The key must live until a day after the clock has passed the number. If the key expired
+/// earlier and the clock was set back, the server could assign the same number again.
 async fn no_release_or_renewal_shortens_the_life_of_a_number_ahead_of_the_clock(_: Store) {
     for cause in ["unknown", "lost", "full"] {
         let server = RedisServer::start();

@@ -1,4 +1,4 @@
-//! Enqueues that are repeated, and enqueues that arrive after their release.
+//! Tests of enqueues that are repeated, and of enqueues that arrive after their release.
 
 use libtest_mimic::Trial;
 use tests::redis_server::RedisServer;

@@ -1,5 +1,5 @@
-//! A master is replaced: on request, because it was killed, because it froze, or because only the
-//! sentinels cannot reach it. Each fact has its own servers and sentinels.
+//! Tests with a master that is replaced: on request, because it was killed, because it froze, or
+//! because only the sentinels cannot reach it. Each fact has its own servers and sentinels.
 
 use std::time::Duration;
 
@@ -148,13 +148,14 @@ async fn a_master_that_only_the_sentinels_have_given_up_is_left(_: Store) {
     set.show(old);
 }
 
-/// The shortest way to two holders at once. The guide describes it.
+/// The fact shows the shortest sequence of events that leads to two holders at once. The guide
+/// describes this sequence.
 async fn a_lock_unknown_to_the_new_master_is_lost_and_its_late_write_refused(_: Store) {
     let set = Sentinels::start(DOWN_AFTER);
     let locks = client(&set.url());
     let resource = FencedResource::default();
     let old = set.master();
-    // The client connects before this. So the grant takes no longer than one request.
+    // This acquisition connects the client. So the grant below takes no longer than one request.
     give_back(locks.mutex("warm").acquire().await.unwrap()).await;
     set.stop_replication();
     let first = locks.mutex("a").acquire().await.unwrap();
@@ -225,6 +226,6 @@ async fn a_master_that_counts_its_replicas_grants_nothing_that_could_be_lost(_: 
         }
     })
     .await;
-    // Clients that find their master by the sentinels reach the new master.
+    // These clients find the new master by the sentinels.
     works_again(&locks, "a", LONG_WAIT).await;
 }

@@ -1,5 +1,5 @@
-//! Sentinels that are down, silent or wrong, or that require a password. Each fact has its own
-//! sentinels. The servers that they watch are never replaced.
+//! Tests with sentinels that are down, silent or wrong, or that require a password. Each fact has
+//! its own sentinels. The servers that they watch are never replaced.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -493,7 +493,7 @@ async fn everything_is_encrypted_with_tls_and_each_certificate_is_looked_at(_: S
         builder.build().unwrap()
     };
 
-    // The password is not sent in plain text, neither to the sentinel nor to the master.
+    // The client must not send the password in plain text to the sentinel or to the master.
     let sound = server(&here);
     let to_master = Proxy::to(sound.port());
     to_master.lose_replies(SECRET.as_bytes(), 1);

@@ -1,4 +1,4 @@
-//! Holders in other processes that are asked for their locks.
+//! Tests with holders in other processes whose locks an operator asks back.
 
 use std::time::Instant;
 
@@ -75,7 +75,7 @@ async fn a_holder_in_another_process_that_goes_on_loses_its_lock(store: Store) {
     assert_nothing_left(&store, &operator, "a").await;
 }
 
-/// A frozen holder does not learn of the request and cannot release. It loses the lock when its
+/// A frozen holder does not learn of the ask-back and cannot release. It loses the lock when its
 /// lease ends, and not earlier.
 async fn a_frozen_holder_that_is_asked_is_followed_when_its_lease_is_over(store: Store) {
     let operator = store.client();

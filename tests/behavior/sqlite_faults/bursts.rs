@@ -1,4 +1,5 @@
-//! A burst of requests in a process that holds locks. The burst must not cost any of these locks.
+//! Tests with a burst of requests in a process that holds locks. The process must not lose any of
+//! these locks.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// The client has all defaults. Some tasks are not granted within the default `wait`. For them a
+/// The client has all defaults. Some tasks are not granted within the default `wait`, so for them a
 /// timeout is a correct answer.
 async fn a_burst_costs_no_lease_and_everybody_has_an_answer(store: Store) {
     let at_once = if tests::fact::long() { 10_000 } else { 2_000 };

@@ -1,4 +1,4 @@
-//! The cost of waits and hand-overs, in transactions.
+//! Tests of the cost of waits and hand-overs, in transactions.
 
 use std::process::Command;
 use std::time::Duration;
@@ -25,9 +25,9 @@ fn holder_without_renewals(store: &Store) -> Holder {
     faults::holder(&store.file().url(), "a", LONG)
 }
 
-/// The number of transactions that were committed to the file. It is in the header of the file's
-/// shared index. Another process reads it: if this process opened and closed the index, SQLite's
-/// locks on it would be dropped.
+/// The number of transactions that were committed to the file. This number is in the header of the
+/// file's shared index. The program `od` reads it, because if this process opened and closed the
+/// index, SQLite's locks on the index would be dropped.
 fn commits(store: &Store) -> u64 {
     let index = store.file().folder().join("locks.db-shm");
     let said = Command::new("od")

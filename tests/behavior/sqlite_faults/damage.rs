@@ -1,4 +1,4 @@
-//! Files that are locked, removed, replaced or broken.
+//! Tests with files that are locked, removed, replaced or broken.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -49,8 +49,9 @@ async fn a_file_that_another_program_keeps_locked_is_unavailable_within_one_oper
         };
         for waits in [true, false] {
             let lock = locks.mutex("a").wait(SOON);
-            // The caller's time may end during the few milliseconds of a try. The outcome of this
-            // try is unknown.
+            // The caller's wait may end while SQLite is trying to write, which takes a few
+            // milliseconds each time. The error is `Unknown` in this case, and the test acquires
+            // again until the error tells why.
             eventually("told why", SOON, async || {
                 let started = Instant::now();
                 let outcome = match waits {

@@ -1,5 +1,5 @@
-//! A process that forks before it has used the file. A process that forks later is tested in
-//! `forks`, for every store.
+//! Tests with a process that forks before it has used the file. A process that forks later is
+//! tested in `forks`, for every store.
 
 use std::process::Command;
 

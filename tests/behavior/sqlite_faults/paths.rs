@@ -1,4 +1,5 @@
-//! Which paths a URL may name, several names of one file, and which users may access it.
+//! Tests of the paths that a URL may name, of several names for one file, and of the users that may
+//! access it.
 
 use std::collections::BTreeSet;
 use std::fs;

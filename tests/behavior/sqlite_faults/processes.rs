@@ -1,5 +1,5 @@
-//! Processes that share a file: their order, how soon they notice a release, and processes that are
-//! killed.
+//! Tests with processes that share a file: their order, how soon they notice a release, and
+//! processes that are killed.
 
 use std::time::{Duration, Instant};
 
@@ -96,11 +96,11 @@ async fn processes_killed_at_random_moments_leave_a_sound_file(store: Store) {
     assert_nothing_left(&store, &locks, "a").await;
 }
 
-/// After this time a waiter looks at the file at its slowest pace. A look leaves no trace, so the
+/// After this time a waiter reads the file at its slowest pace. No event shows these reads, so the
 /// test sleeps.
 const SLOWED_DOWN: Duration = Duration::from_secs(1);
 
-/// A rough version of the hand-over benchmark. Its bounds are wide, because this machine runs other
+/// A rough version of the hand-over benchmark. Its limits are wide, because this machine runs other
 /// tests as well.
 async fn a_release_in_another_process_is_found_within_moments(store: Store) {
     let locks = client(&store);

@@ -1,4 +1,4 @@
-//! Clocks that jump, and what remains of a name after some time.
+//! Tests with clocks that jump, and of what remains of a name after some time.
 
 use std::process::Command;
 use std::time::Duration;
@@ -72,7 +72,7 @@ async fn the_remains_of_a_name_are_gone_a_day_later(store: Store) {
     store.file().query(&format!(
         "UPDATE names SET last = last - {day} WHERE name <> 'test:1:{{young}}'"
     ));
-    // A dead ticket of a name that nobody uses.
+    // This process dies and leaves an expired ticket of a name that nobody else uses.
     let mut dying = holder(&store, "dead");
     dying.acquire();
     dying.kill();
@@ -81,7 +81,8 @@ async fn the_remains_of_a_name_are_gone_a_day_later(store: Store) {
          UPDATE names SET last = last - {day} WHERE name = 'test:1:{{dead}}'"
     ));
 
-    // A sweep runs at some acquisitions, chosen at random. With this many, it certainly runs.
+    // At some acquisitions, chosen at random, the store removes the rows of names that nobody has
+    // used for a day. With this number of acquisitions, it certainly does so.
     for _ in 0..251 {
         give_back(locks.mutex("young").acquire().await.unwrap()).await;
     }

@@ -1,4 +1,4 @@
-//! Names that one client uses alone: their parent is created and deleted with the ticket.
+//! Tests of names that one client uses alone: their parent is created and deleted with the ticket.
 
 use std::time::Duration;
 
@@ -50,8 +50,8 @@ async fn an_uncontended_pair_costs_two_requests_and_leaves_nothing(_: Store) {
     assert!(names.is_empty(), "{names:?}");
 }
 
-/// A client that has met others at a name takes the way for contended names there, as long as the
-/// parent exists.
+/// If a client has seen tickets of others at a name, it uses the requests for contended names
+/// there, as long as the parent node exists.
 async fn a_name_that_was_contended_costs_three_requests_and_no_failed_ones(_: Store) {
     let server = ZooKeeperServer::start();
     let (locks, other) = (counted(&server), client(&server));
@@ -86,8 +86,10 @@ async fn a_parent_that_another_client_has_made_is_no_proof_of_being_first(_: Sto
     }
 }
 
-/// After its last waiter has left, a client watches a line for five seconds more. If it did so
-/// here, each pair of the other client would cost two lists and four events.
+/// After its last waiter has left, a client watches a line for five seconds more. But it stops as
+/// soon as the parent node of the line is deleted. If it did not stop, each pair of acquire and
+/// release of the other client would cost two lists and four events. The reason is that each pair
+/// creates and deletes the parent.
 async fn a_client_that_waited_in_vain_follows_no_longer_than_the_parent_lives(_: Store) {
     let server = ZooKeeperServer::start();
     let (locks, other) = (client(&server), client(&server));

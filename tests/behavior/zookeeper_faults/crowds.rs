@@ -1,5 +1,5 @@
-//! Requests and bytes for a client that is alone and for many clients, and crowds of clients that
-//! change.
+//! Tests of the number of requests and bytes, for one client and for many clients, and tests with
+//! crowds of clients that change.
 
 use std::collections::BTreeMap;
 use std::future::ready;
@@ -52,8 +52,8 @@ async fn only_a_client_with_tickets_has_its_leader_checked(_: Store) {
     let guard = locks.mutex("a").acquire().await.unwrap();
     let (written, sent) = written_in_a_session().await;
 
-    // The leader is checked in every quarter of a session. The client's clock ticks eleven times in
-    // a session, so a check comes with every third probe.
+    // The client checks in every quarter of a session that the leader still leads. It sends eleven
+    // probes in a session, so a check comes with every third probe.
     assert!((1..=sent / 3 + 1).contains(&written), "{written} of {sent}");
     give_back(guard).await;
 }
@@ -194,8 +194,9 @@ async fn a_waiter_costs_the_same_bytes_however_many_others_wait(_: Store) {
     assert!(each[1] < 1.5 * each[0], "{each:?}");
 }
 
-/// Readers, writers, callers that give up and callers that do not wait. They come in crowds and
-/// alone, so that clients switch between the two ways to follow a line.
+/// Readers, writers, callers that give up and callers that do not wait. In some rounds there are
+/// many clients, in others few. A client watches the whole line if few clients wait, and only the
+/// ticket ahead if many wait. So the clients change between these two watches.
 async fn a_crowd_that_comes_and_goes_never_overlaps(_: Store) {
     let server = ZooKeeperServer::start();
     let witness = Arc::new(Witness::readers_and_writers());
@@ -231,8 +232,8 @@ async fn a_crowd_that_comes_and_goes_never_overlaps(_: Store) {
                                 give_back(guard).await;
                             }
                             Err(error) => assert!(
-                                // The outcome is unknown if the wait is shorter than the round
-                                // trip.
+                                // The outcome is unknown if the wait ends before the answer of the
+                                // server arrives.
                                 turn % 5 < 2
                                     && matches!(
                                         error.kind(),
@@ -253,8 +254,8 @@ async fn a_crowd_that_comes_and_goes_never_overlaps(_: Store) {
     nothing_left(&server).await;
 }
 
-/// Many requests at the same time, with all defaults, while this client and another one each hold a
-/// lock.
+/// The fact sends many requests at the same time, with all defaults, while this client and another
+/// one each hold a lock.
 async fn a_burst_of_a_process_costs_no_lease_and_nothing_is_unknown(_: Store) {
     let server = ZooKeeperServer::start();
     let clients = [(); 2].map(|()| faults::builder(server.url()).build().unwrap());

@@ -1,4 +1,4 @@
-//! A network that is cut, and wake-ups that do not arrive.
+//! Tests with a network that is cut, and with wake-ups that do not arrive.
 
 use std::time::{Duration, Instant};
 
@@ -47,7 +47,7 @@ async fn a_waiter_from_before_a_reconnect_is_woken_after_it(_: Store) {
     assert!(after < Duration::from_millis(500), "{after:?}");
 }
 
-/// The fact checks a mutex and a semaphore. At the mutex, the waiter stands behind one ticket. At
+/// The fact checks a mutex and a semaphore. At the mutex, one ticket is in front of the waiter. At
 /// the semaphore, the released ticket is not the one in front of the waiter.
 async fn a_watch_that_is_lost_costs_a_third_of_a_ttl(_: Store) {
     let server = ZooKeeperServer::start();

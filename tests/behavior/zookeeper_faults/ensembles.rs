@@ -1,4 +1,4 @@
-//! Ensembles of three servers. One of the servers is cut off, hangs or dies.
+//! Tests with ensembles of three servers. One of the servers is cut off, hangs or dies.
 
 use std::future::ready;
 use std::process::Command;
@@ -164,8 +164,9 @@ async fn a_server_that_hangs_costs_no_lease_while_others_answer(_: Store) {
     let ttl = Duration::from_secs(8);
     let followers = ensemble.followers();
     let mut guards = Vec::new();
-    // Each client picks a random server. The loop ends when one follower has many clients. After
-    // its freeze, some of them will try it once more.
+    // Each client picks a random server. The loop ends when one follower has at least eight
+    // clients. The test freezes this follower later. Some of its clients then connect to it once
+    // more, by chance, before they try another server.
     let hangs = loop {
         assert!(guards.len() < 200, "all are served by the leader");
         let locks = builder(ensemble.url()).ttl(ttl).build().unwrap();

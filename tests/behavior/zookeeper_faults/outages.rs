@@ -1,4 +1,4 @@
-//! A server that goes down and comes back, with its data or without.
+//! Tests with a server that goes down and comes back, with its data or without.
 
 use std::cell::Cell;
 use std::future::ready;
@@ -65,7 +65,7 @@ async fn a_connection_attempt_that_came_second_leaves_no_session(_: Store) {
     let server = ZooKeeperServer::start();
     let proxies = [(); 2].map(|()| Proxy::to(server.port()));
     for proxy in &proxies {
-        // Long enough for a second connection attempt that is answered.
+        // The delay is long enough for a second connection attempt, which is answered.
         proxy.delay(Duration::from_millis(250), Duration::ZERO);
     }
     let [one, other] = [0, 1].map(|number| format!("127.0.0.1:{}", proxies[number].port()));

@@ -1,4 +1,4 @@
-//! Requests and replies that are lost, late or out of order.
+//! Tests with requests and replies that are lost, late or out of order.
 
 use std::time::Duration;
 

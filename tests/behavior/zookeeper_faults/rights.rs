@@ -1,5 +1,5 @@
-//! Users: what they may see of each other, the least rights that they need, and where the store
-//! keeps their locks.
+//! Tests of the users of a server: how much they may see of each other, the least rights that they
+//! need, and the path of their locks.
 
 use libtest_mimic::Trial;
 use lockcore::ErrorKind;
@@ -166,7 +166,7 @@ async fn a_user_with_the_documented_rights_can_do_everything(_: Store) {
     operator.auth("digest", b"op:op").await.unwrap();
     let open = CreateMode::Persistent.with_acls(Acls::anyone_all());
     operator.create("/locks", b"", &open).await.unwrap();
-    // The same rights as `setAcl /locks digest:ann:<hash>:crd` sets.
+    // The test sets the same rights as `setAcl /locks digest:ann:<hash>:crd`.
     let rights = [Acl::new(
         Permission::READ | Permission::CREATE | Permission::DELETE,
         AuthId::new("digest", "ann:qqrHIGv6wQBqTWRWAn5AN0ZlqLs="),

@@ -221,8 +221,8 @@ async fn take_turns(
         let lock = loop {
             match locks.lock(key.as_bytes(), LEASE).await {
                 Ok(lock) => break lock,
-                // Another task holds the lock, and the retries of rslock are used up. The task
-                // tries again, because `load` waits too.
+                // Another task holds the lock, and rslock has used up its retries. This task calls
+                // `lock` again, because a task of `load` also waits until it gets the lock.
                 Err(LockError::Unavailable) if now() < end => {}
                 Err(LockError::Unavailable) => return,
                 Err(_) => {

@@ -128,7 +128,8 @@ fn rounds(arguments: &Arguments) {
     );
 }
 
-/// Waits for the next candidate that begins to lead. Returns its place and its token.
+/// Waits for the next candidate that begins to lead. Returns its index in `candidates` and its
+/// token.
 fn next_leader(candidates: &mut [Candidate]) -> (usize, u64) {
     let begun = poll(PATIENCE, || {
         let mut begun = candidates.iter_mut().map(Candidate::has_begun).enumerate();

@@ -418,7 +418,7 @@ impl Task {
             }
             Err(error) => {
                 self.failed(which, "acquire", &error);
-                // Pauses, because a client should try again later after an error.
+                // The task pauses, because after an error a client should not try again at once.
                 tokio::time::sleep(Duration::from_millis(fastrand::u64(1..20))).await;
                 None
             }

@@ -1,10 +1,11 @@
 //! Compares the public API of the published crates with the snapshots in `tests/api`, so that no
-//! change goes unnoticed: `cargo run -p tests --bin public-api`, and with `--update` after an
+//! change goes unnoticed. Run `cargo run -p tests --bin public-api`, and add `--update` after an
 //! intended change.
 //!
-//! It reads rustdoc's JSON, whose format changes with the toolchain. So the program works with one
-//! toolchain only, which it names. With another toolchain it compares nothing. If `CI` is `true`,
-//! it fails instead.
+//! The program reads rustdoc's JSON, whose format changes with the toolchain. So the program works
+//! with one toolchain only. With another toolchain it compares nothing, and says which toolchain it
+//! needs. It then succeeds, unless the environment variable `CI` is `true`: a run in CI must
+//! compare, so there the program fails.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
@@ -45,8 +46,8 @@ fn compare(arguments: Arguments) -> ExitCode {
         || tests.join("../target"),
         |folder| tests.join("..").join(folder),
     );
-    // All features of all members, as for the docs, so that only rustdoc has to run again. Only
-    // rustdoc gets unstable options. Cargo does not.
+    // This builds all features of all members, as for the docs, so that only rustdoc has to run
+    // again. Rustdoc gets unstable options, and cargo gets none.
     let written = Command::new("cargo")
         .args([
             "doc",

@@ -3,8 +3,8 @@
 //! released everything.
 //!
 //! The `LOCK_…` variables choose the store, namespace and ttl. The first argument is the key.
-//! Without a key the service does no work: it prints `LISTENS`, waits for a line of input, and only
-//! after that looks for a signal.
+//! Without a key the service does no work. It prints `LISTENS`, waits for a line of input, and only
+//! after that waits for a signal.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Runs a command with `LOCK_URL` set to a server of its own, which ends with the command:
-//! `cargo run -p tests --bin with-store -- zookeeper cargo run --example checkout`.
+//! Runs a command with `LOCK_URL` set to a server that is started for it and ends with it. For
+//! example, run `cargo run -p tests --bin with-store -- zookeeper cargo run --example checkout`.
 
 use std::ffi::OsStr;
 use std::process::{Command, ExitCode};

@@ -1,5 +1,5 @@
-//! Tests with a server that answers each line with `you said: ` and this line. How Redis clients
-//! react to the proxy is tested in tests/selftest.
+//! Tests of the proxy with a server that answers each line with `you said: ` and this line. How
+//! Redis clients react to the proxy is tested in tests/selftest.
 
 use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};

@@ -32,7 +32,7 @@ impl Store for RedisQuorum {
     fn timings(&self) -> Timings {
         Timings {
             answers: Answers::AServer,
-            // A pause between two requests of a waiter.
+            // The time includes a pause between two requests of a waiter.
             follows_the_dead: Duration::from_millis(600),
             tells_when_to_recheck: false,
         }

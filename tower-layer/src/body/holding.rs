@@ -63,7 +63,8 @@ where
                 tracing::debug!(%error, "response stopped");
                 let asked_back = is_asked_back(&error);
                 let part = this.hold.limits.at_loss.end(End::Lost(error));
-                // Otherwise the guard stays in this value, and is dropped after the inner body.
+                // If the lock was not asked back, the guard stays in this value, and is dropped
+                // after the inner body.
                 let to_release = asked_back.then(|| this.hold.guard.take()).flatten();
                 return Poll::Ready(Err(Stopped { part, to_release }));
             }
@@ -85,8 +86,8 @@ impl<B> Holding<B> {
 }
 
 impl Hold {
-    /// Polls the inner body while the lock is held: this checks the deadline of the lease before
-    /// each poll. If the body may continue after a loss, there is no check.
+    /// Polls the inner body while the lock is held: checks the deadline of the lease before each
+    /// poll. If the body may continue after a loss, there is no check.
     fn poll_part<B>(
         &mut self,
         inner: Pin<&mut B>,
@@ -96,8 +97,8 @@ impl Hold {
         B: Body,
         B::Error: Into<BoxError>,
     {
-        // When somebody asks for the lock, the lock stays valid for a time, so this is a separate
-        // check. It comes before the poll, because a body that is always ready must end too.
+        // When the lock is asked back, it stays valid for a time, so this is a separate check. It
+        // comes before the poll, because a body that is always ready must end too.
         if self.limits.when_asked
             && let Poll::Ready(error) = self.poll_lost(cx)
         {
@@ -116,8 +117,8 @@ impl Hold {
         self.poll_lost(cx).map(Err)
     }
 
-    /// Ready if the body must end because the lock is lost or somebody asks for it. If this is true
-    /// already, the first poll returns ready. Otherwise the task is woken when it becomes true.
+    /// Ready if the body must end, because the lock is lost or asked back. If it must end already,
+    /// the first poll returns ready. Otherwise the task is woken as soon as it must end.
     fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<lockcore::Error> {
         self.lost
             .get_or_insert_with(|| Box::pin(lost(self.held.clone())))

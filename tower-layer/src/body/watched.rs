@@ -17,14 +17,15 @@ use crate::guard::{AnyHeld, is_asked_back};
 /// poll while the client reads nothing. So a task waits for the end of the lock, and then drops
 /// both.
 pub(super) struct Watched<B> {
-    /// The task holds a weak reference to the slot, so that dropping this drops the inner body and the lock at once.
+    /// The task holds a weak reference to the slot. So the drop of this value drops the inner body
+    /// and the lock at once.
     slot: Arc<Mutex<Slot<B>>>,
     task: AbortHandle,
 }
 
 /// Holds a watched body while nobody polls it. The mutex is locked only to take the body out and to
 /// put it back. The body is polled and dropped without the mutex, so that no other thread waits for
-/// this.
+/// a poll or a drop.
 struct Slot<B> {
     /// `None` while the body is polled, and after its end.
     holding: Option<Pin<Box<Holding<B>>>>,
@@ -41,8 +42,7 @@ struct Slot<B> {
 /// The end of a lock, as the task of a watched body has seen it.
 struct Seen {
     part: Part,
-    /// Whether somebody has asked for the lock. If so, the last part is sent only after the
-    /// release.
+    /// Whether the lock was asked back. If so, the last part is sent only after the release.
     asked_back: bool,
 }
 

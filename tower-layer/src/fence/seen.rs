@@ -150,7 +150,8 @@ impl Fence {
     }
 }
 
-/// A request that has been admitted. If this is dropped, requests that wait for its end can begin.
+/// A request that has been admitted. When this value is dropped, requests that wait for its end can
+/// begin.
 pub(crate) struct Pass {
     seen: Arc<Seen>,
     key: Arc<str>,

@@ -17,8 +17,8 @@ use crate::reserved::Reserved;
 
 /// A service that refuses late requests. Made by [`FenceLayer`](crate::FenceLayer).
 ///
-/// When the client of a waiting request goes away, only the token of the request is left, as the
-/// highest token seen.
+/// When the client of a waiting request goes away, the request leaves nothing behind except its
+/// token, which stays the highest token seen.
 #[derive(Clone, Debug)]
 pub struct FenceService<S> {
     inner: S,
@@ -46,7 +46,7 @@ where
 
     /// Readiness may reserve something in the inner service, such as the permit of a limit. If a
     /// request has to wait for requests with lower tokens, it gives this permit back. When these
-    /// requests have ended, it reserves a permit again.
+    /// requests have ended, the waiting request reserves a permit again.
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         self.inner.poll_ready(cx)
     }

@@ -1,4 +1,4 @@
-//! The end of a body waits for the store's answer to the release.
+//! Tests that the end of a body waits for the store's answer to the release.
 
 use super::*;
 

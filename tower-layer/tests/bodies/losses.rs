@@ -1,4 +1,4 @@
-//! Bodies whose lock is lost, or held for too long.
+//! Tests of bodies whose lock is lost, or held for too long.
 
 use super::*;
 

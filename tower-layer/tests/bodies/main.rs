@@ -1,4 +1,5 @@
-//! How long the lock is kept between the head of a response and its end, and what ends the lock.
+//! Tests of the time between the head of a response and its end: how long the layer keeps the lock,
+//! and which events end the lock.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml lets tests unwrap, but not their helpers"

@@ -1,4 +1,4 @@
-//! The answers that gRPC clients get, and the deadlines of their calls.
+//! Tests of the answers that gRPC clients get, and of the deadlines of their calls.
 
 use super::*;
 

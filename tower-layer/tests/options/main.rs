@@ -1,4 +1,4 @@
-//! The options of the layer: how it asks for the lock, and how long it keeps the lock.
+//! Tests of the options of the layer: how it asks for the lock, and how long it keeps the lock.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml lets tests unwrap, but not their helpers"

@@ -1,4 +1,4 @@
-//! Requests that ask for an upgraded connection.
+//! Tests with requests that ask for an upgraded connection.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! One of several locks is lost, or held for too long.
+//! Tests in which one of several locks is lost, or held for too long.
 
 use super::*;
 

@@ -1,4 +1,5 @@
-//! Several locks for one request: all or none of them, from the wait to the end of the body.
+//! Tests of several locks for one request: all or none of them, from the wait to the end of the
+//! body.
 #![allow(
     clippy::unwrap_used,
     reason = "clippy.toml lets tests unwrap, but not their helpers"

@@ -1,4 +1,4 @@
-//! The wait for several locks, and the answers of a layer that refuses.
+//! Tests of the wait for several locks, and of the answers of a layer that refuses.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! The fencing tokens of several locks.
+//! Tests of the fencing tokens of several locks.
 
 use super::*;
 

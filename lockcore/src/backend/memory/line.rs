@@ -13,8 +13,9 @@ use crate::request::{Id, Request};
 #[derive(Debug, Default)]
 pub(super) struct Line {
     pub(super) queue: Queue<Holder>,
-    /// No ticket expires before this time, so there is no need to look for an expired one. A renewal that moves the end
-    /// of a ticket to a later time does not change this. When this time has come, it is computed again.
+    /// No ticket expires before this time, so until then the store does not search for expired
+    /// tickets. If a renewal moves the end of a ticket to a later time, this time stays. When it
+    /// has come, the store computes it again.
     pub(super) first_end: u64,
     /// The last change of the stored capacity.
     pub(super) change: Option<Id>,
@@ -31,7 +32,7 @@ pub(super) struct Holder {
 }
 
 impl Holder {
-    /// The owner, and the ask behind it.
+    /// The owner of the ticket, and the ask-back behind it.
     pub(super) fn owner(&self) -> String {
         match &self.ask {
             Some(ask) => format!("{}{ASK}{ask}", self.request.owner),
@@ -46,8 +47,8 @@ impl Line {
         self.queue.is_empty() && self.queue.stored().is_none()
     }
 
-    /// Reads or changes the stored capacity. Returns how many tickets now hold because of that. Call
-    /// [`expire`](Self::expire) first.
+    /// Reads or changes the stored capacity. Returns how many waiters hold now because of the
+    /// change. Call [`expire`](Self::expire) first.
     pub(super) fn resize(&mut self, resize: &Resize) -> (ResizeOutcome, usize) {
         let ResizeOp::Set {
             capacity,
@@ -84,7 +85,7 @@ impl Line {
         self.first_end <= now.as_nanos()
     }
 
-    /// Removes the expired tickets. Returns how many tickets now hold because of that.
+    /// Removes the expired tickets. Returns how many waiters hold now because of the removal.
     pub(super) fn expire(&mut self, now: Instant) -> usize {
         if !self.is_due(now) {
             return 0;

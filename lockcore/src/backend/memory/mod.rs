@@ -338,7 +338,7 @@ impl Store {
         let Some(line) = lines.get_mut(&request.name) else {
             return Released::NotFound;
         };
-        // A ticket that has expired but was still in the line counts as found.
+        // A ticket that has expired and has not been removed counts as found.
         let ended = line.is_due(now) && line.queue.find(request.id).is_some();
         // Expired tickets are removed first, so that they do not get the permits that this release
         // frees.
@@ -394,8 +394,8 @@ impl Store {
         places.collect()
     }
 
-    /// Looks at all names, and lists them in alphabetical order. A page begins behind the last name
-    /// of the page before it.
+    /// Reads all names, and lists them in alphabetical order. A page begins behind the last name of
+    /// the page before it.
     pub(crate) fn list(&self, listing: &Listing) -> Page {
         let now = self.clock.now().as_nanos();
         let names = self.names();

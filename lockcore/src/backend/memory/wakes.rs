@@ -9,8 +9,8 @@ use crate::clock::Instant;
 use crate::queue::Queue;
 use crate::request::Id;
 
-/// The wake-ups and rechecks of one request. They are sent when this is dropped. It is declared before the mutex guard,
-/// so it is dropped after the mutex is unlocked.
+/// The wake-ups and rechecks of one request. The drop of this value sends them. The value is
+/// declared before the mutex guard, so it is dropped after the mutex is unlocked.
 pub(super) struct Wakes {
     pub(super) to: Vec<(Weak<EventSink>, News)>,
     /// This ticket needs no wake-up: the answer to its own request says that it holds.

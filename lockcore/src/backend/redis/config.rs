@@ -30,7 +30,7 @@ pub(super) fn server(url: &Url) -> Result<Server, Error> {
 /// The server of `rediss://…`.
 #[cfg(feature = "redis-tls")]
 pub(super) fn encrypted_server(url: &Url, tls: &Tls) -> Result<Server, Error> {
-    // The driver does not need to know about TLS: the stream that it gets encrypts.
+    // The driver does not know about TLS: it gets a stream that encrypts by itself.
     let mut address = url.clone();
     address
         .set_scheme("redis")

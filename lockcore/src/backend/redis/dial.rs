@@ -240,8 +240,8 @@ pub(super) fn prepared(info: ConnectionInfo) -> ConnectionInfo {
         .clone()
         // Wake-ups come on the same connection as the answers.
         .set_protocol(ProtocolVersion::RESP3)
-        // Without `CLIENT SETINFO` the user needs one right less. The driver would ignore its
-        // errors anyway.
+        // The driver does not send `CLIENT SETINFO`, so the user does not need the right to this
+        // command.
         .set_skip_set_lib_name();
     let tcp = info
         .tcp_settings()

@@ -4,12 +4,14 @@
 //! others. So when the answers of one read wake sixty tasks, and each sends its next command, the driver runs after each
 //! of them, and writes each command by itself: a system call for every one.
 //!
-//! Here the driver gets the answers in small parts. After each part it stands back once: the tasks that this part has
-//! woken run first, and their next commands go out in one write. While the driver handles the next part, the server
-//! works on these commands. If the driver waited for the tasks of all answers instead, the server would be idle until
-//! they have run, and then the process would be idle until the server has answered all of them.
+//! Here the driver gets the answers in small parts. After each part the driver yields once: the
+//! tasks that this part has woken run first, and their next commands go out in one write. While the
+//! driver handles the next part, the server works on these commands. If the driver waited for the
+//! tasks of all answers instead, the server would be idle until these tasks have run. After that
+//! the process would be idle until the server has answered all commands.
 //!
-//! If few requests are under way, the driver does not stand back, because the server would be idle meanwhile.
+//! If few requests are in flight, the driver does not yield, because the server would be idle
+//! meanwhile.
 
 use std::io;
 use std::mem;
@@ -34,7 +36,7 @@ impl InFlight {
         UnderWay(self.clone())
     }
 
-    /// Whether one request is under way, and no other.
+    /// Whether exactly one request is in flight.
     pub(super) fn is_one(&self) -> bool {
         self.0.load(Ordering::Relaxed) == 1
     }
@@ -46,8 +48,9 @@ impl Drop for UnderWay {
     }
 }
 
-/// With fewer requests under way, answers are handed out at once. Measured with 4 to 1,000 tasks on two processors: up to
-/// 24 tasks, parts make the pairs of acquire and release fewer, and from 48 on they make them more.
+/// With fewer requests in flight, the driver gets all answers at once. Measured with 4 to 1,000
+/// tasks on two processors. Up to 24 tasks, small parts make fewer pairs of acquire and release per
+/// second. From 48 tasks on, they make more.
 const MANY: usize = 32;
 
 /// The bytes of a part: about ten answers. 100 to 400 make no clear difference.
@@ -58,7 +61,7 @@ const PART: usize = 200;
 pub(super) struct Gathering<S> {
     stream: S,
     in_flight: InFlight,
-    /// A part was handed out, and the driver has not stood back since.
+    /// The driver has got a part, and has not yielded since.
     has_part: bool,
 }
 
@@ -158,7 +161,7 @@ mod tests {
         (read, woken.0.load(Ordering::Relaxed))
     }
 
-    /// A stream with this many requests under way, of which three parts of answers have arrived.
+    /// A stream with this many requests in flight, of which three parts of answers have arrived.
     async fn stream(requests: usize) -> (Gathering<DuplexStream>, Vec<UnderWay>, DuplexStream) {
         let in_flight = InFlight::default();
         let (near, mut far) = tokio::io::duplex(3 * PART);

@@ -40,7 +40,7 @@ pub(super) fn keys_like(namespace: &Namespace, prefix: &str) -> String {
     pattern + "*}"
 }
 
-/// The name that has this as its first key.
+/// The name whose first key this is.
 pub(super) fn name_of(key: &str) -> Option<NameInUse> {
     NameInUse::of_key(key, READABLE)
 }

@@ -289,9 +289,9 @@ impl<'a> Record<'a> {
     }
 }
 
-/// Lists a part of the names on one server, with one step of `SCAN`. It looks at ten keys for each
-/// name that the page may have. Most keys of a database belong to other programs, or to names that
-/// are not in use.
+/// Lists a part of the names on one server, with one step of `SCAN`. The step reads ten keys for
+/// each name that the page may have. Most keys of a database belong to other programs, or to names
+/// that are not in use.
 pub(super) async fn list(
     mut connection: RedisConnection,
     listing: Listing,

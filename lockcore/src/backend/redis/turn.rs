@@ -38,9 +38,11 @@ impl Patience {
         self.budget / 16 * 15
     }
 
-    /// Returns the result of a future, or `None` if the time is over before the future has one.
-    /// This function has no timer. The core polls once more when the caller's time is over, and
-    /// that poll returns `None`.
+    /// Returns the result of a future, or `None` if the verb's time ends before the future is
+    /// ready. The verb's time is [`for_all`](Self::for_all), which ends before the caller's time.
+    /// This function has no timer: it checks the time when it is polled. The core polls once more
+    /// at the end of the caller's time. If the future is ready by then, that poll returns its
+    /// result, otherwise `None`.
     pub(super) async fn limits<T>(self, future: impl Future<Output = T>) -> Option<T> {
         let until = self.since.after(self.for_all());
         let mut future = pin!(future);

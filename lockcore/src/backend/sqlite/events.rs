@@ -18,8 +18,9 @@ const SOONEST: Duration = Duration::from_millis(2);
 /// number of waiters.
 const LATEST: Duration = Duration::from_millis(50);
 
-/// In between, the pause is an eighth of the time since the last change. So a waiter waits at most an eighth longer
-/// than the lock was held. It takes about 35 checks from the shortest pause to the longest.
+/// Between the shortest and the longest pause, the pause is an eighth of the time since the last
+/// change. So a waiter waits at most an eighth longer than the lock was held. It takes about 35
+/// checks from the shortest pause to the longest.
 const PART: u32 = 8;
 
 /// The clients of this process on one file, and their tickets that wait.
@@ -92,7 +93,8 @@ impl Wakes {
         }
     }
 
-    /// The ticket holds or is gone, and its owner knows.
+    /// Notes that the ticket does not wait any more: it holds or is gone, and its client knows
+    /// that.
     pub(super) fn settled(&mut self, id: Id) {
         self.waiting.remove(&id);
     }

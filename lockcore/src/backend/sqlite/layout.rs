@@ -142,8 +142,8 @@ impl Boot {
     }
 
     /// Whether the two are the same boot, so that times of one mean the same in the other. They are
-    /// if the id is the same, or if the beginnings differ by at most two seconds. A reboot changes
-    /// both, because more than two seconds pass between the beginnings of two boots.
+    /// the same if their ids are the same, or if their beginnings differ by at most two seconds. A
+    /// reboot changes both, because more than two seconds pass between the beginnings of two boots.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         let same_id = !self.id.is_empty() && self.id == other.id;
         same_id || self.booted_at.abs_diff(other.booted_at) <= 2000

@@ -47,7 +47,7 @@ struct SqliteConnection {
 impl Backend for Sqlite {
     fn capability(&self) -> Capability {
         Capability::new()
-            // Between processes a wake-up takes up to 50 ms, but it does come.
+            // Between processes a wake-up takes up to 50 ms, but no wake-up is left out.
             .pushes(true)
             // One thread does the jobs one by one, some 100 µs each. 16 jobs keep the thread busy.
             // They are few enough for an answer within milliseconds, even on a busy machine.

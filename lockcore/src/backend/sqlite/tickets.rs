@@ -371,7 +371,7 @@ pub(super) async fn ask_back(
     let Some(row) = rows.first() else {
         return Ok(false);
     };
-    // A client of another process learns of the ask at its next renewal.
+    // A client of another process learns of the ask-back at its next renewal.
     if column::<i64>(row, "ours")? != 0 {
         let receiver: i64 = column(row, "receiver")?;
         wakes.recheck(receiver.cast_unsigned(), id, Duration::ZERO);
@@ -404,7 +404,7 @@ fn the_answer<'r>(
 }
 
 /// Whether a row of enqueue, renew or release answers the request. Any other row is about another
-/// ticket, and this tells the client of that ticket.
+/// ticket: then this function tells the client of that ticket.
 fn is_answer(wakes: &mut Wakes, row: &SqliteRow, now: i64) -> Result<bool, StoreError> {
     match column::<i64>(row, "kind")? {
         0 => return Ok(true),
@@ -414,7 +414,7 @@ fn is_answer(wakes: &mut Wakes, row: &SqliteRow, now: i64) -> Result<bool, Store
     Ok(false)
 }
 
-/// Notes that the ticket waits.
+/// Notes that the ticket waits for its grant.
 fn in_line(wakes: &mut Wakes, id: Id, row: &SqliteRow) -> Result<(), StoreError> {
     let foreign_ahead = column::<i64>(row, "foreign_ahead")? != 0;
     wakes.waits(id, column(row, "name")?, foreign_ahead);

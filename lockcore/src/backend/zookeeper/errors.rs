@@ -8,7 +8,7 @@ use crate::backend::{Fault, StoreError};
 /// sense: the session survives it or ends, and the driver reports both.
 pub(crate) fn failed(error: ZkError) -> StoreError {
     let fault = match &error {
-        // The server refused it before it did anything, and may accept it in a moment.
+        // The server refused the request before it did anything, and may accept it in a moment.
         ZkError::Throttled | ZkError::NotReadOnly => Fault::Retry,
         // As above, but an operator must do something.
         ZkError::QuotaExceeded => Fault::Refused,
@@ -18,7 +18,7 @@ pub(crate) fn failed(error: ZkError) -> StoreError {
         | ZkError::Unimplemented
         | ZkError::BadArguments(_)
         | ZkError::NoChildrenForEphemerals => Fault::Config,
-        // Refused because a node exists, or does not exist.
+        // The server refused the request because a node exists, or does not exist.
         ZkError::NoNode
         | ZkError::NodeExists
         | ZkError::NotEmpty

@@ -92,7 +92,8 @@ pub(super) fn name_of(node: &str) -> Option<NameInUse> {
 /// 256 folders, so that a client can list a folder.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
-    /// From the outermost: the folder of all names, that of the counters, and the one that the counter is in.
+    /// The folders above the node, from the outermost: the folder of all names, the folder of all
+    /// counters, and the folder that contains this counter.
     pub(super) folders: [String; 3],
     pub(super) path: String,
 }
@@ -134,15 +135,17 @@ pub(super) struct Ticket {
     pub(super) ttl: Duration,
     /// Tells the sessions in a line apart, in most cases.
     pub(super) client: u32,
-    /// Its position in line. These 32 bits begin again with each new parent, and wrap after 2³¹
-    /// tickets. Compare them with [`is_older`], and never between two lives of the parent.
+    /// The sequence number of the node, which gives the position in line. It has 32 bits, so it
+    /// becomes negative after 2³¹ tickets. When the parent node is deleted and created again, the
+    /// numbering starts again. Compare two numbers with [`is_older`], and only for tickets under
+    /// the same parent node.
     pub(super) sequence: i32,
     /// `<id>-<permits>-<capacity>-<ttl millis>-<client>-<sequence>`.
     pub(super) node: String,
 }
 
 impl Ticket {
-    /// Whether it needs all permits, so that it holds alone.
+    /// Whether the ticket needs all permits, so that it can only hold alone.
     pub(super) fn wants_all(&self) -> bool {
         self.permits == self.capacity
     }
@@ -163,10 +166,11 @@ impl Ticket {
     }
 }
 
-/// The data of a ticket's node: its owner. The number of a ticket is the transaction that created
-/// its first node. A ticket that was made smaller has a new node, so its data has the number too,
-/// behind the owner and a line break. If somebody asks for the ticket, its data also has the
-/// number, and the ask stands in a line between the two.
+/// The data of a ticket's node: the owner of the ticket. The number of a ticket is the id of the
+/// transaction that created its first node. If a ticket was made smaller, it has a new node. The
+/// data of this node has the number too, after the owner and a line break. If somebody asks the
+/// ticket back, the data also has the number, and the ask-back is in a line between owner and
+/// number.
 pub(super) fn data(owner: &str, number: u64) -> Vec<u8> {
     format!("{owner}\n{number}").into_bytes()
 }
@@ -186,7 +190,8 @@ pub(super) const fn wrapped(sequence: i64) -> i32 {
     sequence as i32
 }
 
-/// Two numbers of one life of a parent are never 2³¹ apart.
+/// Whether the ticket with the number `one` is older than the ticket with the number `other`. Both
+/// must be under the same parent node. There, two numbers in use are never 2³¹ apart.
 pub(super) const fn is_older(one: i32, other: i32) -> bool {
     one.wrapping_sub(other) < 0
 }

@@ -57,7 +57,7 @@ pub(super) enum Mine {
 /// A ticket that exists at the store.
 #[derive(Clone, Debug)]
 pub(super) struct Standing {
-    /// The path of its parent, and its own path.
+    /// The path of the ticket's parent node, and the path of its own node.
     pub(super) parent: String,
     pub(super) path: String,
     pub(super) permits: u32,
@@ -66,21 +66,22 @@ pub(super) struct Standing {
     /// repeats it until it is acknowledged.
     pub(super) shrinks_to: Option<String>,
     pub(super) sequence: i32,
-    /// Its parent was created with it. If it is still the only ticket, it is deleted together with its parent.
+    /// The parent was created in the same transaction as the ticket. If there is no other ticket,
+    /// the release deletes both together.
     pub(super) alone: bool,
     pub(super) ticket: u64,
-    /// It holds. That is never taken back.
+    /// The ticket holds. Once set, this stays set.
     pub(super) granted: bool,
-    /// When its node was last seen. `None` if it must be checked again.
+    /// When the ticket's node was last seen. `None` if the node must be read again.
     pub(super) seen: Option<Instant>,
-    /// Its node is gone, although this process has not deleted it.
+    /// The ticket's node is gone, although this process has not deleted it.
     pub(super) lost: bool,
-    /// Its release was sent.
+    /// The release of the ticket was sent.
     pub(super) leaving: bool,
 }
 
 impl Standing {
-    /// Whether it is in line, as far as is known.
+    /// Whether the ticket is in line, as far as this process knows.
     pub(super) fn is_waiting(&self) -> bool {
         !self.granted && !self.lost && !self.leaving
     }

@@ -67,8 +67,8 @@ pub(super) async fn inspect(
     for page in reading {
         read.extend(page.await.map_err(failed)?);
     }
-    // Holders are computed from the line as it was listed. So if a ticket is gone by now, or has
-    // another node, no other ticket is shown as the holder in its place.
+    // The holders are computed from the line as it was listed. So if a ticket is gone by now, or
+    // has another node, no other ticket is shown as the holder in place of it.
     let holders = layout::holders(&line);
     let since_1970 = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -141,10 +141,11 @@ pub(super) async fn list(session: Arc<Session>, listing: Listing) -> Result<Page
     Ok(Page::new(names.collect(), next))
 }
 
-/// Writes the ask behind the owner, in the data of the ticket's node. No message is sent: the holder reads its node when
-/// it renews the ticket.
+/// Writes the ask-back after the owner, in the data of the ticket's node. No message is sent: the
+/// holder reads its node when it renews the ticket.
 ///
-/// If this is dropped half-way, the ask may be written all the same.
+/// If the future is dropped half-way, the ask-back may be written all the same. The holder then
+/// obeys it.
 pub(super) async fn ask_back(
     session: Arc<Session>,
     name: Name,
@@ -178,8 +179,8 @@ pub(super) async fn ask_back(
     }
 }
 
-/// The answer to an ask if the node of a ticket is gone. The ticket may have another node by now, because it was made
-/// smaller.
+/// The answer to an ask-back if the node of the ticket is gone. The ticket may have another node by
+/// now, because it was made smaller.
 async fn is_gone(session: &Arc<Session>, parent: &Parent, id: Id) -> Result<bool, StoreError> {
     let line = session.list(&parent.path).await.map_err(failed)?;
     match line.iter().any(|ticket| ticket.id == id) {
@@ -191,7 +192,8 @@ async fn is_gone(session: &Arc<Session>, parent: &Parent, id: Id) -> Result<bool
     }
 }
 
-/// The parent is a container, which the server removes some time after its last ticket. This removes it now.
+/// Removes the parent of a name now. The parent is a container, which the server removes by itself
+/// only some time after its last ticket.
 pub(super) async fn forget(session: Arc<Session>, name: Name) -> Result<(), StoreError> {
     session.usable()?;
     let parent = Parent::of(&name);
@@ -244,8 +246,10 @@ fn valid_for_in(proof: &Proof, request: &Request) -> Duration {
     proof.lives_for(Clock::BOOT.now()).min(request.ttl)
 }
 
-/// Notes that a ticket exists. Its number is the transaction that created it. No two creates share a transaction, and
-/// the numbers rise over restarts and over lives of the parent.
+/// Notes that a ticket exists. The number of the ticket is the id of the transaction that created
+/// its node. No transaction creates two tickets. The ids rise, also when the servers restart, and
+/// when the parent node is deleted and created again. If the id cannot be a ticket number, deletes
+/// the node and returns an error.
 fn stands(
     session: &Arc<Session>,
     request: &Request,

@@ -79,10 +79,14 @@ impl Lease {
         }
     }
 
-    /// How long a renewal that is sent now waits for its answer. Renewals begin after a third of
-    /// the ttl, so there is time for three attempts of a quarter of the ttl each. After the ttl was
-    /// lengthened, less time is left until the store has acknowledged the longer ttl. Then an
-    /// attempt takes less time too.
+    /// How long a renewal that is sent now waits for its answer: a quarter of the ttl. (The caller
+    /// gives up earlier if the operation timeout is shorter.) The first renewal is sent after a
+    /// third of the ttl. If it and the next one wait for a whole quarter in vain, at most a sixth
+    /// of the ttl is left.
+    ///
+    /// After the ttl was lengthened, less than two thirds of the new ttl are left, until the store
+    /// has acknowledged the new ttl. Until then a renewal waits for three eighths of what is left,
+    /// but at least for a quarter of the ttl of the enqueue.
     pub(crate) fn renewal_patience(&self, now: Instant) -> Duration {
         let left = now.until(self.deadline());
         (left / 8 * 3).clamp(self.request.ttl / 4, self.ttl() / 4)

@@ -1,5 +1,5 @@
--- fence(key, token, keep_ms): lets a token pass a fence, and raises the fence to it. Stands at the
--- beginning of a script.
+-- fence(key, token, keep_ms): compares a token with the highest token that has passed before. An
+-- equal or higher token passes, and is kept as the highest one. A lower token is refused.
 --
 -- key      the key that keeps the highest token that has passed, as decimal text
 -- token    decimal text, from 1 to 9223372036854775807, without sign or leading zeros
@@ -7,7 +7,8 @@
 -- Returns  true if the token has passed; false if it is refused, because a higher token has passed
 --          before. A text that is not a token raises an error
 --
--- Atomic with the rest of the script, if it is called before the first write.
+-- Call it before the first write of the script. A script is atomic, but it has no rollback: if an
+-- error ends the script, the writes before the error stay.
 
 local fence
 do

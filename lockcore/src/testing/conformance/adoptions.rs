@@ -380,7 +380,7 @@ async fn an_ask_goes_along_with_its_ticket(store: Store) {
         let asked = shown.and_then(|place| place.asked_back.clone());
         assert_eq!(asked.expect("it is not shown").why, "needs it: now");
         assert_eq!(shown.unwrap().owner_text.as_deref(), Some("job 7"));
-        // A later ask replaces this one, and reaches the client that has the ticket now.
+        // A later ask-back replaces this one, and reaches the client that has the ticket now.
         assert!(gives.ask_back(&ours, "0 host/3/client now").await);
         let renewed = takes.renew(&ours).await;
         assert!(matches!(renewed, Renewed::AskedBack { grace, .. } if grace.is_zero()));

@@ -97,8 +97,8 @@ async fn a_change_is_carried_out_once_however_often_it_is_sent(store: Store) {
 
     let read = asks(&store, &client, "a", CountOp::Read).await;
     assert_eq!((read.value, read.version), (8, later.version));
-    // This request says that the client has the answer to `begins`. So the store may forget that
-    // change, but must remember the others.
+    // This request tells the store that the client has the answer to `begins`. So the store may
+    // forget that change, but must remember the others.
     let mut count = Count::new(store.name("a"), Id::draw().unwrap(), add(1));
     count.answered = vec![begins.id];
     assert_eq!(client.count(&Arc::new(count)).await.value, 9);

@@ -1,4 +1,5 @@
-//! The contract at the connection, for the requests that operators make: asking for a ticket, and listing names.
+//! The contract at the connection, for the requests that operators make: asking the holder to give
+//! a ticket up, and listing names.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -64,7 +65,7 @@ async fn a_holder_that_is_asked_back_learns_it_at_its_renewal(store: Store) {
         );
         assert!(answers.iter().all(|answer| answer.holds()), "{answers:?}");
     }
-    // A later ask replaces the earlier one.
+    // A later ask-back replaces the earlier one.
     assert!(other.ask_back(&writer, "0 host/2/client ").await);
     let renewed = ours.renew(&writer).await;
     let at_once = |grace: Duration| grace.is_zero();

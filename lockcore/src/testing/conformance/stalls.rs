@@ -56,14 +56,16 @@ pub fn watch() {
     });
 }
 
-/// How long the machine has run since `began`, as far as it was [watched](watch). The result is never more than the
-/// elapsed time. It is meant for upper bounds.
+/// How long the machine has run since `began`: the elapsed time without the stalls. It knows only
+/// the stalls that happened after the call of [`watch`]. Use it where a test demands that something
+/// takes at most a certain time.
 pub fn awake_since(began: Instant) -> Duration {
     let (elapsed, stalled) = split(began);
     elapsed.saturating_sub(stalled)
 }
 
-/// How long the machine has stood still since `began`, as far as it was [watched](watch).
+/// How long the machine has stood still since `began`. It knows only the stalls that happened after
+/// the call of [`watch`].
 pub fn stalled_since(began: Instant) -> Duration {
     split(began).1
 }

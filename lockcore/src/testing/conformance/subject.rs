@@ -17,7 +17,7 @@ pub trait Subject: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Those of [`Builder::build`].
+    /// The errors of [`Builder::build`].
     fn client(&self, builder: Builder) -> Result<Locks, Error> {
         builder.backend(self.backend()).build()
     }

@@ -168,8 +168,8 @@ async fn a_value_is_written_once_however_often_it_is_sent(store: Store) {
     let read = reads(&store, &client).await;
     assert_eq!(read.written, Some(written(7, "second")));
     assert_eq!(read.version, second.version);
-    // This request says that the client has the answer to the first write. So the store may forget
-    // that change, but keeps the value.
+    // This request tells the store that the client has the answer to the first write. So the store
+    // may forget the id of that write. This must not change the value, which a later write has set.
     let op = CountOp::Write(written(8, "third"));
     let mut third = Count::new(store.name("a").value(), Id::draw().unwrap(), op);
     third.answered = vec![first.id];

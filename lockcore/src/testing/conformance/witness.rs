@@ -27,7 +27,7 @@ pub struct Seen {
     permits_now: u64,
 }
 
-/// A visit to the resource. It ends when this is dropped.
+/// A visit to the resource. It ends when this value is dropped.
 #[derive(Debug)]
 #[must_use = "the visit ends when this is dropped"]
 pub struct Visit<'a> {

@@ -29,7 +29,7 @@ pub(crate) fn one_process(bench: &Bench, table: &mut Table) {
     }
 }
 
-/// The numbers of processes that show the trend and have no bar.
+/// How many processes run in the measurements that show the trend and have no bar.
 const PROCESSES: [usize; 3] = [1, 2, 8];
 
 pub(crate) fn several_processes(bench: &Bench, table: &mut Table) {
@@ -46,8 +46,8 @@ pub(crate) fn several_processes(bench: &Bench, table: &mut Table) {
     }
 }
 
-/// How often a peer that polls tries again, in milliseconds. With its default of 200 ms, rslock
-/// gets a tenth of the hand-overs.
+/// The pause between two tries of a peer that polls, in milliseconds. With its default pause of 200
+/// ms, rslock makes only a tenth of these hand-overs.
 const POLL_MS: &str = "10";
 
 /// Several processes with the same number of tasks each. All tasks want one lock.

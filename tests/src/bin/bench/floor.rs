@@ -1,6 +1,7 @@
-//! What all floors share. One part is pairs of one task and of many tasks. The other part is a
-//! thing that many tasks contend for, or that two processes hand to each other. `floor_*.rs` define
-//! what a floor acquires and releases. A floor is the least that a lock can cost at a store.
+//! The code that all floors share. A floor is the least that a lock can cost at a store. One part
+//! of this file measures pairs of acquire and release, of one task and of many tasks. The other
+//! part measures hand-overs of a thing that many tasks contend for, or that two processes hand to
+//! each other. The files `floor_*.rs` define what is acquired and released at each store.
 //!
 //! Contenders run in processes of their own and obey the same commands as `load`.
 
@@ -29,7 +30,8 @@ pub(crate) struct Floor {
     pub(crate) warm_up: Option<fn(url: &str)>,
     /// Measures `times` round trips. Returns the time of one in microseconds.
     pub(crate) ping: Option<fn(url: String, times: usize) -> f64>,
-    /// The name of the floor's counterpart of a pair: see [`pairs`] and [`many`].
+    /// The name of what the floor measures in place of a pair of acquire and release: see [`pairs`]
+    /// and [`many`].
     pub(crate) pair: &'static str,
     pub(crate) pairs: fn(url: String, pairs: usize, cold: bool) -> f64,
     pub(crate) many: fn(url: String, tasks: usize, secs: f64) -> f64,
@@ -109,8 +111,8 @@ pub(crate) fn many<L: Pair>(
                     while now() < end {
                         lock.pair(&key).await;
                         pairs += 1;
-                        // As in `load`: memory answers at once, so a task without this would keep
-                        // its thread.
+                        // `load` does the same: memory answers at once, so without this call a task
+                        // would never let other tasks use its thread.
                         coop::consume_budget().await;
                     }
                     pairs

@@ -91,7 +91,8 @@ pub(crate) struct List {
 }
 
 impl List {
-    /// Makes these tasks. Each has its own connection, because a pop blocks the connection.
+    /// Makes one value for each task. Each value has its own connection, because a pop blocks the
+    /// connection.
     pub(crate) async fn of_tasks(url: &str, key: &str, tasks: usize) -> Vec<Self> {
         let client = client(url);
         let mut lists = Vec::new();

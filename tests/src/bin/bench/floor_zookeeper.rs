@@ -1,6 +1,6 @@
 //! The floors of ZooKeeper, both with the crate zookeeper-client. One floor is the requests of
-//! every lock recipe, one after another. Our pair must be faster, because it sends them without
-//! waiting in between. The other floor is the crate's own lock.
+//! every lock recipe, one after another. A pair of lockcore must be faster, because it sends these
+//! requests without waiting in between. The other floor is the crate's own lock.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -105,7 +105,7 @@ pub(crate) struct Recipe {
 }
 
 impl Recipe {
-    /// Makes these tasks, with one client for all.
+    /// Makes one value for each task, with one client for all.
     pub(crate) async fn of_tasks(url: &str, key: &str, tasks: usize) -> Vec<Self> {
         let client = connect(url).await;
         let folder = format!("{FOLDER}/{key}");

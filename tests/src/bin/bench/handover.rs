@@ -28,8 +28,8 @@ const DISTRIBUTION: [(usize, &str, &str); 9] = [
     (99, "p99", "floor p99"),
 ];
 
-/// The time from the command to the waiter until the release. It is long enough for the waiter to
-/// be in line.
+/// How long after the command to the waiter the holder releases. It is long enough for the waiter
+/// to be in line.
 const STANDS: Duration = Duration::from_millis(4);
 
 pub(crate) fn between_processes(bench: &Bench, table: &mut Table) {

@@ -12,7 +12,7 @@ use crate::table::{Bar, Samples, Table};
 
 const LINES: [usize; 3] = [10, 100, 1_000];
 
-/// The shortest line allows no more releases than this.
+/// The number of releases of each run. The shortest line does not allow more.
 const RELEASES: usize = 10;
 const HOLD_MS: u64 = 1;
 const IDLE: Duration = Duration::from_secs(3);

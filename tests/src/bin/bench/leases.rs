@@ -15,7 +15,8 @@ use crate::table::{Bar, Samples, Table};
 
 const LEASES: usize = 10_000;
 
-/// Longer than a lease, so that a lease without a renewal has ended by then.
+/// How long the leases are held. It is longer than a lease, so that a lease without a renewal has
+/// ended by then.
 const HOLD: Duration = Duration::from_secs(31);
 
 pub(crate) fn many_leases(bench: &Bench, table: &mut Table) {

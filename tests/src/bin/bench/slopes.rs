@@ -1,5 +1,6 @@
-//! How costs grow: with the number of held leases, of names that were used once, of waiters of one
-//! name, or of waiters that give up. The tables in the guides of the stores come from here.
+//! Measures how costs grow: with the number of held leases, of names that were used once, of
+//! waiters of one name, or of waiters that give up. The tables in the guides of the stores have
+//! these numbers.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -13,9 +14,9 @@ use crate::table::{Bar, Samples, Table};
 use crate::{Bench, leases};
 
 const LEASES: [usize; 4] = [100, 1_000, 10_000, 100_000];
-/// The third number is used only at a store that counts its commands.
+/// The numbers of names. The third number is used only at a store that counts its commands.
 const NAMES: [usize; 3] = [100, 10_000, 1_000_000];
-/// At most 9,000, because a line has room for 10,000 tickets.
+/// The numbers of waiters. They are at most 9,000, because a line has room for 10,000 tickets.
 const WAITERS: [usize; 5] = [1, 10, 100, 1_000, 9_000];
 
 const RELEASES: usize = 10;

@@ -120,7 +120,8 @@ impl Store {
     pub(crate) fn open(name: &str) -> Result<Self, String> {
         let servers = Servers::start(name)?;
         let url = servers.as_ref().map_or(name.to_owned(), Servers::url);
-        // The first of several hosts: the parser for URLs knows only one host.
+        // Only the first of several hosts is parsed, because the parser for URLs allows only one
+        // host.
         let (first, options) = url.split_once('?').unwrap_or((&url, ""));
         let first = first.split(',').next().unwrap_or(first);
         let parsed = Url::parse(first).map_err(|error| format!("not a URL: {error}"))?;
@@ -173,7 +174,7 @@ impl Store {
         self.ask(redis::cmd("LPUSH").arg(key).arg("token"));
     }
 
-    /// Removes this list.
+    /// Removes the list that [`put_token`](Self::put_token) has made.
     pub(crate) fn forget(&self, key: &str) {
         self.ask(redis::cmd("DEL").arg(key));
     }

@@ -36,8 +36,9 @@ pub(crate) enum Bar {
     OfFloor(f64),
     /// At least this many times the floor.
     TimesFloor(f64),
-    /// Equal to two decimals. For counts per hand-over, which differ a little: the first and the
-    /// last hand-over of a run are incomplete.
+    /// The value differs from this number by less than 0.005. This bar is for counts per hand-over
+    /// or pair. Their value is not exact, because the first and the last hand-over of a run are
+    /// incomplete.
     Exactly(f64),
     /// Zero. Any other value means that a lock failed.
     Never,

@@ -1,5 +1,6 @@
-//! What all modes use: locks with the agreed lease, failures, the report, and lines to and from the
-//! driver.
+//! The code that all modes use: locks with the agreed lease, failures, the report, and the driver.
+//! The *driver* is the program that starts this one, for example `bench`. They exchange lines over
+//! standard input and output.
 
 use std::fmt::Display;
 use std::io::{self, BufRead as _, Write as _};

@@ -19,8 +19,8 @@ use crate::client::{Client, Driver, Failures, pause, say};
 /// still waiting.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Room for the turns of one task in a second, so that its record need not grow. Unused pages cost
-/// nothing.
+/// For how many turns per second the record of a task has room, so that the record need not grow.
+/// Unused pages cost nothing.
 const ROOM_PER_SECOND: f64 = 50_000.0;
 
 pub(crate) async fn contend(
@@ -108,8 +108,8 @@ impl Record {
     /// Takes turns until `end`.
     async fn work(mut self, lock: Lock, end: u64) -> Self {
         let left = Duration::from_nanos(end.saturating_sub(now()));
-        // One timer for each task, not for each turn. When it fires, the future of the wait is
-        // dropped, which removes the waiter from the line.
+        // There is one timer for each task, because a timer for each turn would cost more. When the
+        // timer fires, the future of the wait is dropped, which removes the waiter from the line.
         let _ = timeout(left + GRACE, self.take_turns(&lock, end)).await;
         if let Some(asked) = self.waits_since {
             self.turns.push(Turn {

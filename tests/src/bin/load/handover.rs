@@ -6,8 +6,9 @@ use tests::measure::now;
 
 use crate::client::{Client, Driver, Failures, say};
 
-/// Prints `READY`. After that it answers `a` with `A <acquired>`, `r` with `R <before the release>
-/// <after>`, and prints `E` if one of them fails.
+/// Prints `READY`. After that, it acquires at each line `a` and prints `A <acquired>`, and releases
+/// at each line `r` and prints `R <before the release> <after>`. If the acquire or the release
+/// fails, it prints `E`.
 pub(crate) async fn obey(client: &Client, key: &str) {
     let mut failures = Failures::default();
     client.warm_up(&mut failures).await;

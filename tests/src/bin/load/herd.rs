@@ -14,7 +14,7 @@ use tokio::time::{sleep, timeout};
 use crate::Failed;
 use crate::client::{Client, Driver, Failures, pause, say};
 
-/// The line counts as complete when nobody has joined it for this long.
+/// The line is treated as complete when no ticket has joined it for this long.
 const SETTLED: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_millis(100);
 

@@ -1,5 +1,7 @@
-//! The load program. It drives one store in one way and reports the cost. It uses only the public
-//! API. So a program for another lock library can be driven and judged in the same way.
+//! The program `load` measures the cost of one way to use one store, and reports it. The first
+//! argument is the URL of the store. The second is the mode. The arguments of the mode follow. The
+//! program uses only the public API. So a program for another lock library can offer the same
+//! modes, and `bench` can judge both in the same way.
 //!
 //! ```text
 //! cargo build --release -p tests --bin load
@@ -8,7 +10,7 @@
 //!
 //! The last line of standard output is one JSON object. All times are nanoseconds of
 //! `CLOCK_MONOTONIC`, which all processes of a machine share. The lease is 30 s. The program
-//! `bench` runs all modes and judges them.
+//! `bench` starts `load` in each mode and judges the results.
 //!
 //! | file | modes |
 //! |---|---|
@@ -17,7 +19,7 @@
 //! | `handover.rs` | `w5`: from the release in one process to the waiter in another |
 //! | `herd.rs` | `w6`, `give-up`: the cost of a release with many waiters, and of a waiter that gives up |
 //! | `leases.rs` | `w7`: many leases kept alive |
-//! | `client.rs` | used by all modes: locks, failures, lines of the driver |
+//! | `client.rs` | used by all modes: locks, failures, the report, lines to and from the driver |
 
 #![allow(
     clippy::unwrap_used,
@@ -230,8 +232,8 @@ async fn run(arguments: Arguments) -> Result<ExitCode, Failed> {
     locks.ready(PATIENCE).await?;
 
     let client = Client::new(&locks, arguments.mode.name(), redacted(&arguments.url));
-    // The work runs on the runtime's own threads. On another thread, each answer of the store would
-    // cost a change of threads.
+    // The task runs on the runtime's own threads. If `block_on` ran the work on this thread, each
+    // answer of the store would cost a change of threads.
     let mut work = tokio::spawn(arguments.mode.run(client));
     let code = tokio::select! {
         outcome = &mut work => {

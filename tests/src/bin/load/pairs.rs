@@ -13,7 +13,7 @@ use crate::client::{Client, Failures, pause};
 /// The number of keys that `w1` cycles over.
 const KEYS: usize = 256;
 
-/// Room for the pairs of one task in a second, so that its record need not grow.
+/// For how many pairs per second the record of a task has room, so that the record need not grow.
 const ROOM_PER_SECOND: f64 = 20_000.0;
 
 pub(crate) async fn one_client(client: &Client, n: usize, cold: bool) {
@@ -61,8 +61,8 @@ pub(crate) async fn many_clients(client: &Client, tasks: usize, secs: f64) {
                 let mut time = now();
                 while time < end {
                     time = record.pair(&lock, time).await;
-                    // A store in memory answers at once. Without this, the first tasks would keep
-                    // all threads.
+                    // A store in memory answers at once. Without this call, the first tasks would
+                    // keep all threads.
                     coop::consume_budget().await;
                 }
                 (record, time)

@@ -200,8 +200,10 @@ impl Shared {
                 // This message is the answer to another request, or to none. From now on all
                 // answers are mixed up.
                 Ok(false) => return false,
-                // The slot is being moved to this node, or has just arrived. The waiter rechecks at
-                // short intervals until this client listens.
+                // The node has answered with a redirect, because it does not serve the slot. The
+                // slot has moved to another node, or its move to this node is not complete. This
+                // client then reads the map of slots again. Until it listens at the right node, the
+                // waiter rechecks at short intervals.
                 Err(error) if error.redirect_node().is_some() => {
                     elsewhere = true;
                     StoreError::new(Fault::Retry, "the slot is at another node by now")

@@ -52,7 +52,7 @@ impl Default for Question {
 
 impl Question {
     /// Returns `Some` if the caller has to ask now. Returns `None` if somebody asked a moment ago.
-    /// A later request then asks again.
+    /// In this case a later request asks again.
     ///
     /// If a question has taken longer than a whole operation, it is given up, and the caller asks
     /// another one.
@@ -111,7 +111,8 @@ impl Round {
     }
 }
 
-/// This also runs if the task that asked ends with its runtime. So no waiter of `until_over` hangs.
+/// The drop also runs if the task that asked ends with its runtime. So no waiter of `until_over`
+/// hangs.
 impl Drop for Round {
     fn drop(&mut self) {
         let over = &self.question.over;

@@ -39,7 +39,7 @@ impl Receiver {
 }
 
 impl Receivers {
-    /// Makes this connection the one of its receiver.
+    /// Makes this connection the latest connection of its receiver.
     pub(super) fn begin(&self, receiver: u64, whole: Weak<dyn Whole>) {
         let now = Clock::BOOT.now();
         let mut all = self.all();
@@ -58,7 +58,8 @@ impl Receivers {
             .collect()
     }
 
-    /// Notes that a ticket in this slot may wait for as long as `ticket`.
+    /// Notes that a ticket of this receiver may wait in this slot. `ticket` is the time that the
+    /// ticket lives without a further renewal.
     pub(super) fn want(&self, receiver: u64, slot: u16, ticket: Duration) {
         let until = Clock::BOOT.now().after(ticket).after(LINGER);
         let mut all = self.all();
@@ -74,9 +75,11 @@ impl Receivers {
         until.is_some_and(|until| *until > now)
     }
 
-    /// Notes that a ticket of this client waits for as long as `ticket`, at this node. `at` is
-    /// `None` if nobody can listen at that node yet. Returns whether each connection that may have
-    /// asked for the ticket listens at the node. A connection that does not listen begins to.
+    /// Notes that a ticket of this client waits in `slot`. `ticket` is the time that the ticket
+    /// lives without a further renewal. `at` is the node that serves the slot, or `None` if no
+    /// connection can listen there yet. Returns whether every connection that may have sent the
+    /// ticket's request listens at this node. If a connection does not listen there, this call
+    /// starts its subscription.
     pub(super) fn still_waits(&self, slot: u16, ticket: Duration, at: Option<&Address>) -> bool {
         let now = Clock::BOOT.now();
         let until = now.after(ticket).after(LINGER);

@@ -27,7 +27,8 @@ pub(super) trait Whole: Debug + Send + Sync {
     /// Whether this is the node that serves a slot, as far as this connection knows.
     fn serves(&self, slot: u16, node: &Address) -> bool;
 
-    /// Whether this connection listens in the slot at this node. If not, it begins to.
+    /// Whether this connection listens in the slot at this node. If it does not, this call starts
+    /// the subscription.
     fn hears_at(self: Arc<Self>, slot: u16, at: &Address) -> bool;
 
     /// The connection to a node has ended, or could not be made.

@@ -1,5 +1,5 @@
-//! The work that is left at the nodes after a verb has returned its answer: tickets that are being
-//! released, and enqueues and releases that slow nodes have not answered.
+//! The work that is left at the nodes after the caller of a verb got its answer: tickets that are
+//! being released, and enqueues and releases that slow nodes have not answered.
 //!
 //! Tasks in the runtime of the connection do this work. That runtime may end at any time. Then the
 //! releases that are left are in the [outboxes](super::outbox), and the next connection that

@@ -1,5 +1,5 @@
-//! The enqueues that slow nodes have not answered, although the verb has returned its answer. All
-//! connections of a client share them.
+//! The enqueues that a majority of the nodes has answered, and slower nodes have not. The caller of
+//! such an enqueue has its answer already. All connections of a client share this list.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};

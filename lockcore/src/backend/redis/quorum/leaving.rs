@@ -1,5 +1,5 @@
-//! The tickets that this store releases by itself, although the verb has returned its answer. All
-//! connections of a client share them.
+//! The tickets that this store releases by itself, after the caller of the enqueue got its answer.
+//! All connections of a client share this list.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -67,7 +67,7 @@ pub(super) struct Nodes {
     receiver: u64,
     timer: Timer,
     runtime: Handle,
-    /// Requests that are unfinished although their verb has returned its answer.
+    /// Requests that are unfinished, although the caller of their verb has its answer.
     background: Mutex<JoinSet<()>>,
 }
 

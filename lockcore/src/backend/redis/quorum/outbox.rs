@@ -15,8 +15,9 @@ use crate::clock::{Clock, Instant};
 /// with its ttl.
 const MOST_LEFT: usize = 10_000;
 
-/// The releases that a node has not acknowledged, although the verb has returned its answer. All
-/// connections of a client share them, and the first connection that reaches the node sends them.
+/// The releases that a node has not acknowledged, although the caller of the release has its
+/// answer. All connections of a client share them, and the first connection that reaches the node
+/// sends them.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     left: Mutex<VecDeque<Left>>,

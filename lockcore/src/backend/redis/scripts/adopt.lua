@@ -10,7 +10,7 @@
 --         different; or the new id was released before. Nothing was changed about the ticket
 --
 -- If the ticket has the new id already, an earlier attempt has succeeded, and this attempt renews
--- the ticket. If the ticket was asked back, the ask behind its owner (ask.lua) stays.
+-- the ticket. If the ticket was asked back, the ask-back behind its owner (ask.lua) stays.
 --
 -- If the user is denied a command in the middle: the state of a single holder has one id or the
 -- other. If there are several holders, the ticket is entered under the new id before it is removed
@@ -25,7 +25,7 @@ redis.call('HDEL', key .. ':line', '') -- changes nothing; a full server accepts
 local line = read(key, redis.call('GET', key), now)
 if line.err then return line end
 
--- The record under this id, if it is a holder and the ticket that the request describes.
+-- The record under this id, if its ticket holds and is the ticket that the request describes.
 local function holder(of)
   local record, place = find(line, of)
   if not record or place or end_of(record) <= now or string.sub(record, 1, 16) ~= ARGV[2] then return nil end

@@ -1,4 +1,4 @@
--- Asks the client of a ticket to give the ticket up. Writes the ask behind the owner in the
+-- Asks the holder of a ticket to give the ticket up. Writes the ask-back behind the owner in the
 -- ticket's record, and sends a message.
 --
 -- KEYS  1 the name's key
@@ -6,9 +6,9 @@
 -- Reply 1 the ticket exists; 0 it does not.
 --
 -- The message makes the client renew the ticket, and the reply to the renewal says that the ticket
--- is asked back. If the message is lost or denied, the client learns of the ask from its next
--- renewal. A version of the library that does not know about asks ignores the message. It reads the
--- ask as a part of the owner.
+-- is asked back. If the message is lost or denied, the client learns of the ask-back from its next
+-- renewal. A version of the library that does not know ask-backs ignores the message. It reads the
+-- ask-back as a part of the owner.
 
 -- include record.lua
 -- include line.lua

@@ -25,7 +25,7 @@
 -- A place is a number for the position of a waiter in the line. Places are given in the order of
 -- the tickets' numbers. When a waiter leaves the line, its place stays empty.
 --
--- With these keys, a verb looks at no more tickets than it grants or finds expired.
+-- With these keys, a verb reads no more tickets than it grants or finds expired.
 --
 -- The state decides which tickets hold. If the state is lost, no ticket holds, whatever the other
 -- keys contain. A new line then begins without their data. A holder is renewed only if it is in the
@@ -196,9 +196,10 @@ local function count(line)
   return holders + rows / 2
 end
 
--- Checks that PEXPIRE is allowed. Called before a key is created, because the lifetime of the key
--- is set only at the end. If that later PEXPIRE were denied, the key would stay for ever. This call
--- fails first. It changes nothing, because no mark has an empty id.
+-- Checks, before a key is created, that the client may use PEXPIRE. The lifetime of a key is set
+-- only at the end of the script. If PEXPIRE were denied there, the key would stay for ever. This
+-- PEXPIRE fails first. If it is allowed, it changes nothing, because its key never exists: the key
+-- of a mark is `…:gone:<id>`, and no id is empty.
 local function may_live(line)
   redis.call('PEXPIRE', line.key .. ':gone:', '1')
 end
@@ -468,8 +469,9 @@ end
 -- - If the lifetime of a key is not prolonged, the lifetime from an earlier request counts, which
 --   is a day. No key is created without the right to give it a lifetime.
 --
--- So every holder is in the sum, and no permit is lost for longer than a lease. A verb that
--- answered with the error can be repeated. The client releases what an enqueue may have left.
+-- So the sum of permits includes every holder, and no permit is lost for longer than a lease. A
+-- verb that answered with the error can be repeated. The client releases what an enqueue may have
+-- left.
 local function put_down(line, work)
   local done, result, more = pcall(work)
   if line.torn then redis.pcall('DEL', line.ends) end
@@ -484,13 +486,13 @@ end
 -- tickets that the request is about.
 --
 -- If a message is denied, line.denied has the error, as it has an error of key:ends. If there are
--- several errors, it has the first. The waiter that misses the message keeps its whole lease, and
--- its next renewal says that it holds.
+-- several errors, line.denied has the first. The waiter that misses the message keeps its whole
+-- lease, and its next renewal says that it holds.
 local function settle(line, asking, work)
   -- This SET changes nothing, because the key exists. If it is refused or denied, nothing has been
   -- done. If it passes, the state can be written at the end. So a replica and a full server refuse
-  -- every request for a lock. This matters at a replica: its data may be old, so it could answer
-  -- that a lock is held that is free at its master.
+  -- every request for a lock. This matters at a replica, because its data may be old. It could
+  -- answer that a lock is held although the lock is free at the master.
   if line.was then redis.call('SET', line.key, '', 'NX') end
   local result, more = put_down(line, work)
   put_down(line, function()
@@ -509,9 +511,9 @@ local function settle(line, asking, work)
   return result, more
 end
 
--- In how many ms this waiter must recheck. The first waiter rechecks when the first holder expires,
--- because no wake-up is sent then. A waiter that look_again() has chosen rechecks at the time set
--- there. For all others the answer is -1.
+-- Returns after how many ms this waiter must recheck, or -1. No wake-up is sent when a holder's
+-- lease ends. So the first waiter rechecks when the lease that ends first ends. A waiter that
+-- look_again() has chosen rechecks at the time that look_again() has set. All others get -1.
 local function recheck(line, id)
   local record = first(line)
   if record and id_of(record) == id then

@@ -19,7 +19,7 @@ for _, key in ipairs(step[2]) do
   local is_resized = type(was) == 'string' and string.byte(was, 17) == 82 -- 'R'
   if is_line or is_resized then
     used = string.sub(was, 57, 66) ~= '0000000000' or string.sub(was, 31, 43) ~= string.sub(was, 44, 56)
-    -- A key with a stored capacity does not expire, but its tickets do. So this looks at the
+    -- A key with a stored capacity does not expire, but its tickets do. So the script reads the
     -- tickets.
     if used and is_resized then
       used = (end_of(was, 118) or 0) > now or redis.pcall('EXISTS', key .. ':line') == 1

@@ -1,4 +1,4 @@
--- Removes tickets. Sends wake-ups to the waiters that hold because of it.
+-- Removes tickets. Sends wake-ups to the waiters that hold because of the removal.
 --
 -- KEYS  per ticket: the name's key; the name's other keys are made from it, see line.lua
 -- ARGV  per ticket: its id; if a mark is needed, directly behind it how many ms to keep the mark

@@ -1,6 +1,6 @@
--- Prolongs tickets to a ttl from now. The request says how many permits a ticket has. If the ticket
--- has more, it gives up the rest, and waiters that can hold because of that get a wake-up. A
--- renewal never creates a ticket: if a ticket has expired or was evicted, it is lost.
+-- Prolongs tickets to a ttl from now. The request says how many permits a ticket should have. If
+-- the ticket has more, it gives up the rest, and the waiters that can hold because of that get a
+-- wake-up. A renewal never creates a ticket: if a ticket has expired or was evicted, it is lost.
 --
 -- KEYS  per ticket: the name's key; the name's other keys are made from it, see line.lua
 -- ARGV  per ticket: id, permits in 10 digits, ttl in ms

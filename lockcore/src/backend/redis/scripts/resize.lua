@@ -14,9 +14,9 @@
 --       Or {2, capacity in use, empty}, if a ticket has another capacity. If the outcome is not 0,
 --       nothing has changed.
 --
--- While a capacity is stored, the state contains it and the id of the last change: see line.lua. It
--- counts in place of the capacities of the tickets. The state and the rows say which tickets hold,
--- so a smaller capacity takes no grant back.
+-- While a capacity is stored, the state contains this capacity and the id of the last change: see
+-- line.lua. The stored capacity counts in place of the capacities of the tickets. The state and the
+-- rows say which tickets hold, so a smaller capacity takes no grant back.
 --
 -- When a capacity is forgotten, a mark remembers the id of that change for a minute. If an older
 -- change comes late, it finds another id than the one it names, and does nothing.

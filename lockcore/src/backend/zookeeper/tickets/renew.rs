@@ -182,7 +182,7 @@ struct Look {
 
 /// A node that was read.
 enum Node {
-    /// It exists. Its owner, with the ask behind it.
+    /// The node exists. This is the owner in its data, with the ask-back that may follow it.
     There(String),
     Gone,
 }
@@ -270,7 +270,7 @@ async fn shrink(session: &Arc<Session>, tickets: &[Arc<Request>]) -> Vec<(Id, bo
             Err(error) => Err(error),
         };
         let done = match outcome {
-            // An earlier attempt without an answer may have done it.
+            // An earlier attempt without an answer may have made the ticket smaller already.
             Ok(()) | Err(ZkError::NodeExists) => {
                 session.committed(at);
                 session.state().shrunk(id, new, permits);
