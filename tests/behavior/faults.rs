@@ -9,12 +9,13 @@ use std::time::{Duration, Instant};
 use lockcore::{Builder, Error, ErrorKind, Guard, Held, Lock, Locks, LostReason, Release};
 use tests::eventually::eventually;
 use tests::process::{Holder, HolderOptions};
+use tests::proxy::Proxy;
 use tests::stalls::awake_since;
 use tests::witness::Witness;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::store::{LEASE, SOON, STALL, begin, give_back, kind, tickets};
+use crate::store::{LEASE, SOON, STALL, begin, give_back, kind, soon, tickets};
 
 /// Each fact has its own store, so one namespace is enough.
 const NAMESPACE: &str = "test";
@@ -78,6 +79,30 @@ pub(crate) async fn is_renewed(guard: &Guard, ttl: Duration) {
     let before = Instant::now() + guard.remaining();
     eventually("renewed", 2 * ttl, async || {
         Instant::now() + guard.remaining() > before + ttl / 6
+    })
+    .await;
+}
+
+/// Everything that a client sends to its store is held back by these proxies when it is used for the first time, and so it
+/// cannot connect. A shutdown does not wait for that. Afterwards the client has no connection.
+pub(crate) async fn a_shutdown_ends_the_first_use(url: &str, proxies: &[Proxy]) {
+    proxies.iter().for_each(Proxy::freeze);
+    // The request may take much longer than the shutdown.
+    let locks = builder(url).op_timeout(6 * SOON).build().unwrap();
+    let first = begin(locks.mutex("a").wait(6 * SOON));
+    eventually("it connects", SOON, async || {
+        proxies.iter().any(|proxy| proxy.open_connections() > 0)
+    })
+    .await;
+
+    locks.shutdown(SOON).await.unwrap();
+
+    let outcome = soon(first).await.unwrap();
+    assert_eq!(kind(outcome), ErrorKind::Lost(LostReason::Shutdown));
+    drop(locks);
+    proxies.iter().for_each(Proxy::thaw);
+    eventually("all connections are closed", SOON, async || {
+        proxies.iter().all(|proxy| proxy.open_connections() == 0)
     })
     .await;
 }

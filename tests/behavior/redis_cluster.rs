@@ -4,6 +4,7 @@
 
 mod failovers;
 mod maps;
+mod messages;
 mod mistakes;
 mod silent;
 mod slots;
@@ -26,6 +27,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         mistakes::facts,
         silent::facts,
         slots::facts,
+        messages::facts,
     ];
     groups.into_iter().flat_map(|facts| facts(store)).collect()
 }

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use libtest_mimic::Trial;
 use lockcore::{ErrorKind, Locks, LostReason, Release};
 use tests::eventually::eventually;
-use tests::redis_cluster::Cluster;
+use tests::redis_cluster::{Cluster, NEVER};
 use tests::redis_server::RedisServer;
-use tests::witness::FencedResource;
+use tests::witness::{FencedResource, Witness};
 
 use super::{LONG_WAIT, TIMEOUT, TTL, client, key};
 use crate::faults::{Outage, builder, is_renewed, works_again};
@@ -21,6 +21,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_lock_unknown_to_the_new_master_is_lost_and_its_late_write_refused
         a_master_that_is_down_costs_the_locks_of_other_masters_nothing
         a_cluster_that_restarts_without_its_data_is_noticed
+        a_master_that_is_demoted_costs_its_waiters_no_place_and_no_wake_up
     ]
 }
 
@@ -167,4 +168,43 @@ async fn a_cluster_that_restarts_without_its_data_is_noticed(_: Store) {
     let told = tokio::time::timeout(STALL, guard.lost()).await;
     assert_eq!(told.expect("is not told"), LostReason::Taken);
     give_back(locks.mutex("a").wait(SOON).acquire().await.unwrap()).await;
+}
+
+/// Their clients send nothing by themselves: the demoted master ends their subscriptions, and that makes them listen at the
+/// new one. A wake-up that nobody hears there would cut a turn short.
+async fn a_master_that_is_demoted_costs_its_waiters_no_place_and_no_wake_up(_: Store) {
+    let cluster = Cluster::start(NEVER);
+    let url = cluster.url();
+    let old = cluster.master_of(&key("a"));
+    let new = cluster.replica_of(old);
+    // Renewals are 40 s apart.
+    let patient = builder(&url).ttl(4 * 3 * SOON).op_timeout(SOON);
+    let clients = [(); 3].map(|()| patient.clone().build().unwrap());
+    let mut last = clients[0].mutex("a").acquire().await.unwrap();
+    let mut line = Vec::new();
+    for locks in &clients[1..] {
+        line.push(begin(locks.mutex("a").wait(LONG_WAIT)));
+        tickets(&clients[0], "a", 1 + line.len()).await;
+    }
+    cluster.wait_until_replicated();
+
+    cluster.fail_over(old);
+
+    eventually("both listen there", SOON, async || {
+        let channels: Vec<String> = new.command(&["PUBSUB", "SHARDCHANNELS", "test:*"]);
+        channels.len() == 2
+    })
+    .await;
+    let resource = Witness::exclusive();
+    for next in line {
+        let token = last.grant_id().as_u64();
+        give_back(last).await;
+        let next = tokio::time::timeout(SOON, next).await;
+        last = next.expect("was not woken").unwrap().unwrap();
+        drop(resource.enter(1));
+        assert!(last.grant_id().as_u64() > token);
+    }
+    give_back(last).await;
+    resource.assert_no_overlap();
+    super::nothing_left(&cluster, &["a"]).await;
 }

@@ -6,14 +6,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::Locks;
+use lockcore::{ErrorKind, Locks};
 use tests::eventually::{eventually, wait_until};
+use tests::proxy::Proxy;
 use tests::redis_cluster::{Cluster, NEVER};
 use tests::redis_server::RedisServer;
 
-use super::{LONG_WAIT, TTL, client, connections, key};
-use crate::faults::builder;
-use crate::store::{Kind, SOON, STALL, Store, begin, give_back};
+use super::{LONG_WAIT, TTL, client, connections, key, nothing_left, redirections};
+use crate::faults::{a_shutdown_ends_the_first_use, builder, works_again};
+use crate::store::{Kind, SOON, STALL, Store, begin, give_back, kind, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT, "redis_cluster";
@@ -21,6 +22,9 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_master_that_slots_arrive_at_keeps_its_connections
         all_connections_of_a_client_ask_for_the_map_once_a_second
         a_master_that_was_demoted_is_left
+        a_node_that_knows_an_older_cluster_does_not_replace_the_map
+        a_request_at_a_demoted_master_is_repeated_at_the_new_one
+        a_shutdown_during_the_first_use_ends_it_and_leaves_nothing
     ]
 }
 
@@ -171,4 +175,96 @@ async fn a_master_that_was_demoted_is_left(_: Store) {
         connections(old).is_empty()
     })
     .await;
+}
+
+/// It answers alone, again and again, and says that it has all slots. The client knew the cluster before.
+async fn a_node_that_knows_an_older_cluster_does_not_replace_the_map(_: Store) {
+    let cluster = Cluster::with(3, false, NEVER, &[]);
+    let left_behind = Cluster::of_one();
+    let left_behind = &left_behind.nodes[0];
+    let url = format!("{},127.0.0.1:{}", cluster.url(), left_behind.port());
+    let quick = builder(url).ttl(TTL).op_timeout(Duration::from_millis(500));
+    let locks = quick.build().unwrap();
+    works_again(&locks, "a", LONG_WAIT).await;
+    let asked = questions(left_behind);
+    for node in &cluster.nodes {
+        node.freeze();
+    }
+
+    // The first of these questions is given up, and the others wait for nobody who was silent then.
+    eventually("it is asked several times", LONG_WAIT, async || {
+        let outcome = locks.mutex("a").try_acquire().await;
+        assert!(outcome.is_err(), "granted by another cluster");
+        questions(left_behind) >= asked + 4
+    })
+    .await;
+    // A new connection gets its answer only.
+    let other = locks.clone();
+    let is_let_in = tokio::task::spawn_blocking(move || is_let_in_elsewhere(&other));
+    assert!(!is_let_in.await.unwrap(), "granted by another cluster");
+
+    assert_eq!(left_behind.keys("*"), Vec::<String>::new());
+    for node in &cluster.nodes {
+        node.thaw();
+    }
+    works_again(&locks, "a", LONG_WAIT).await;
+    assert_eq!(left_behind.keys("*"), Vec::<String>::new());
+}
+
+/// Asks in a runtime of its own.
+#[tokio::main(flavor = "current_thread")]
+async fn is_let_in_elsewhere(locks: &Locks) -> bool {
+    locks.mutex("a").try_acquire().await.is_ok()
+}
+
+/// Nothing but its answer says that it is a replica now. Another client holds the lock, and knows nothing of the failover.
+async fn a_request_at_a_demoted_master_is_repeated_at_the_new_one(_: Store) {
+    let cluster = Cluster::start(NEVER);
+    let old = cluster.master_of(&key("a"));
+    let new = cluster.replica_of(old);
+    let names = (0..).map(|number| format!("n{number}"));
+    let is_here = |name: &String| cluster.master_of(&key(name)).port() == old.port();
+    let free = names.into_iter().find(is_here).unwrap();
+    let [holds, asks] = [(); 2].map(|()| client(&cluster.url()));
+    give_back(asks.mutex("a").acquire().await.unwrap()).await;
+    let guard = holds.mutex("a").acquire().await.unwrap();
+    cluster.wait_until_replicated();
+    cluster.fail_over(old);
+    let asked = || cluster.nodes.iter().map(questions).sum::<u64>();
+    let (before, sent_away) = (asked(), redirections(old));
+
+    // One call each.
+    let outcome = asks.mutex("a").try_acquire().await;
+    let next = asks.mutex(&free).try_acquire().await.unwrap();
+
+    assert_eq!(kind(outcome), ErrorKind::Busy);
+    assert!(redirections(old) > sent_away);
+    wait_until("the map is asked for", SOON, || asked() > before);
+    for name in ["a", &free] {
+        tickets(&asks, name, 1).await;
+        let other = client(&cluster.url()).mutex(name).try_acquire().await;
+        assert_eq!(kind(other), ErrorKind::Busy);
+    }
+    assert!(new.keys("test:*").contains(&key(&free)));
+    let token = guard.grant_id().as_u64();
+    let waits = begin(asks.mutex("a").wait(LONG_WAIT));
+    tickets(&asks, "a", 2).await;
+    give_back(guard).await;
+    let waits = waits.await.unwrap().unwrap();
+    assert!(waits.grant_id().as_u64() > token);
+    give_back(waits).await;
+    give_back(next).await;
+    nothing_left(&cluster, &["a", &free]).await;
+}
+
+/// The nodes do not say where the slots are.
+async fn a_shutdown_during_the_first_use_ends_it_and_leaves_nothing(_: Store) {
+    let cluster = Cluster::of_one();
+    let node = &cluster.nodes[0];
+    let proxy = Proxy::to(node.port());
+    let url = format!("redis+cluster://127.0.0.1:{}", proxy.port());
+
+    a_shutdown_ends_the_first_use(&url, std::slice::from_ref(&proxy)).await;
+
+    assert_eq!(node.keys("*"), Vec::<String>::new());
 }

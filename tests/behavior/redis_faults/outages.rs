@@ -14,7 +14,7 @@ use tests::witness::Witness;
 use tokio::sync::mpsc;
 
 use super::{client, hasty, nothing_left, through};
-use crate::faults::{builder, patient};
+use crate::faults::{a_shutdown_ends_the_first_use, builder, patient};
 use crate::store::{Kind, LEASE, SOON, Store, begin, give_back, kind, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
@@ -26,6 +26,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         waiters_survive_a_server_that_restarts_empty
         waiters_keep_their_places_over_restarts_of_a_server_with_its_data
         a_server_that_reads_its_data_is_unavailable_and_comes_back
+        a_shutdown_during_the_first_use_ends_it_and_leaves_nothing
     ]
 }
 
@@ -240,4 +241,13 @@ async fn a_server_that_reads_its_data_is_unavailable_and_comes_back(_: Store) {
     restart.await.unwrap();
     assert!(guard.is_valid());
     give_back(guard).await;
+}
+
+async fn a_shutdown_during_the_first_use_ends_it_and_leaves_nothing(_: Store) {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(server.port());
+
+    a_shutdown_ends_the_first_use(&proxy.url(), std::slice::from_ref(&proxy)).await;
+
+    assert_eq!(server.keys("*"), Vec::<String>::new());
 }

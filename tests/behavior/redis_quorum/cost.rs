@@ -12,7 +12,7 @@ use tests::redis_quorum::{Quorum, url};
 use tests::redis_server::{CommandStats, RedisServer};
 use tokio::task::JoinSet;
 
-use super::{client, has_drawn, held_everywhere};
+use super::{client, has_drawn, held_everywhere, nothing_is_left_at, proxied};
 use crate::store::{Kind, SOON, Store, give_back, kind};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
@@ -21,6 +21,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_pair_is_two_round_trips_with_two_of_five_nodes_down
         nodes_that_draw_different_numbers_cost_one_round_trip_more
         tasks_of_one_process_that_wait_ask_as_one
+        no_pair_waits_for_a_slow_node_of_five
     ]
 }
 
@@ -149,4 +150,44 @@ async fn tasks_of_one_process_that_wait_ask_as_one(store: Store) {
     let most = 5 * elapsed.as_secs() as usize + 8;
     assert!((5..=most).contains(&asked), "{asked}");
     give_back(in_the_way).await;
+}
+
+/// All its answers come after all pairs. The other nodes are asked as often as without it.
+async fn no_pair_waits_for_a_slow_node_of_five(_: Store) {
+    const PAIRS: u64 = 20;
+    let set = Quorum::start(5);
+    let (ways, url) = proxied(&set);
+    let locks = client(&url);
+    let evaluated = |at: usize| *set.nodes[at].command_stats().get("evalsha").unwrap_or(&0);
+    for slow in [0, 2, 4] {
+        give_back(held_everywhere(&locks, &set.nodes).await).await;
+        nothing_is_left_at(&set.nodes).await;
+        ways[slow].freeze();
+        let heard = ways[slow].traffic().bytes_down;
+        let before: Vec<_> = (0..5)
+            .map(|at| (evaluated(at), ways[at].traffic().chunks_up))
+            .collect();
+
+        for _ in 0..PAIRS {
+            give_back(locks.mutex("a").acquire().await.unwrap()).await;
+        }
+
+        assert_eq!(ways[slow].traffic().bytes_down, heard);
+        let seldom = PAIRS / 5; // if the machine stands still for a moment
+        let others = (0..5).filter(|at| *at != slow);
+        for at in others {
+            let (evaluated_before, sent_before) = before[at];
+            eventually("the last request is counted", SOON, async || {
+                evaluated(at) >= evaluated_before + 2 * PAIRS
+            })
+            .await;
+            let scripts = evaluated(at) - evaluated_before;
+            let chunks = ways[at].traffic().chunks_up - sent_before;
+            println!("node {slow} is slow, node {at}: {scripts} scripts, {chunks} flushes");
+            assert!(scripts <= 2 * PAIRS + seldom, "{scripts}");
+            assert!(chunks <= 2 * PAIRS + seldom, "{chunks}");
+        }
+        ways[slow].thaw();
+        nothing_is_left_at(&set.nodes).await;
+    }
 }

@@ -17,7 +17,7 @@ use tests::witness::Witness;
 use tokio::sync::Barrier;
 
 use super::{client, has_drawn, held_everywhere, nothing_is_left_at, proxied};
-use crate::faults::{builder, holder};
+use crate::faults::{a_shutdown_ends_the_first_use, builder, holder};
 use crate::store::{Kind, SLACK, SOON, Store, give_back, kind, soon};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
@@ -34,6 +34,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_semaphore_needs_so_many_nodes_that_it_never_gives_more_than_it_has
         the_same_server_under_two_names_is_refused
         a_number_that_is_written_to_some_nodes_only_leaves_nothing
+        a_shutdown_during_the_first_use_ends_it_and_leaves_nothing
     ]
 }
 
@@ -365,4 +366,15 @@ async fn a_number_that_is_written_to_some_nodes_only_leaves_nothing(_: Store) {
     println!("{lost} replies were lost");
     assert!(lost > 0);
     nothing_is_left_at(&set.nodes[..4]).await;
+}
+
+async fn a_shutdown_during_the_first_use_ends_it_and_leaves_nothing(_: Store) {
+    let set = Quorum::start(3);
+    let (proxies, url) = proxied(&set);
+
+    a_shutdown_ends_the_first_use(&url, &proxies).await;
+
+    for node in &set.nodes {
+        assert_eq!(node.keys("*"), Vec::<String>::new());
+    }
 }

@@ -19,7 +19,7 @@ use tests::watch::SECRET;
 use tokio::net::TcpListener;
 
 use super::client;
-use crate::faults::builder;
+use crate::faults::{a_shutdown_ends_the_first_use, builder};
 use crate::store::{Kind, SLACK, SOON, STALL, Store, give_back, kind, shows_no_password};
 use crate::traces::WRONG;
 
@@ -39,6 +39,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_master_whose_name_leads_nowhere_is_unavailable_until_it_leads_somewhere
         risky_settings_are_reported_when_the_client_gets_ready
         everything_is_encrypted_with_tls_and_each_certificate_is_looked_at
+        a_shutdown_during_the_first_use_ends_it_and_leaves_nothing
     ]
 }
 
@@ -528,4 +529,18 @@ async fn everything_is_encrypted_with_tls_and_each_certificate_is_looked_at(_: S
     let outcome = kind(quick.mutex("a").acquire().await);
     assert_eq!(outcome, ErrorKind::Unavailable);
     says(&refused(&quick).await, &["redis+sentinel:// is for them"]);
+}
+
+/// The sentinels do not say where the master is.
+async fn a_shutdown_during_the_first_use_ends_it_and_leaves_nothing(_: Store) {
+    let (server, sentinels) = watched();
+    let proxies = sentinels.iter().map(|sentinel| Proxy::to(sentinel.port()));
+    let proxies: Vec<_> = proxies.collect();
+    let ports = proxies.iter().map(Proxy::port);
+    let hosts: Vec<_> = ports.map(|port| format!("127.0.0.1:{port}")).collect();
+    let url = format!("redis+sentinel://{}/{SERVICE}", hosts.join(","));
+
+    a_shutdown_ends_the_first_use(&url, &proxies).await;
+
+    assert_eq!(server.keys("*"), Vec::<String>::new());
 }

@@ -1,14 +1,12 @@
-//! Measures the cost of failovers: `failovers [--rounds 20] [--cluster]`.
+//! Measures the cost of failovers: `failovers [--rounds 20] [--cluster | --quorum | --durability replicas:1]`.
 //!
-//! Many tasks in several processes acquire locks again and again. The store is a Redis master with
-//! two replicas and three sentinels. With `--cluster` it is a Redis Cluster of three masters with a
-//! replica each, and all shared locks are at one of the masters.
-//!
-//! The program replaces this master repeatedly: on request, by killing it, or by freezing it. Each
-//! holder enters a resource with its fencing token, writes once more a little later, and leaves.
-//! The resource is a Redis server of its own. It refuses a token that is lower than one it has
-//! seen. It also notices a holder that enters while another holder is inside. Some tasks of each
-//! process hold a lock of their own all the time.
+//! Many tasks in several processes acquire locks again and again, at a Redis master with two replicas and three
+//! sentinels, or in a Redis Cluster of three masters with a replica each, where all shared locks are at one master. That
+//! master is replaced repeatedly: on request, because it was killed, or because it froze. Or they acquire them at a quorum of
+//! five servers, of which one after the other is killed or freezes, and comes back. Each holder
+//! enters a resource with its fencing token, writes once more a little later, and leaves. The resource is a Redis of
+//! its own. It refuses a token that is lower than one it has seen, and notices a holder that enters while another is
+//! inside. Some tasks of each process hold a lock of their own all the time.
 //!
 //! Prints a row for each round, and the totals of all rounds.
 
@@ -30,6 +28,7 @@ use redis::aio::MultiplexedConnection;
 use tests::eventually::wait_until;
 use tests::process::Process;
 use tests::redis_cluster::Cluster;
+use tests::redis_quorum::Quorum;
 use tests::redis_sentinels::Sentinels;
 use tests::redis_server::RedisServer;
 use tests::stores::Server as _;
@@ -43,6 +42,8 @@ const TTL: Duration = Duration::from_secs(10);
 const DOWN_AFTER: Duration = Duration::from_secs(1);
 /// The time after which the nodes of a cluster replace a silent master.
 const NODE_TIMEOUT: Duration = Duration::from_secs(2);
+/// The servers of a quorum.
+const VOTERS: usize = 5;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The resource as a script. KEYS: the name; the hash with the totals of all names. ARGV: the
@@ -86,8 +87,14 @@ struct Arguments {
     #[arg(long, default_value_t = 4)]
     processes: usize,
     /// Use a Redis Cluster instead of Redis Sentinel
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["quorum", "durability"])]
     cluster: bool,
+    /// Use a quorum of five servers instead of Redis Sentinel
+    #[arg(long, conflicts_with = "durability")]
+    quorum: bool,
+    /// With Redis Sentinel, wait for so many replicas, for example `replicas:1`
+    #[arg(long)]
+    durability: Option<String>,
     #[command(subcommand)]
     part: Option<Part>,
 }
@@ -146,20 +153,25 @@ impl fmt::Display for How {
 enum Servers {
     Sentinels(Sentinels),
     Cluster(Cluster),
+    /// All of them have the locks.
+    Quorum(Quorum),
 }
 
 impl Servers {
-    fn start(cluster: bool) -> Self {
-        match cluster {
-            true => Self::Cluster(Cluster::start(NODE_TIMEOUT)),
-            false => Self::Sentinels(Sentinels::start(DOWN_AFTER)),
+    fn start(arguments: &Arguments) -> Self {
+        match (arguments.cluster, arguments.quorum) {
+            (true, _) => Self::Cluster(Cluster::start(NODE_TIMEOUT)),
+            (false, true) => Self::Quorum(Quorum::start(VOTERS)),
+            (false, false) => Self::Sentinels(Sentinels::start(DOWN_AFTER)),
         }
     }
 
-    fn url(&self) -> String {
-        match self {
-            Self::Sentinels(set) => set.url(),
-            Self::Cluster(cluster) => cluster.url(),
+    fn url(&self, durability: Option<&str>) -> String {
+        match (self, durability) {
+            (Self::Sentinels(set), Some(option)) => format!("{}?durability={option}", set.url()),
+            (Self::Sentinels(set), None) => set.url(),
+            (Self::Cluster(cluster), _) => cluster.url(),
+            (Self::Quorum(set), _) => set.url(),
         }
     }
 
@@ -167,7 +179,7 @@ impl Servers {
     fn names(&self) -> Vec<String> {
         let names = (0..).map(|number| format!("shared{number}"));
         match self {
-            Self::Sentinels(_) => names.take(NAMES).collect(),
+            Self::Sentinels(_) | Self::Quorum(_) => names.take(NAMES).collect(),
             Self::Cluster(cluster) => {
                 let master = self.master().port();
                 let here = |name: &String| cluster.master_of(&key(name)).port() == master;
@@ -180,6 +192,15 @@ impl Servers {
         match self {
             Self::Sentinels(set) => set.master(),
             Self::Cluster(cluster) => cluster.master_of(&key("shared0")),
+            Self::Quorum(set) => &set.nodes[0],
+        }
+    }
+
+    /// The servers whose keys tell what is left.
+    fn keepers(&self) -> Vec<&RedisServer> {
+        match self {
+            Self::Sentinels(_) | Self::Cluster(_) => vec![self.master()],
+            Self::Quorum(set) => set.nodes.iter().collect(),
         }
     }
 
@@ -187,14 +208,16 @@ impl Servers {
     fn ways(&self) -> &[How] {
         match self {
             Self::Sentinels(_) => &[How::Asked, How::Paused, How::Killed, How::Frozen],
-            Self::Cluster(_) => &[How::Killed, How::Frozen],
+            Self::Cluster(_) | Self::Quorum(_) => &[How::Killed, How::Frozen],
         }
     }
 
-    /// Replaces the master in this way. Waits until another master is known, and returns the old
-    /// one.
-    fn fail(&self, how: How) -> &RedisServer {
-        let old = self.master();
+    /// Replaces the master in this way, and returns it when another one is known.
+    fn fail(&self, how: How, round: u32) -> &RedisServer {
+        let old = match self {
+            Self::Sentinels(_) | Self::Cluster(_) => self.master(),
+            Self::Quorum(set) => &set.nodes[round as usize % VOTERS],
+        };
         match (how, self) {
             (How::Asked, Self::Sentinels(set)) => set.fail_over(),
             (How::Paused, Self::Sentinels(set)) => {
@@ -203,6 +226,7 @@ impl Servers {
                 set.fail_over();
             }
             (How::Asked | How::Paused, Self::Cluster(cluster)) => cluster.fail_over(old),
+            (How::Asked | How::Paused, Self::Quorum(_)) => {}
             (How::Killed, _) => old.kill(),
             (How::Frozen, _) => old.freeze(),
         }
@@ -211,6 +235,7 @@ impl Servers {
             Self::Cluster(cluster) => {
                 cluster.wait_for_another_master_than(old.port(), &key("shared0"));
             }
+            Self::Quorum(_) => {}
         }
         old
     }
@@ -219,6 +244,7 @@ impl Servers {
         match self {
             Self::Sentinels(set) => set.wait_until_complete(),
             Self::Cluster(cluster) => cluster.wait_until_complete(),
+            Self::Quorum(_) => {}
         }
     }
 }
@@ -229,13 +255,14 @@ fn key(name: &str) -> String {
 }
 
 fn rounds(arguments: &Arguments) {
-    let set = Servers::start(arguments.cluster);
+    let set = Servers::start(arguments);
+    let url = set.url(arguments.durability.as_deref());
     let (ways, names) = (set.ways(), set.names());
     let resource = RedisServer::start();
     let mut processes: Vec<Process> = (0..arguments.processes)
         .map(|_| {
             let mut command = Command::new(std::env::current_exe().unwrap());
-            let command = command.args(["tasks", &set.url(), &resource.url()]);
+            let command = command.args(["tasks", &url, &resource.url()]);
             Process::start(command.args(&names))
         })
         .collect();
@@ -254,7 +281,7 @@ fn rounds(arguments: &Arguments) {
         resource.command::<()>(&["HDEL", "all", "longest"]);
         let before = (seen("overlaps"), seen("refused"));
         let began = Instant::now();
-        let old = set.fail(how);
+        let old = set.fail(how, round);
         let named = began.elapsed();
         grants_go_on();
         match how {
@@ -292,14 +319,11 @@ fn rounds(arguments: &Arguments) {
     for field in ["grants", "overlaps", "refused"] {
         println!("{:<40} {}", format!("resource:{field}"), seen(field));
     }
-    let left = set.master().litter(NAMESPACE);
-    let marks = left.iter().filter(|key| key.contains("}:gone:")).count();
+    let left = set.keepers().into_iter();
+    let left = left.flat_map(|server| server.litter(NAMESPACE));
+    let marks = left.filter(|key| key.contains("}:gone:")).count();
     println!("{:<40} {}", "left:marks", marks);
-    println!(
-        "{:<40} {}",
-        "left:tickets",
-        tickets_left(&set.url(), &names)
-    );
+    println!("{:<40} {}", "left:tickets", tickets_left(&url, &names));
 }
 
 #[tokio::main]

@@ -23,6 +23,8 @@ pub(super) struct Map {
     moved: HashMap<u16, Address>,
     /// Whether a master has no port of the kind that this client needs: with TLS, or without.
     pub(super) lacks_ports: bool,
+    /// No more nodes had answered than were silent when it was taken for the newest one.
+    pub(super) is_of_few: bool,
 }
 
 impl Map {
@@ -103,6 +105,13 @@ impl Map {
     pub(super) fn is_newer_than(&self, other: &Self) -> bool {
         let rank = |map: &Self| (map.is_connected, map.epoch, Reverse(map.uncovered()));
         rank(self) > rank(other)
+    }
+
+    /// Whether it must not replace a map that is known already. The nodes that have told it may be cut off from those that
+    /// have told the other one. If most nodes tell a lower epoch, or refuse connections, the cluster has begun anew, and
+    /// then its map counts.
+    pub(super) fn is_doubtful_beside(&self, known: &Self) -> bool {
+        self.is_of_few && self.epoch < known.epoch
     }
 
     /// How many slots no node serves.

@@ -42,6 +42,8 @@ pub(in crate::backend::redis) struct Seeds {
     /// Nodes that had not answered when a question was given up. Later questions do not wait for
     /// them.
     silent: Mutex<BTreeSet<Address>>,
+    /// The map of the latest question. It outlives the connections.
+    known: Mutex<Option<Map>>,
 }
 
 impl Seeds {
@@ -66,6 +68,7 @@ impl Seeds {
             receivers: Receivers::default(),
             question: Arc::default(),
             silent: Mutex::default(),
+            known: Mutex::default(),
         })
     }
 
@@ -160,10 +163,11 @@ impl Seeds {
                 break;
             }
         }
-        // The nodes that are left are only slower than the others. No question was given up because
-        // of them, so they do not count as silent.
-        missing.nodes.clear();
-        best.ok_or_else(|| no_map(errors))
+        let silent = missing.nodes.len();
+        missing.nodes.clear(); // they are slower than the others, but nobody has waited for them in vain
+        let mut best = best.ok_or_else(|| no_map(errors))?;
+        best.is_of_few = answers <= silent;
+        Ok(self.believed(best))
     }
 
     async fn ask_one(&self, address: &Address, namespace: &Namespace) -> Result<Map, StoreError> {
@@ -200,6 +204,20 @@ impl Seeds {
             return Err(server.mistake(text));
         }
         Ok(map)
+    }
+
+    /// The map that a question has brought, or the known one if that must not be replaced. The known one may lead to nodes
+    /// that are silent. Then requests fail until these nodes answer or refuse connections, and nothing is granted by a node
+    /// that may have been replaced.
+    ///
+    /// A question that is given up does not come here. Of two questions at the same time, the second to come here is
+    /// compared with the first.
+    fn believed(&self, told: Map) -> Map {
+        let known = &mut *self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        match known {
+            Some(known) if told.is_doubtful_beside(known) => known.clone(),
+            _ => known.insert(told).clone(),
+        }
     }
 
     fn silent(&self) -> MutexGuard<'_, BTreeSet<Address>> {

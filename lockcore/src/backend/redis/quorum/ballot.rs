@@ -9,7 +9,14 @@
 //! smaller than the number that this node assigns to it. So it is greater than the earlier grant's
 //! number.
 //!
-//! A grant gets its number in one of two ways:
+//! The number is the highest of those that a majority has drawn. A node that answers after it was chosen may have drawn a
+//! greater one. Such a node does not count. If it did, a number could fall, if a node that has helped to choose it loses its
+//! ticket early, for example because its clock jumps. Three nodes show it. Two of them choose the number of a client, and
+//! then the first one loses the ticket. Another client is granted by the first and the third node, with a greater number,
+//! and releases. Now the third node grants to the client that still waits for its answer. It draws a number that is greater
+//! than both, and would confirm the smaller one.
+//!
+//! There are two ways to come that far:
 //!
 //! - *Proposed.* The client proposes a number that is ahead of all clocks. A node assigns exactly
 //!   this number if three things are true: it is greater than the node's clock, it is greater than
@@ -169,6 +176,8 @@ impl Ballot {
         for (at, own, valid_for) in granted {
             self.votes[at] = if own > number.saturating_add(DAY) {
                 Vote::Spoilt(StoreError::new(Fault::Retry, AHEAD))
+            } else if own > number {
+                Vote::Spoilt(StoreError::new(Fault::Retry, GREATER))
             } else if own == number && number == self.proposed {
                 Vote::Counts { valid_for }
             } else {
@@ -324,6 +333,13 @@ pub(super) fn may_be_carried_out(error: &StoreError) -> bool {
 /// The error of a node whose number is not accepted.
 const AHEAD: &str = "a node's clock is more than a day ahead of the others; let all nodes follow the same time servers";
 
+/// The error of a node that has answered too late to choose the number.
+const GREATER: &str =
+    "a node has drawn a number that is greater than the one that was chosen before; ask again";
+
+#[cfg(test)]
+mod histories;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -371,12 +387,30 @@ mod tests {
         // place.
         ballot.raised(2, Err(StoreError::broken("lost")));
         assert_eq!(ballot.verdict(), Verdict::Open);
-        assert_eq!(ballot.answered(3, granted(10)), [(3, 9)]);
+        assert_eq!(ballot.answered(3, granted(9)), [(3, 9)]);
         assert_eq!(ballot.verdict(), Verdict::Open);
         ballot.raised(3, Ok(true));
 
         let (ticket, valid_for) = (9, TTL);
         assert_eq!(ballot.verdict(), Verdict::Granted { ticket, valid_for });
+    }
+
+    #[test]
+    fn a_node_that_draws_a_greater_number_after_it_is_chosen_does_not_count() {
+        let mut ballot = ballot([granted(7), granted(9)]);
+        assert_eq!(ballot.answered(2, granted(8)), [(0, 9), (1, 9), (2, 9)]);
+        ballot.raised(0, Ok(false));
+        ballot.raised(1, Ok(true));
+        ballot.raised(2, Ok(true));
+        assert_eq!(ballot.verdict(), Verdict::Open);
+
+        assert_eq!(ballot.answered(3, granted(10)), []);
+
+        assert_eq!(ballot.verdict(), Verdict::Open);
+        assert!(ballot.may_have().any(|at| at == 3));
+        ballot.answered(4, granted(10));
+        assert_eq!(ballot.verdict(), Verdict::Refused);
+        assert!(ballot.refusal().is_err());
     }
 
     #[test]

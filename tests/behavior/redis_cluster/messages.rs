@@ -1,0 +1,109 @@
+//! Messages of nodes that serve a slot, and of nodes that have served it before.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use lockcore::backend::{self, Enqueued, EventSink, FULL, Id, Name, Namespace, News, Request};
+use tests::eventually::{eventually, wait_until};
+use tests::proxy::Proxy;
+use tests::redis_cluster::{Cluster, NEVER, slot};
+use tests::redis_server::RedisServer;
+use tokio::sync::mpsc::{self, UnboundedReceiver};
+
+use super::{LONG_WAIT, TTL, key};
+use crate::store::{Kind, SOON, Store, soon};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT, "redis_cluster";
+        a_message_grants_a_ticket_only_if_it_is_from_the_master_of_the_slot
+    ]
+}
+
+/// By so much the subscription of a waiter comes later than its request.
+const LATER: Duration = Duration::from_secs(6);
+
+/// The next of the news that is about a ticket.
+async fn told(news: &mut UnboundedReceiver<News>) -> News {
+    loop {
+        match soon(news.recv()).await.unwrap() {
+            News::Gap => {}
+            news => return news,
+        }
+    }
+}
+
+/// The same message comes from a master, and later from its replica, where this client listens because it was the master
+/// when the subscription was sent.
+async fn a_message_grants_a_ticket_only_if_it_is_from_the_master_of_the_slot(_: Store) {
+    let partial = ["--cluster-require-full-coverage", "no"];
+    let cluster = Cluster::with(1, true, NEVER, &partial);
+    let [old, new] = &cluster.nodes[..] else {
+        panic!()
+    };
+    // While a slot is served by nobody, a client does not leave the nodes that serve none: they may only not be known.
+    let mut others = (0..).filter(|other| *other != slot(old, &key("a")));
+    let nobodys = others.next().unwrap().to_string();
+    for node in [old, new] {
+        node.command::<()>(&["CLUSTER", "DELSLOTS", &nobodys]);
+    }
+    let way = Proxy::to(old.port());
+    let port = way.port().to_string();
+    old.command::<()>(&["CONFIG", "SET", "cluster-announce-port", &port]);
+    wait_until("the map has the way to the master", LONG_WAIT, || {
+        let told: String = new.command(&["CLUSTER", "NODES"]);
+        told.contains(&format!(":{port}@"))
+    });
+    let namespace = Namespace::new("test").unwrap();
+    let name = Name::new(namespace.clone(), "a").unwrap();
+    let id = |number: u32| Id::parse(&format!("{number:032}")).unwrap();
+    let request = |number| {
+        let mut request = Request::new(name.clone(), id(number), FULL, FULL, TTL);
+        request.wait = true;
+        Arc::new(request)
+    };
+    let (tell, mut news) = mpsc::unbounded_channel();
+    let events = EventSink::new(1, namespace, move |news| {
+        let _ = tell.send(news);
+    });
+    let store = backend::open(&cluster.url()).unwrap();
+    let store = store.connect(events).await.unwrap();
+    let granted = store.enqueue(request(1)).await.unwrap();
+    assert!(matches!(granted, Enqueued::Granted { .. }));
+
+    way.delay(LATER, Duration::ZERO);
+    let waits = tokio::spawn(store.enqueue(request(2)));
+    let line = format!("{}:line", key("a"));
+    eventually("it is in line", 2 * LATER, async || {
+        old.command::<u64>(&["HLEN", &line]) == 2
+    })
+    .await;
+    new.command::<()>(&["CLUSTER", "FAILOVER"]);
+    wait_until("it is a replica", LONG_WAIT, || {
+        let told: String = old.command(&["INFO", "replication"]);
+        told.contains("role:slave") && told.contains("master_link_status:up")
+    });
+    way.delay(Duration::ZERO, Duration::ZERO);
+    let waits = waits.await.unwrap().unwrap();
+    assert!(matches!(waits, Enqueued::Waiting { .. }));
+    let listens = |node: &RedisServer| {
+        let channels: Vec<String> = node.command(&["PUBSUB", "SHARDCHANNELS", "test:*"]);
+        channels.first().cloned()
+    };
+    let channel = listens(old).expect("it listens at the replica");
+    assert_eq!(listens(new), None);
+
+    new.command::<u64>(&["SPUBLISH", &channel, &format!("{} 17", id(2))]);
+    assert_eq!(told(&mut news).await, News::Recheck(id(2), Duration::ZERO));
+
+    // Its renewal makes it listen at the master.
+    let renewed = store.renew(vec![request(2)]);
+    renewed.await.unwrap();
+    wait_until("it listens at the master", SOON, || listens(new).is_some());
+    new.command::<u64>(&["SPUBLISH", &channel, &format!("{} 18", id(2))]);
+    // One of the two ways is faster.
+    let both = [told(&mut news).await, told(&mut news).await];
+    let wakes = |news: &News| matches!(news, News::Granted(wake) if wake.ticket == 18);
+    let asks = |news: &News| *news == News::Recheck(id(2), Duration::ZERO);
+    assert!(both.iter().any(wakes) && both.iter().any(asks), "{both:?}");
+}
