@@ -31,7 +31,6 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     if store.capability().resizes {
         facts.extend(crate::store_facts![store, DEFAULT;
             a_name_with_a_stored_capacity_is_refused_and_later_rounds_are_whole
-            a_capacity_that_is_stored_while_a_party_waits_makes_no_round_larger
         ]);
     }
     facts
@@ -229,28 +228,5 @@ async fn a_name_with_a_stored_capacity_is_refused_and_later_rounds_are_whole(sto
         leaders += u32::from(passed(party).await);
     }
     assert_eq!(leaders, 2);
-    tickets(&locks, "a", 0).await;
-}
-
-/// It waits with a place. Two more that come are refused, because three fit in, and so it does not go on with them.
-async fn a_capacity_that_is_stored_while_a_party_waits_makes_no_round_larger(store: Store) {
-    let (locks, operator) = (store.client(), store.client());
-    let pool = operator.semaphore("a", 6);
-    let barrier = locks.barrier("a", 2).wait(6 * SOON);
-    let first = waits(&barrier);
-    tickets(&operator, "a", 1).await;
-    pool.resize(9).await.unwrap();
-
-    let others = [(); 2].map(|()| waits(&barrier));
-
-    for party in others {
-        let refused = soon(party).await.unwrap();
-        assert_eq!(kind(refused), ErrorKind::CapacityMismatch);
-    }
-    tickets(&operator, "a", 1).await;
-    assert!(!first.is_finished());
-    pool.forget_capacity().await.unwrap();
-    let second = soon(barrier.wait_for_all()).await.unwrap();
-    assert!(second.is_leader() && !passed(first).await);
     tickets(&locks, "a", 0).await;
 }

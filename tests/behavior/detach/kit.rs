@@ -314,9 +314,13 @@ async fn a_lock_that_is_adopted_after_somebody_asked_is_not_taken_before_its_hol
 const STEP: Duration = Duration::from_secs(600);
 
 async fn a_forced_release_finds_a_lock_that_is_adopted_at_that_moment(_: Store) {
-    let (kit, locks, other) = kit();
+    let kit = Kit::new();
     let operators = kit.another_process();
-    let operator = operators.client().unwrap();
+    let client = |kit: &Kit| {
+        let patient = Locks::builder().op_timeout(STALL).ttl(LEASE);
+        kit.client_with(patient.fair(Fair::Strict)).unwrap()
+    };
+    let (locks, other, operator) = (client(&kit), client(&kit), client(&operators));
     let guard = held(&locks).await;
     let ticket = guard.grant_id().ticket();
     let text = guard.detach().await.unwrap();
