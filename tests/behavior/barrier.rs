@@ -29,6 +29,11 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_barrier_that_is_not_usable_is_refused
     ];
     facts.extend(double::facts(store));
+    if store.capability().resizes {
+        facts.extend(crate::store_facts![store, DEFAULT;
+            a_name_with_a_stored_capacity_is_refused_and_later_rounds_are_whole
+        ]);
+    }
     facts
 }
 
@@ -192,4 +197,39 @@ async fn a_barrier_that_is_not_usable_is_refused(store: Store) {
     // A round of one party.
     let alone = soon(locks.barrier("b", 1).wait_for_all()).await;
     assert!(alone.unwrap().is_leader());
+}
+
+/// With more permits than the barrier has places for, a third party would get a place too, and nobody could tell whose
+/// round it is in.
+async fn a_name_with_a_stored_capacity_is_refused_and_later_rounds_are_whole(store: Store) {
+    let (locks, operator) = (store.client(), store.client());
+    let pool = operator.semaphore("a", 6);
+    let barrier = locks.barrier("a", 2).wait(6 * SOON);
+    let double = locks.double_barrier("a", 2).wait(6 * SOON);
+    for capacity in [9, 100] {
+        pool.resize(capacity).await.unwrap();
+
+        let one = soon(barrier.wait_for_all()).await.unwrap_err();
+
+        let told = (one.kind(), one.name());
+        assert_eq!(told, (ErrorKind::CapacityMismatch, Some("a")));
+        let several = [(); 3].map(|()| waits(&barrier));
+        for party in several {
+            let refused = soon(party).await.unwrap();
+            assert_eq!(kind(refused), ErrorKind::CapacityMismatch);
+        }
+        let entered = soon(double.enter()).await.map(drop);
+        assert_eq!(kind(entered), ErrorKind::CapacityMismatch);
+        tickets(&locks, "a", 0).await;
+    }
+
+    pool.forget_capacity().await.unwrap();
+
+    let parties = [(); 4].map(|()| waits(&barrier));
+    let mut leaders = 0;
+    for party in parties {
+        leaders += u32::from(passed(party).await);
+    }
+    assert_eq!(leaders, 2);
+    tickets(&locks, "a", 0).await;
 }

@@ -1,15 +1,18 @@
 //! Tests of the list of names in use that a client gets. The answers of stores are checked in
 //! `testing::conformance`.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
 use lockcore::{ErrorKind, Locks};
+use tests::eventually::eventually;
 use tests::redis_server::RedisServer;
 use tests::stores::redis::{USER, documented, grant};
 use tests::watch::SECRET;
 
-use crate::store::{Kind, Store, assert_nothing_left, begin, give_back, kind, tickets};
+use crate::hostile::{random_id, request, stranger, with};
+use crate::store::{Kind, SOON, Store, assert_nothing_left, begin, give_back, kind, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     if !store.capability().lists {
@@ -26,6 +29,7 @@ pub(crate) fn facts_of_redis(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         without_the_right_to_scan_only_the_list_is_refused
         keys_of_others_are_passed_over
+        a_name_with_a_stored_capacity_whose_tickets_are_dead_is_not_in_use
     ]
 }
 
@@ -151,4 +155,38 @@ async fn keys_of_others_are_passed_over(_: Store) {
     assert_eq!(listed(&locks, "", 1).await, ["a"]);
 
     give_back(guard).await;
+}
+
+/// Its key does not expire, because it has the capacity.
+async fn a_name_with_a_stored_capacity_whose_tickets_are_dead_is_not_in_use(store: Store) {
+    let locks = store.client();
+    let pool = locks.semaphore("a", 5);
+    let others = locks.semaphore("a", 7);
+    let holder = stranger(&store).await;
+    for dead in 1..=3 {
+        pool.resize(2).await.unwrap();
+        // One holder, several holders, and several with a waiter behind them. Nobody renews them.
+        for _ in 0..dead {
+            let ticket = with(&request(&store, "a", &random_id()), |request| {
+                request.permits = NonZeroU32::MIN;
+                request.capacity = NonZeroU32::new(5).unwrap();
+                request.ttl = Duration::from_secs(1);
+            });
+            let _ = holder.enqueue(ticket).await.unwrap();
+        }
+        eventually("nobody holds or waits", SOON, async || {
+            locks.inspect("a").await.unwrap().is_empty()
+        })
+        .await;
+
+        // The records of several tickets are in a key of their own, which the list does not read.
+        if dead == 1 {
+            assert_eq!(listed(&locks, "", 5).await, Vec::<String>::new());
+        }
+        assert_eq!(others.capacity().await.unwrap(), 2);
+        others.forget_capacity().await.unwrap();
+        assert_eq!(others.capacity().await.unwrap(), 7);
+        assert_eq!(listed(&locks, "", 5).await, Vec::<String>::new());
+    }
+    holder.close().await;
 }

@@ -5,6 +5,7 @@
 mod alone;
 mod crowds;
 mod cuts;
+mod damaged;
 mod ensembles;
 mod outages;
 mod replies;
@@ -33,6 +34,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         sessions::facts,
         rights::facts,
         ensembles::facts,
+        damaged::facts,
     ];
     groups.into_iter().flat_map(|facts| facts(store)).collect()
 }

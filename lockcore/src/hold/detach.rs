@@ -260,3 +260,50 @@ impl From<NotDetached> for Error {
         refused.error
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use crate::client::events::{Event, GrantEvent};
+    use crate::error::{ErrorKind, LostReason};
+    use crate::locks::Locks;
+
+    /// The keeper marks the lease as lost. Before it looks up who has the ticket, the detach takes the ticket from the
+    /// table. So the keeper tells nobody.
+    #[tokio::test]
+    async fn a_lock_that_is_lost_in_the_moment_of_its_detach_is_told_and_given_back() {
+        let builder = || Locks::builder().namespace("detach").url("memory:");
+        let (locks, other) = (builder().build().unwrap(), builder().build().unwrap());
+        let lock = locks.mutex("a");
+        let (mut events, mut grants) = (locks.events(), lock.grants());
+        let mut guard = lock.acquire().await.unwrap();
+        let (id, view) = (guard.grant_id(), guard.held());
+        assert!(guard.lease().lose(LostReason::Taken));
+
+        let refused = guard.leave().unwrap_err();
+
+        assert_eq!(refused.kind(), ErrorKind::Lost(LostReason::Taken));
+        assert_eq!(view.lost().await, LostReason::Taken);
+        let expected = Event::Lost {
+            name: "a".to_owned(),
+            grant_id: id,
+            reason: LostReason::Taken,
+        };
+        assert_eq!(events.recv().await, Some(expected));
+        for expected in [
+            GrantEvent::Granted(id),
+            GrantEvent::Lost(id, LostReason::Taken),
+        ] {
+            assert_eq!(grants.recv().await, Some(expected));
+        }
+        drop(guard);
+        // The keeper gives back what is still at the store.
+        let next = other.mutex("a").wait(Duration::from_secs(5));
+        next.acquire().await.unwrap().release().await.unwrap();
+        locks.shutdown(Duration::from_secs(5)).await.unwrap();
+        drop((lock, view, locks));
+        assert_eq!(events.recv().await, None, "it was told twice");
+        assert_eq!(grants.recv().await, None, "it was told twice");
+    }
+}

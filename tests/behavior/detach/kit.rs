@@ -5,7 +5,7 @@ use std::time::Duration;
 use libtest_mimic::Trial;
 use lockcore::backend::Fault;
 use lockcore::testing::{Store as Kit, Verb};
-use lockcore::{ErrorKind, Fair, Locks, LostReason};
+use lockcore::{ErrorKind, Fair, Locks, LostReason, Release};
 use tests::eventually::eventually;
 
 use super::{TAKEN, held, refused};
@@ -24,6 +24,8 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_renewal_that_is_late_disturbs_nobody
         a_lock_is_detached_when_its_min_hold_is_over
         a_late_enqueue_of_a_lock_that_was_handed_over_takes_nothing
+        a_lock_that_is_adopted_after_somebody_asked_is_not_taken_before_its_holder_could_know
+        a_forced_release_finds_a_lock_that_is_adopted_at_that_moment
     ]
 }
 
@@ -257,4 +259,82 @@ async fn a_late_enqueue_of_a_lock_that_was_handed_over_takes_nothing(_: Store) {
     assert_eq!(other.inspect("a").await.unwrap().len(), 1);
     give_back(adopted).await;
     assert!(other.inspect("a").await.unwrap().is_empty());
+}
+
+/// Resolves when the client of `kit` has decided by a look that began after this call.
+async fn has_looked(kit: &Kit) {
+    for _ in 0..2 {
+        let mut look = kit.hold_next(Verb::Inspect);
+        soon(look.arrived()).await;
+        look.let_go();
+    }
+}
+
+/// Nobody renews the lock on its way, so nobody has learnt of the request. The new holder cannot learn of it either,
+/// before its lease is nearly over.
+async fn a_lock_that_is_adopted_after_somebody_asked_is_not_taken_before_its_holder_could_know(
+    _: Store,
+) {
+    let ours = Kit::new();
+    let (theirs, operators) = (ours.another_process(), ours.another_process());
+    let (locks, other) = (ours.client().unwrap(), theirs.client().unwrap());
+    // A step is shorter, so that no request of the operator fails.
+    let patient = Locks::builder().op_timeout(2 * STEP);
+    let operator = operators.client_with(patient).unwrap();
+    let guard = locks.mutex("a").ttl(4 * STEP).acquire().await.unwrap();
+    let ticket = guard.grant_id().ticket();
+    let text = guard.detach().await.unwrap();
+    let mut takes = operators.hold_next(Verb::Release);
+    let mut asked =
+        tokio::spawn(async move { operator.revoke("a", ticket, Duration::ZERO, "x").await });
+    has_looked(&operators).await;
+
+    for _ in 0..3 {
+        ours.clock().advance(STEP);
+        has_looked(&operators).await;
+    }
+    let adopted = other.adopt(&text).await.unwrap();
+    theirs.freeze();
+    has_looked(&operators).await;
+
+    // The time of the client that gave the lock away ends in the middle of this.
+    for part in [1, 1, 1, 2] {
+        ours.clock().advance(STEP / part);
+        tokio::select! {
+            () = soon(takes.arrived()) => panic!("it is taken away, and its holder does not know"),
+            () = has_looked(&operators) => {}
+        }
+        assert!(adopted.is_valid() && !asked.is_finished());
+    }
+    theirs.thaw();
+    assert_eq!(soon(adopted.lost()).await, LostReason::Revoked);
+    assert_eq!(soon(&mut asked).await.unwrap().unwrap(), Release::Released);
+    drop(takes);
+}
+
+/// A part of a lease.
+const STEP: Duration = Duration::from_secs(600);
+
+async fn a_forced_release_finds_a_lock_that_is_adopted_at_that_moment(_: Store) {
+    let kit = Kit::new();
+    let operators = kit.another_process();
+    let client = |kit: &Kit| {
+        let patient = Locks::builder().op_timeout(STALL).ttl(LEASE);
+        kit.client_with(patient.fair(Fair::Strict)).unwrap()
+    };
+    let (locks, other, operator) = (client(&kit), client(&kit), client(&operators));
+    let guard = held(&locks).await;
+    let ticket = guard.grant_id().ticket();
+    let text = guard.detach().await.unwrap();
+    let mut release = operators.hold_next(Verb::Release);
+    let forced = tokio::spawn(async move { operator.force_release("a", ticket).await });
+    soon(release.arrived()).await;
+
+    // The request names the ticket by the id that it had.
+    let adopted = other.adopt(&text).await.unwrap();
+    release.let_go();
+
+    assert_eq!(soon(forced).await.unwrap().unwrap(), Release::Released);
+    tickets(&locks, "a", 0).await;
+    assert_eq!(adopted.release().await.unwrap(), Release::AlreadyLost);
 }

@@ -7,6 +7,7 @@ use futures_util::future::join_all;
 use libtest_mimic::Trial;
 use lockcore::backend::{
     self, Departure, Enqueued, EventSink, FULL, Fault, Id, Name, Namespace, Released, Request,
+    Resize, ResizeOp, ResizeOutcome,
 };
 use lockcore::{Error, ErrorKind, Guard, Lock, Locks};
 use tests::eventually::eventually;
@@ -33,6 +34,8 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         the_channel_of_each_slot_is_where_the_server_looks_for_it
         an_uncontended_pair_costs_what_it_costs_at_one_server
         a_hand_over_costs_what_it_costs_at_one_server
+        a_lock_is_handed_over_while_its_slot_moves
+        a_capacity_changes_while_its_slot_moves
     ]
 }
 
@@ -493,4 +496,102 @@ async fn a_hand_over_costs_what_it_costs_at_one_server(_: Store) {
     assert_eq!((since["evalsha"], since["spublish"]), (20, 10), "{since:?}");
     assert!(!since.contains_key("ssubscribe"), "{since:?}");
     give_back(holder).await;
+}
+
+/// One name has one key, which has moved. The other has several, and neither node has all of them.
+async fn a_lock_is_handed_over_while_its_slot_moves(_: Store) {
+    let cluster = masters();
+    let url = cluster.url();
+    let (locks, other) = (client(&url), client(&url));
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let permit = |locks: &Locks| locks.semaphore("b", 2).permits(1);
+    let beside = permit(&other).acquire().await.unwrap();
+    let given = permit(&locks).acquire().await.unwrap();
+    let id = given.grant_id();
+    let texts = [guard.detach().await.unwrap(), given.detach().await.unwrap()];
+    let mut moving = Vec::new();
+    for name in ["a", "b"] {
+        let old = cluster.master_of(&key(name));
+        let new = another(&cluster, old);
+        let slot = cluster.begin_moving(&key(name), new);
+        cluster.move_key(old, new, &key(name));
+        moving.push((slot, old, new));
+    }
+
+    let adopted = other.adopt(&texts[0]).await.unwrap();
+    let hasty = builder(&url).op_timeout(Duration::from_millis(300));
+    let hasty = hasty.build().unwrap();
+    let error = hasty.adopt(&texts[1]).await.unwrap_err();
+    let is_refused = matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown);
+    assert!(is_refused, "{error}");
+
+    for (slot, old, new) in moving {
+        cluster.finish_moving(slot, old, new);
+    }
+    give_back(adopted).await;
+    let adopted = other.adopt(&texts[1]).await.unwrap();
+    assert_eq!(adopted.grant_id(), id);
+    assert_eq!(
+        kind(permit(&client(&url)).try_acquire().await),
+        ErrorKind::Busy
+    );
+    give_back(adopted).await;
+    give_back(beside).await;
+    nothing_left(&cluster, &["a", "b"]).await;
+}
+
+/// The state of the name has arrived at the new node. The mark of a capacity that was forgotten has not.
+async fn a_capacity_changes_while_its_slot_moves(_: Store) {
+    let cluster = masters();
+    let url = cluster.url();
+    let locks = client(&url);
+    let pool = locks.semaphore("a", 2);
+    let guard = pool.acquire().await.unwrap();
+    pool.resize(3).await.unwrap();
+    let old = cluster.master_of(&key("a"));
+    let new = another(&cluster, old);
+    let slot = cluster.begin_moving(&key("a"), new);
+    cluster.move_key(old, new, &key("a"));
+
+    assert_eq!(pool.add_permits(1).await.unwrap(), 4);
+    assert_eq!(client(&url).semaphore("a", 2).capacity().await.unwrap(), 4);
+    cluster.finish_moving(slot, old, new);
+    assert_eq!(pool.capacity().await.unwrap(), 4);
+
+    // A change that somebody has read before the capacity was forgotten, and that comes late.
+    let namespace = Namespace::new("test").unwrap();
+    let name = Name::new(namespace.clone(), "a").unwrap();
+    let store = backend::open(&url).unwrap();
+    let store = store.connect(EventSink::new(1, namespace, |_| ()));
+    let store = store.await.unwrap();
+    let resize = |id: &str, op| Arc::new(Resize::new(name.clone(), Id::parse(id).unwrap(), op));
+    let set = |capacity, after| ResizeOp::Set {
+        capacity,
+        after,
+        stated: std::num::NonZeroU32::new(2).unwrap(),
+    };
+    let read = store.resize(resize(&"1".repeat(32), ResizeOp::Read)).await;
+    let before = read.unwrap().change;
+    assert!(before.is_some());
+    pool.forget_capacity().await.unwrap();
+    let (old, new) = (new, another(&cluster, new));
+    let slot = cluster.begin_moving(&key("a"), new);
+    cluster.move_key(old, new, &key("a"));
+
+    // As if none had ever been stored, because the mark is not seen.
+    let late = store
+        .resize(resize(&"2".repeat(32), set(Some(9), None)))
+        .await;
+    let error = late.expect_err("it was made");
+    let is_refused = matches!(error.fault(), Fault::Retry | Fault::Unknown);
+    assert!(is_refused, "{error}");
+    cluster.finish_moving(slot, old, new);
+    for after in [None, before] {
+        let late = store
+            .resize(resize(&"2".repeat(32), set(Some(9), after)))
+            .await;
+        assert_eq!(late.unwrap().outcome, ResizeOutcome::Kept);
+    }
+    assert_eq!(pool.capacity().await.unwrap(), 2);
+    give_back(guard).await;
 }

@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 use libtest_mimic::Trial;
 use lockcore::{ErrorKind, LostReason, Release};
 use tests::eventually::eventually;
+use tests::redis_server::RedisServer;
 use tests::stalls::awake_since;
 use tests::stores::Server as _;
 use tests::witness::Witness;
 
-use super::{OP_TIMEOUT, client, durable, hasty, servers, tickets_at};
+use super::{OP_TIMEOUT, client, durable, hasty, servers, tickets_at, waits};
 use crate::faults::works_again;
 use crate::store::{Kind, SLACK, SOON, STALL, Store, begin, give_back, kind};
 use crate::traces;
@@ -23,6 +24,8 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_holder_whose_replica_stops_loses_at_the_deadline_and_not_after
         a_replica_that_pauses_for_less_than_a_lease_costs_nothing
         a_wake_up_is_confirmed_by_the_replicas
+        an_adoption_that_too_few_replicas_have_is_refused_and_released
+        a_capacity_is_stored_when_the_replicas_have_it_and_added_once
     ]
 }
 
@@ -224,4 +227,49 @@ async fn a_wake_up_is_confirmed_by_the_replicas(_: Store) {
     replicas[0].thaw();
 
     give_back(waiter.await.unwrap().unwrap()).await;
+}
+
+/// The master has carried it out. Whether the old holder or the new one has the lock after a failover is not known.
+async fn an_adoption_that_too_few_replicas_have_is_refused_and_released(_: Store) {
+    let (master, replicas) = servers(1).await;
+    let url = durable(&master, 1);
+    let (locks, other) = (client(&url), hasty(&url).build().unwrap());
+    give_back(other.mutex("warm").acquire().await.unwrap()).await;
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let text = guard.detach().await.unwrap();
+    replicas[0].freeze();
+
+    let error = other.adopt(&text).await.unwrap_err();
+
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
+    tickets_at(&master, "a", 0).await;
+    replicas[0].thaw();
+    let taken = ErrorKind::Lost(LostReason::Taken);
+    assert_eq!(kind(locks.adopt(&text).await), taken);
+    works_again(&other, "a", SOON).await;
+}
+
+async fn a_capacity_is_stored_when_the_replicas_have_it_and_added_once(_: Store) {
+    let (master, replicas) = servers(1).await;
+    let pool = hasty(&durable(&master, 1)).build().unwrap();
+    let pool = pool.semaphore("a", 2);
+    assert_eq!(pool.add_permits(1).await.unwrap(), 3);
+    let state = |server: &RedisServer| server.command::<String>(&["GET", "test:1:{a}"]);
+    assert_eq!(state(&replicas[0]), state(&master));
+    replicas[0].freeze();
+
+    let before = waits(&master);
+    let adds = pool.clone();
+    let adding = tokio::spawn(async move { adds.add_permits(2).await });
+    eventually("it asks again", 3 * SOON, async || {
+        waits(&master) >= before + 2
+    })
+    .await;
+    assert!(!adding.is_finished());
+    replicas[0].thaw();
+
+    assert_eq!(adding.await.unwrap().unwrap(), 5);
+    assert_eq!(state(&replicas[0]), state(&master));
+    assert_eq!(pool.capacity().await.unwrap(), 5);
 }

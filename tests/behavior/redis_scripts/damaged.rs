@@ -1,6 +1,7 @@
 //! Tests with keys of a name that are lost, and with keys that have a stranger's values.
 
 use libtest_mimic::Trial;
+use lockcore::{ErrorKind, Locks};
 use redis::Value;
 use tests::redis_server::RedisServer;
 
@@ -8,7 +9,7 @@ use super::{
     ENDS, KEY, LINE, UNSEEN, asking, connect, enqueue, expires, id, line, now, record, release,
     renew, renew_with, script,
 };
-use crate::store::{Kind, Store};
+use crate::store::{Kind, Store, kind};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
@@ -18,6 +19,8 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         the_rest_of_a_line_without_its_state_keeps_nobody_out
         a_value_that_is_not_the_state_of_a_lock_is_refused_and_left_unchanged
         holders_of_a_lost_hash_keep_their_permits_until_the_last_has_expired
+        a_damaged_counter_is_an_error_and_stays_as_it_is
+        a_damaged_value_is_an_error
     ]
 }
 
@@ -187,4 +190,86 @@ async fn holders_of_a_lost_hash_keep_their_permits_until_the_last_has_expired(_:
 
     server.command::<()>(&["ZADD", ENDS, "XX", "1", &id("a")]);
     assert_eq!(renew(&server, "all"), [0, 60000, -1]);
+}
+
+/// Another program has written it, or a fault of a server. The last are numbers that this library never writes, and
+/// cannot count with.
+async fn a_damaged_counter_is_an_error_and_stays_as_it_is(_: Store) {
+    let server = RedisServer::start();
+    let locks = Locks::builder().namespace("t").url(server.url());
+    let counter = locks.build().unwrap().counter("a");
+    for damaged in [
+        "",
+        "5",
+        "5 1 1 1",
+        "5 1 1 1 64 7",
+        "x 1 1 1 64",
+        "5 -1 1 1 64",
+        "5 1.5 1 1 64",
+        "0x5 1 1 1 64",
+        " 5 1 1 1 64",
+        "9007199254740992 1 1 1 64",
+        "-9007199254740992 1 1 1 64",
+        "99999999999999999999 1 1 1 64",
+        "5 99999999999999999999 1 1 64",
+        "5 1 9007199254740992 1 64",
+        "5 1 99999999999999999999 1 64",
+        "5 1 1 99999999999999999999 64",
+        "5 1 1 1 99999999999999999999",
+    ] {
+        server.command::<()>(&["HSET", COUNTER, "is", damaged]);
+
+        let answers = [
+            counter.get().await.map(drop),
+            counter.add(1).await.map(drop),
+            counter.set(7).await.map(drop),
+        ];
+
+        for answer in answers {
+            let error = answer.expect_err(damaged);
+            assert_eq!(error.kind(), ErrorKind::Config, "{damaged}: {error}");
+            let text = error.to_string();
+            assert!(text.contains(COUNTER) && text.contains("remove"), "{text}");
+        }
+        let is: String = server.command(&["HGET", COUNTER, "is"]);
+        assert_eq!(is, damaged);
+        assert_eq!(server.command::<i64>(&["HLEN", COUNTER]), 1);
+    }
+    server.command::<()>(&["DEL", COUNTER]);
+    server.command::<()>(&["SET", COUNTER, "5"]);
+    assert_eq!(kind(counter.get().await), ErrorKind::Config);
+    assert_eq!(kind(counter.add(1).await), ErrorKind::Config);
+    server.command::<()>(&["DEL", COUNTER]);
+    assert_eq!(counter.add(1).await.unwrap().value, 1);
+}
+
+/// The key of the counter and the value.
+const COUNTER: &str = "t:1:{a}:count";
+
+async fn a_damaged_value_is_an_error(_: Store) {
+    let server = RedisServer::start();
+    let locks = Locks::builder().namespace("t").url(server.url());
+    let locks = locks.build().unwrap();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    guard.set_value("page 7").await.unwrap();
+    let key = server.keys("*count*").pop().unwrap();
+    for damaged in [
+        "x",
+        "7",
+        "x page 7",
+        "-7 page 7",
+        "99999999999999999999 page 7",
+    ] {
+        server.command::<()>(&["HSET", &key, "text", damaged]);
+
+        let error = locks.value("a").get().await.expect_err(damaged);
+
+        assert_eq!(error.kind(), ErrorKind::Config, "{damaged}: {error}");
+        assert!(error.to_string().contains(&key), "{error}");
+    }
+    server.command::<()>(&["HDEL", &key, "text"]);
+    guard.set_value("page 8").await.unwrap();
+    let read = locks.value("a").get().await.unwrap().unwrap();
+    assert_eq!(&*read.text, "page 8");
+    guard.release().await.unwrap();
 }

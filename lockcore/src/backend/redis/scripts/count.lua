@@ -46,7 +46,13 @@ local seconds, now = tonumber(time[1]), math.floor(micros / 1000)
 local found = redis.call('HMGET', key, 'is', 'text')
 local is, written = found[1], found[2]
 local value, generation, version, used, room = string.match(is or '0 0 0 0 0', '^(%-?%d+) (%d+) (%d+) (%d+) (%d+)$')
-if not value then return redis.error_reply('WRONGTYPE ' .. key .. ' holds something else than a counter') end
+-- Every number that this script writes fits into a double. With others it could not count, and what it would write then
+-- is not a number any more. So they are refused before anything is written.
+local is_sound = value ~= nil
+for _, number in ipairs({ value, generation, version, used, room }) do
+  is_sound = is_sound and math.abs(tonumber(number)) <= MAX
+end
+if not is_sound then return redis.error_reply('WRONGTYPE ' .. key .. ' holds something else than a counter') end
 
 local function put(...)
   local text = string.format('%d %d %d %d %d', value, generation, version, seconds, room)
