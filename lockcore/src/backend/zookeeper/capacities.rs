@@ -1,0 +1,514 @@
+//! Stored capacities: how they stand beside the tickets of a line, and how they are changed.
+//!
+//! A stored capacity is a node beside the tickets, and everything about it is in the node's name. So one list of the line
+//! has the tickets and the capacity of the same moment, and no other request is necessary. The data of the parent is the
+//! id of the last change.
+//!
+//! # Which tickets hold
+//!
+//! Without a change, a ticket that holds by the rule holds for ever: older tickets only go, or become smaller. So it does
+//! not matter when its client looks at the line, or how old the line is that it gets to see. A smaller capacity would
+//! break that. A client may not have seen yet that its ticket holds, and by the new capacity the ticket looks like a
+//! waiter. So a change must know who holds, and must write it down. It cannot find out in one transaction: servers check
+//! the version of a node there, but not whether children have come or gone.
+//!
+//! So a change first puts a *gate* into the line: a node with a number, like a ticket, but for no permits. While the line
+//! has a gate, no ticket is granted from it, wherever it stands. Then the change reads the line, and the last step is one
+//! transaction: it writes the capacity, and deletes its gate.
+//!
+//! - No line without the gate shows a ticket from behind it, so none of them has been granted. The tickets in front of the
+//!   gate may have been granted, if the old capacity lets them hold in some line before the gate. Then it still does so
+//!   in the line that the change reads, because older tickets only go. No ticket is granted between that line and the
+//!   transaction. So the tickets that hold by the line that was read are all that hold.
+//! - These are the oldest of the line, so one number tells them from the others. It is the number of a ticket, which is a
+//!   transaction of the ensemble: it never wraps, unlike the sequence numbers in the names of nodes. A client knows the
+//!   numbers of its own tickets. It does not need those of others: whoever stands in front of a ticket counts, whether
+//!   it holds or waits. So the permits of all that hold, with those of a ticket that is granted, are never more than
+//!   the capacity of that moment.
+//! - The transaction fails if the gate is gone, and with it the right to change: because the session has ended, or because an
+//!   operator has deleted it. Of several gates only the oldest has that right. A client whose gate is younger takes it
+//!   away, and the core asks again.
+//! - The gate goes last in the transaction. Whoever sees only a part of it sees the gate.
+//!
+//! A gate ends with the session of its client. If that client is stopped in the middle of a change, nobody is granted
+//! permits until then, as if it held them.
+//!
+//! # When a capacity is forgotten
+//!
+//! Then its node goes. If tickets hold that the capacity of the tickets does not allow, or others wait, another node takes
+//! its place, which has only the number up to which tickets hold. The next client that finds nobody waiting deletes it.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use zookeeper_client::{CreateMode, Error as ZkError, MultiWriteError, MultiWriter, Stat};
+
+use super::counters::not_changed;
+use super::errors::failed;
+use super::layout::{self, Parent, Stored, Ticket};
+use super::session::Session;
+use crate::backend::{Fault, Resize, ResizeOp, ResizeOutcome, Resized, StoreError};
+use crate::clock::Clock;
+use crate::queue;
+use crate::request::{FULL, Id};
+
+/// What stands beside the tickets of a line.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Terms {
+    pub(super) stored: Option<Stored>,
+    /// Oldest first.
+    pub(super) gates: Vec<Ticket>,
+}
+
+impl Terms {
+    /// The capacity that is stored.
+    pub(super) fn capacity(&self) -> Option<u32> {
+        self.stored.as_ref()?.capacity
+    }
+
+    /// Tickets with numbers up to this one hold.
+    pub(super) fn through(&self) -> u64 {
+        self.stored.as_ref().map_or(0, |stored| stored.through)
+    }
+
+    /// How many of the oldest tickets may be granted. There may be more that hold.
+    pub(super) fn grants<'a>(&self, line: impl IntoIterator<Item = &'a Ticket>) -> usize {
+        match self.gates.is_empty() {
+            true => self.fit(line),
+            false => 0,
+        }
+    }
+
+    /// How many of the oldest tickets the capacity lets hold. A ticket with another capacity is being removed by its own
+    /// client, and so is a ticket of a mutex while a capacity is stored. Until then, no ticket behind it holds.
+    pub(super) fn fit<'a>(&self, line: impl IntoIterator<Item = &'a Ticket>) -> usize {
+        let stored = self.capacity();
+        let share = |ticket: &Ticket| match stored {
+            Some(_) if ticket.capacity == FULL.get() => (u32::MAX, ticket.capacity),
+            _ => (ticket.permits, ticket.capacity),
+        };
+        queue::granted_of(line.into_iter().map(share), stored, 0)
+    }
+
+    /// Whether a change is under way after which a ticket that states this capacity may have to go.
+    pub(super) fn bar(&self, capacity: u32) -> bool {
+        let bars = |gate: &Ticket| match gate.capacity {
+            0 => capacity == FULL.get(),
+            only => capacity != only,
+        };
+        self.gates.iter().any(bars)
+    }
+}
+
+/// A line as it was read.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Row {
+    /// Oldest first.
+    pub(super) tickets: Vec<Ticket>,
+    pub(super) terms: Terms,
+}
+
+impl Row {
+    pub(super) fn of(children: &[String]) -> Self {
+        let (gates, tickets) = layout::in_line(children)
+            .into_iter()
+            .partition(Ticket::is_gate);
+        let stored = children.iter().find_map(|child| Stored::parse(child));
+        let terms = Terms { stored, gates };
+        Self { tickets, terms }
+    }
+
+    /// Whether a ticket holds: its place, and its number.
+    pub(super) fn holds(&self, at: usize, number: u64) -> bool {
+        number <= self.terms.through() || at < self.terms.grants(&self.tickets)
+    }
+
+    /// The capacity that keeps a request with this one out.
+    pub(super) fn refuses(&self, capacity: u32) -> Option<u32> {
+        match self.terms.capacity() {
+            Some(stored) => (capacity == FULL.get()).then_some(stored),
+            None => {
+                let in_use = self.tickets.first()?.capacity;
+                (in_use != capacity).then_some(in_use)
+            }
+        }
+    }
+
+    /// The node of a capacity that was forgotten, if it is of no use any more.
+    pub(super) fn spent(&self) -> Option<&str> {
+        let stored = self.terms.stored.as_ref()?;
+        let all_hold = self.terms.grants(&self.tickets) == self.tickets.len();
+        (stored.capacity.is_none() && self.terms.gates.is_empty() && all_hold)
+            .then_some(&stored.node)
+    }
+}
+
+impl Deref for Row {
+    type Target = [Ticket];
+
+    fn deref(&self) -> &[Ticket] {
+        &self.tickets
+    }
+}
+
+/// Reads or changes the stored capacity of a name.
+///
+/// If this is dropped, a change that was begun goes on in a task on the keeper's runtime, so its gate does not stay.
+pub(super) async fn resize(
+    session: Arc<Session>,
+    resize: Arc<Resize>,
+) -> Result<Resized, StoreError> {
+    session.usable()?;
+    let parent = Parent::of(&resize.name);
+    // The server may be behind. What it tells must be at least as new as this call.
+    let synced = session.client.sync(&parent.path);
+    let reading = read(&session, &parent);
+    synced.await.map_err(not_changed)?;
+    let found = reading.await?;
+    if let Some(answer) = found.answer(&resize) {
+        return Ok(answer); // without a gate, which would make others wait
+    }
+    let exists = found.exists;
+    let changing = change(Arc::clone(&session), parent, resize, exists);
+    let changed = session.runtime.spawn(changing).await;
+    changed.unwrap_or_else(|_| Err(failed(ZkError::ClientClosed))) // the runtime ends with the session
+}
+
+/// A line, and the last change of its capacity, both of one moment.
+struct Found {
+    exists: bool,
+    row: Row,
+    change: Option<Id>,
+}
+
+impl Found {
+    /// The answer if nothing is to be changed.
+    fn answer(&self, resize: &Resize) -> Option<Resized> {
+        let answer = |outcome| {
+            Some(Resized::new(
+                self.row.terms.capacity(),
+                self.change,
+                outcome,
+            ))
+        };
+        let ResizeOp::Set {
+            capacity,
+            after,
+            stated,
+        } = resize.op
+        else {
+            return answer(ResizeOutcome::Applied);
+        };
+        if self.change == Some(resize.id) {
+            return answer(ResizeOutcome::Applied);
+        }
+        if self.change != after {
+            return answer(ResizeOutcome::Kept);
+        }
+        let looked_at = match (self.row.terms.capacity(), capacity) {
+            (None, _) => 1,
+            (Some(_), Some(_)) => 0,
+            (Some(_), None) => usize::MAX,
+        };
+        let mut looked_at = self.row.iter().take(looked_at);
+        let other = looked_at.find(|ticket| ticket.capacity != stated.get())?;
+        let in_use = other.capacity;
+        answer(ResizeOutcome::Mismatch { in_use })
+    }
+}
+
+/// Reads a line. Sent by the call.
+fn read(
+    session: &Session,
+    parent: &Parent,
+) -> impl Future<Output = Result<Found, StoreError>> + use<> {
+    let data = session.client.get_data(&parent.path);
+    let children = session.client.get_children(&parent.path);
+    async move {
+        let data = found(data.await)?;
+        let children = found(children.await)?;
+        let written = |stat: &Stat| stat.mzxid;
+        let (before, after) = (
+            data.as_ref().map(|(_, stat)| written(stat)),
+            children.as_ref().map(|(_, stat)| written(stat)),
+        );
+        if before != after {
+            return Err(in_the_way("the capacity was changed while it was read"));
+        }
+        let change = data.and_then(|(data, _)| Id::parse(std::str::from_utf8(&data).ok()?));
+        Ok(Found {
+            exists: children.is_some(),
+            row: Row::of(&children.map_or_else(Vec::new, |(children, _)| children)),
+            change,
+        })
+    }
+}
+
+fn found<T>(read: Result<T, ZkError>) -> Result<Option<T>, StoreError> {
+    match read {
+        Ok(read) => Ok(Some(read)),
+        Err(ZkError::NoNode) => Ok(None),
+        Err(error) => Err(not_changed(error)),
+    }
+}
+
+/// The gate of a change.
+struct Gate {
+    id: Id,
+    path: String,
+    sequence: i32,
+    /// The transaction that created it: greater than the number of each ticket in front of it.
+    number: u64,
+}
+
+/// Nothing in here is taken back by dropping it: it runs in a task of its own.
+async fn change(
+    session: Arc<Session>,
+    parent: Parent,
+    resize: Arc<Resize>,
+    exists: bool,
+) -> Result<Resized, StoreError> {
+    let (gate, found) = close(&session, &parent, &resize, exists).await?;
+    let changed = match found {
+        Ok(found) => behind(&session, &parent, &resize, &gate, found).await,
+        Err(error) => Err(error),
+    };
+    let is_changed = changed
+        .as_ref()
+        .is_ok_and(|changed| changed.change == Some(resize.id));
+    let is_unknown = changed
+        .as_ref()
+        .is_err_and(|error| error.fault() == Fault::Unknown);
+    if is_unknown {
+        // The transaction may still come, but not after the gate is gone.
+        leave_behind(&session, &parent, gate.id);
+    } else if !is_changed {
+        match session.client.delete(&gate.path, None).await {
+            Ok(()) | Err(ZkError::NoNode) => {}
+            Err(_) => leave_behind(&session, &parent, gate.id),
+        }
+    }
+    changed
+}
+
+/// Puts a gate into the line, and reads the line after that. If the answer to the create is lost, the gate is deleted when
+/// it is seen.
+async fn close(
+    session: &Arc<Session>,
+    parent: &Parent,
+    resize: &Resize,
+    exists: bool,
+) -> Result<(Gate, Result<Found, StoreError>), StoreError> {
+    session.usable()?;
+    // Each attempt has another id, so that deleting the gate of one does not touch that of another.
+    let id = Id::draw().map_err(|error| StoreError::new(Fault::Retry, error.to_string()))?;
+    let (client, prefix) = (&session.client, parent.gate(id, resize, session.tag()));
+    let container = CreateMode::Container.with_acls(session.acls);
+    let gate = CreateMode::EphemeralSequential.with_acls(session.acls);
+    let folders = match exists {
+        true => Vec::new(),
+        false => [&parent.folder, &parent.path]
+            .map(|path| client.create(path, b"", &container))
+            .into(),
+    };
+    let created = client.create(&prefix, b"", &gate);
+    let reading = read(session, parent);
+    // Everything is sent by now.
+    let mut refused = None;
+    for made in folders {
+        match made.await {
+            Ok(_) | Err(ZkError::NodeExists | ZkError::NoNode) => {}
+            Err(error) => refused = refused.or(Some(error)),
+        }
+    }
+    let (stat, sequence) = match (created.await, refused) {
+        (Ok(created), _) => created,
+        (Err(ZkError::NoNode), Some(refused)) => return Err(not_changed(refused)),
+        (Err(error), _) => {
+            if failed(error.clone()).fault() == Fault::Unknown {
+                leave_behind(session, parent, id);
+            }
+            return Err(not_changed(error));
+        }
+    };
+    let gate = Gate {
+        id,
+        path: format!("{prefix}{sequence}"),
+        sequence: layout::wrapped(sequence.into_i64()),
+        number: stat.czxid.unsigned_abs(),
+    };
+    Ok((gate, reading.await))
+}
+
+/// The change itself, while the gate is closed.
+async fn behind(
+    session: &Arc<Session>,
+    parent: &Parent,
+    resize: &Resize,
+    gate: &Gate,
+    found: Found,
+) -> Result<Resized, StoreError> {
+    let terms = &found.row.terms;
+    if terms.gates.first().is_none_or(|first| first.id != gate.id) {
+        return Err(in_the_way("somebody else is changing the capacity"));
+    }
+    let capacity = match (found.answer(resize), resize.op) {
+        (None, ResizeOp::Set { capacity, .. }) => capacity,
+        (Some(answer), _) => return Ok(answer),
+        (None, ResizeOp::Read) => return Err(in_the_way("nothing is to be changed")),
+    };
+    let in_front = |ticket: &&Ticket| layout::is_older(ticket.sequence, gate.sequence);
+    let in_front = found.row.iter().take_while(in_front);
+    let holds = terms.fit(in_front.clone());
+    let through = match in_front.clone().nth(holds) {
+        None => gate.number,
+        Some(waits) => {
+            // It may hold nevertheless, because an earlier change found it so.
+            let read = session.client.get_data(&parent.child(&waits.node)).await;
+            let (data, stat) = read.map_err(not_changed)?;
+            let (_, number) = layout::owner_and_number(&data, stat.czxid.unsigned_abs());
+            terms.through().max(number.saturating_sub(1))
+        }
+    };
+    let without = Terms::default();
+    let is_needed = capacity.is_some() || without.fit(in_front.clone()) < in_front.count();
+    let stored = is_needed.then(|| Stored::new(capacity, through, resize.id));
+    session.usable()?;
+    let sent = Clock::BOOT.now();
+    let mut writes = session.client.new_multi_writer();
+    let added = add(&mut writes, session, parent, resize.id, terms, stored, gate);
+    added.map_err(not_changed)?;
+    match writes.commit().await {
+        Ok(_) => {}
+        // Nothing was changed: the gate is gone, or an operator has touched the nodes.
+        Err(MultiWriteError::OperationFailed { source, .. })
+            if !matches!(source, ZkError::SessionExpired | ZkError::SessionMoved) =>
+        {
+            return Err(not_changed(source));
+        }
+        Err(error) => return Err(failed(error.into())),
+    }
+    session.committed(sent);
+    if capacity.is_some() {
+        session.state().remember_parent(&parent.path);
+    }
+    Ok(Resized::new(
+        capacity,
+        Some(resize.id),
+        ResizeOutcome::Applied,
+    ))
+}
+
+/// The gate goes last.
+fn add(
+    writes: &mut MultiWriter<'_>,
+    session: &Session,
+    parent: &Parent,
+    change: Id,
+    before: &Terms,
+    after: Option<Stored>,
+    gate: &Gate,
+) -> Result<(), ZkError> {
+    if let Some(after) = after {
+        let node = CreateMode::Persistent.with_acls(session.acls);
+        writes.add_create(&parent.child(&after.node), b"", &node)?;
+    }
+    writes.add_set_data(&parent.path, change.to_string().as_bytes(), None)?;
+    if let Some(before) = &before.stored {
+        writes.add_delete(&parent.child(&before.node), None)?;
+    }
+    writes.add_delete(&gate.path, None)
+}
+
+/// Deletes a gate as soon as it is seen. It may not be there yet.
+fn leave_behind(session: &Arc<Session>, parent: &Parent, gate: Id) {
+    let mut state = session.state();
+    state.mark_gone(gate, &parent.path);
+    session.follow(&mut state, &parent.path);
+}
+
+/// Nothing was changed.
+fn in_the_way(what: &str) -> StoreError {
+    StoreError::new(Fault::Retry, format!("ZooKeeper: {what}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The nodes of a line. A ticket has its permits and its capacity; a gate has no permits.
+    fn children(shares: &[(u32, u32)]) -> Vec<String> {
+        let node = |(at, (permits, capacity)): (usize, &(u32, u32))| {
+            let id = Id::draw().unwrap();
+            format!("{id}-{permits}-{capacity}-10000-0000c11e-{at:010}")
+        };
+        shares.iter().enumerate().map(node).collect()
+    }
+
+    fn row(shares: &[(u32, u32)], stored: Option<(Option<u32>, u64)>) -> Row {
+        let mut children = children(shares);
+        if let Some((capacity, through)) = stored {
+            children.insert(0, Stored::new(capacity, through, Id::draw().unwrap()).node);
+        }
+        Row::of(&children)
+    }
+
+    #[test]
+    fn the_oldest_hold_as_far_as_the_permits_go() {
+        let line = |shares: &[(u32, u32)]| {
+            let row = row(shares, None);
+            row.terms.grants(row.iter())
+        };
+        assert_eq!(line(&[]), 0);
+        assert_eq!(line(&[(1, 1), (1, 1)]), 1);
+        assert_eq!(line(&[(3, 5), (2, 5), (1, 5)]), 2);
+        assert_eq!(line(&[(3, 5), (4, 5), (1, 5)]), 1, "nobody passes a waiter");
+        assert_eq!(line(&[(1, 5), (1, 6), (1, 5)]), 1, "capacities never mix");
+    }
+
+    #[test]
+    fn a_stored_capacity_counts_in_place_of_what_tickets_state() {
+        let row = row(&[(2, 5), (1, 2), (3, 5)], Some((Some(3), 7)));
+
+        assert_eq!(row.terms.capacity(), Some(3));
+        assert!(row.holds(1, 9) && !row.holds(2, 10));
+        assert!(row.holds(2, 7), "it held at the last change");
+        assert_eq!((row.refuses(4), row.refuses(FULL.get())), (None, Some(3)));
+        // A mutex in such a line is being removed.
+        let mixed = self::row(&[(1, FULL.get()), (1, 5)], Some((Some(3), 7)));
+        assert_eq!(mixed.terms.grants(mixed.iter()), 0);
+    }
+
+    #[test]
+    fn a_line_with_a_gate_grants_nothing() {
+        for gate in 0..3 {
+            let mut shares = vec![(1, 5), (1, 5)];
+            shares.insert(gate, (0, 0));
+            let row = row(&shares, Some((Some(5), 4)));
+
+            assert_eq!((row.len(), row.terms.gates.len()), (2, 1));
+            assert!(!row.holds(0, 5) && row.holds(0, 4));
+            assert_eq!(row.terms.fit(row.iter()), 2);
+        }
+    }
+
+    #[test]
+    fn a_gate_bars_those_who_may_have_to_go() {
+        let of = |only: u32| row(&[(0, only)], None).terms;
+        assert!(of(0).bar(FULL.get()) && !of(0).bar(5));
+        assert!(of(5).bar(FULL.get()) && of(5).bar(4) && !of(5).bar(5));
+        assert!(!Terms::default().bar(FULL.get()));
+    }
+
+    #[test]
+    fn a_capacity_that_was_forgotten_is_of_use_while_somebody_waits() {
+        let spent = |shares: &[(u32, u32)], capacity| {
+            let row = row(shares, Some((capacity, 7)));
+            row.spent().is_some()
+        };
+        assert!(spent(&[], None) && spent(&[(5, 5)], None));
+        assert!(!spent(&[(5, 5), (1, 5)], None));
+        assert!(!spent(&[], Some(5)));
+        assert!(!spent(&[(0, 5)], None), "it is being changed");
+    }
+}
