@@ -213,12 +213,13 @@ impl Semaphore {
     /// barrier on the same name cannot be used meanwhile: they are refused with
     /// [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch).
     ///
-    /// Two requests, if nobody else changes the capacity at the same moment.
+    /// Two requests, if nobody else changes the capacity at the same moment. On ZooKeeper a change is
+    /// [several](crate::guide::zookeeper#stored-capacities).
     ///
     /// # Errors
     ///
     /// - [`Config`](crate::ErrorKind::Config) for a capacity that is not possible, and at a store that cannot keep one:
-    ///   ZooKeeper, and a quorum of Redis servers. Nothing is changed then.
+    ///   a quorum of Redis servers. Nothing is changed then.
     /// - [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch) when no capacity is stored yet, and the name is in use
     ///   with another one than this value states.
     /// - [`Unavailable`](crate::ErrorKind::Unavailable) when nothing was changed because the store is down or refuses.

@@ -2,6 +2,7 @@
 //! servers. This file has what the groups of facts share. The groups are the files of this folder.
 
 mod alone;
+mod capacities;
 mod crowds;
 mod cuts;
 mod ensembles;
@@ -25,6 +26,7 @@ use crate::store::{Kind, SOON};
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     let groups = [
         alone::facts,
+        capacities::facts,
         crowds::facts,
         outages::facts,
         replies::facts,

@@ -12,12 +12,12 @@
 //! waiter. So a change must know who holds, and must write it down. It cannot find out in one transaction: servers check
 //! the version of a node there, but not whether children have come or gone.
 //!
-//! So a change first puts a *gate* into the line: a node with a number, like a ticket, but for no permits. While the line
-//! has a gate, no ticket is granted from it, wherever it stands. Then the change reads the line, and the last step is one
-//! transaction: it writes the capacity, and deletes its gate.
+//! So a change first puts a *halt* into the line: a node with a number, like a ticket, but for no permits. While the line
+//! has a halt, no ticket is granted from it, wherever it stands. Then the change reads the line, and the last step is one
+//! transaction: it writes the capacity, and deletes its halt.
 //!
-//! - No line without the gate shows a ticket from behind it, so none of them has been granted. The tickets in front of the
-//!   gate may have been granted, if the old capacity lets them hold in some line before the gate. Then it still does so
+//! - No line without the halt shows a ticket from behind it, so none of them has been granted. The tickets in front of the
+//!   halt may have been granted, if the old capacity lets them hold in some line before the halt. Then it still does so
 //!   in the line that the change reads, because older tickets only go. No ticket is granted between that line and the
 //!   transaction. So the tickets that hold by the line that was read are all that hold.
 //! - These are the oldest of the line, so one number tells them from the others. It is the number of a ticket, which is a
@@ -25,13 +25,22 @@
 //!   numbers of its own tickets. It does not need those of others: whoever stands in front of a ticket counts, whether
 //!   it holds or waits. So the permits of all that hold, with those of a ticket that is granted, are never more than
 //!   the capacity of that moment.
-//! - The transaction fails if the gate is gone, and with it the right to change: because the session has ended, or because an
-//!   operator has deleted it. Of several gates only the oldest has that right. A client whose gate is younger takes it
+//! - The transaction fails if the halt is gone, and with it the right to change: because the session has ended, or because an
+//!   operator has deleted it. Of several halts only the oldest has that right. A client whose halt is younger takes it
 //!   away, and the core asks again.
-//! - The gate goes last in the transaction. Whoever sees only a part of it sees the gate.
+//! - The halt goes last in the transaction. Whoever sees only a part of it sees the halt.
+//! - A transaction that comes late, after its answer was given up, needs its halt too. The core sends the same change again
+//!   with another halt, which has no right to change as long as the first is there. It then finds its own id, or that
+//!   nothing was changed.
 //!
-//! A gate ends with the session of its client. If that client is stopped in the middle of a change, nobody is granted
-//! permits until then, as if it held them.
+//! A halt ends with the session of its client. If that client is stopped in the middle of a change, nobody is granted
+//! permits until then, as if it held them. A caller that gives up leaves no halt behind: a task on the keeper's runtime
+//! makes the change, and takes the halt away if nothing was changed. If an answer is lost, the halt is deleted when it is
+//! seen, like a ticket whose release came first.
+//!
+//! A ticket that comes during a change may be of no use after it: a mutex, when a capacity is stored, or a ticket that
+//! states another capacity, when it is forgotten. The halt tells which change it is, and such a ticket does not stay. So
+//! nobody waits in a line who would have been refused.
 //!
 //! # When a capacity is forgotten
 //!
@@ -57,7 +66,7 @@ use crate::request::{FULL, Id};
 pub(super) struct Terms {
     pub(super) stored: Option<Stored>,
     /// Oldest first.
-    pub(super) gates: Vec<Ticket>,
+    pub(super) halts: Vec<Ticket>,
 }
 
 impl Terms {
@@ -73,7 +82,7 @@ impl Terms {
 
     /// How many of the oldest tickets may be granted. There may be more that hold.
     pub(super) fn grants<'a>(&self, line: impl IntoIterator<Item = &'a Ticket>) -> usize {
-        match self.gates.is_empty() {
+        match self.halts.is_empty() {
             true => self.fit(line),
             false => 0,
         }
@@ -92,11 +101,11 @@ impl Terms {
 
     /// Whether a change is under way after which a ticket that states this capacity may have to go.
     pub(super) fn bar(&self, capacity: u32) -> bool {
-        let bars = |gate: &Ticket| match gate.capacity {
+        let bars = |halt: &Ticket| match halt.capacity {
             0 => capacity == FULL.get(),
             only => capacity != only,
         };
-        self.gates.iter().any(bars)
+        self.halts.iter().any(bars)
     }
 }
 
@@ -110,11 +119,11 @@ pub(super) struct Row {
 
 impl Row {
     pub(super) fn of(children: &[String]) -> Self {
-        let (gates, tickets) = layout::in_line(children)
+        let (halts, tickets) = layout::in_line(children)
             .into_iter()
-            .partition(Ticket::is_gate);
+            .partition(Ticket::is_halt);
         let stored = children.iter().find_map(|child| Stored::parse(child));
-        let terms = Terms { stored, gates };
+        let terms = Terms { stored, halts };
         Self { tickets, terms }
     }
 
@@ -138,7 +147,7 @@ impl Row {
     pub(super) fn spent(&self) -> Option<&str> {
         let stored = self.terms.stored.as_ref()?;
         let all_hold = self.terms.grants(&self.tickets) == self.tickets.len();
-        (stored.capacity.is_none() && self.terms.gates.is_empty() && all_hold)
+        (stored.capacity.is_none() && self.terms.halts.is_empty() && all_hold)
             .then_some(&stored.node)
     }
 }
@@ -153,7 +162,7 @@ impl Deref for Row {
 
 /// Reads or changes the stored capacity of a name.
 ///
-/// If this is dropped, a change that was begun goes on in a task on the keeper's runtime, so its gate does not stay.
+/// If this is dropped, a change that was begun goes on in a task on the keeper's runtime, so its halt does not stay.
 pub(super) async fn resize(
     session: Arc<Session>,
     resize: Arc<Resize>,
@@ -166,7 +175,7 @@ pub(super) async fn resize(
     synced.await.map_err(not_changed)?;
     let found = reading.await?;
     if let Some(answer) = found.answer(&resize) {
-        return Ok(answer); // without a gate, which would make others wait
+        return Ok(answer); // without a halt, which would make others wait
     }
     let exists = found.exists;
     let changing = change(Arc::clone(&session), parent, resize, exists);
@@ -252,8 +261,8 @@ fn found<T>(read: Result<T, ZkError>) -> Result<Option<T>, StoreError> {
     }
 }
 
-/// The gate of a change.
-struct Gate {
+/// The halt of a change.
+struct Halt {
     id: Id,
     path: String,
     sequence: i32,
@@ -268,9 +277,9 @@ async fn change(
     resize: Arc<Resize>,
     exists: bool,
 ) -> Result<Resized, StoreError> {
-    let (gate, found) = close(&session, &parent, &resize, exists).await?;
+    let (halt, found) = stop(&session, &parent, &resize, exists).await?;
     let changed = match found {
-        Ok(found) => behind(&session, &parent, &resize, &gate, found).await,
+        Ok(found) => behind(&session, &parent, &resize, &halt, found).await,
         Err(error) => Err(error),
     };
     let is_changed = changed
@@ -280,38 +289,42 @@ async fn change(
         .as_ref()
         .is_err_and(|error| error.fault() == Fault::Unknown);
     if is_unknown {
-        // The transaction may still come, but not after the gate is gone.
-        leave_behind(&session, &parent, gate.id);
+        // The transaction may still come, but not after the halt is gone.
+        leave_behind(&session, &parent, halt.id);
     } else if !is_changed {
-        match session.client.delete(&gate.path, None).await {
-            Ok(()) | Err(ZkError::NoNode) => {}
-            Err(_) => leave_behind(&session, &parent, gate.id),
-        }
+        // Sent by the call. While the session is disconnected this may take long, and the caller need not wait for it.
+        let deleted = session.client.delete(&halt.path, None);
+        session.runtime.clone().spawn(async move {
+            match deleted.await {
+                Ok(()) | Err(ZkError::NoNode) => {}
+                Err(_) => leave_behind(&session, &parent, halt.id),
+            }
+        });
     }
     changed
 }
 
-/// Puts a gate into the line, and reads the line after that. If the answer to the create is lost, the gate is deleted when
+/// Puts a halt into the line, and reads the line after that. If the answer to the create is lost, the halt is deleted when
 /// it is seen.
-async fn close(
+async fn stop(
     session: &Arc<Session>,
     parent: &Parent,
     resize: &Resize,
     exists: bool,
-) -> Result<(Gate, Result<Found, StoreError>), StoreError> {
+) -> Result<(Halt, Result<Found, StoreError>), StoreError> {
     session.usable()?;
-    // Each attempt has another id, so that deleting the gate of one does not touch that of another.
+    // Each attempt has another id, so that deleting the halt of one does not touch that of another.
     let id = Id::draw().map_err(|error| StoreError::new(Fault::Retry, error.to_string()))?;
-    let (client, prefix) = (&session.client, parent.gate(id, resize, session.tag()));
+    let (client, prefix) = (&session.client, parent.halt(id, resize, session.tag()));
     let container = CreateMode::Container.with_acls(session.acls);
-    let gate = CreateMode::EphemeralSequential.with_acls(session.acls);
+    let halt = CreateMode::EphemeralSequential.with_acls(session.acls);
     let folders = match exists {
         true => Vec::new(),
         false => [&parent.folder, &parent.path]
             .map(|path| client.create(path, b"", &container))
             .into(),
     };
-    let created = client.create(&prefix, b"", &gate);
+    let created = client.create(&prefix, b"", &halt);
     let reading = read(session, parent);
     // Everything is sent by now.
     let mut refused = None;
@@ -331,25 +344,25 @@ async fn close(
             return Err(not_changed(error));
         }
     };
-    let gate = Gate {
+    let halt = Halt {
         id,
         path: format!("{prefix}{sequence}"),
         sequence: layout::wrapped(sequence.into_i64()),
         number: stat.czxid.unsigned_abs(),
     };
-    Ok((gate, reading.await))
+    Ok((halt, reading.await))
 }
 
-/// The change itself, while the gate is closed.
+/// The change itself, behind the halt.
 async fn behind(
     session: &Arc<Session>,
     parent: &Parent,
     resize: &Resize,
-    gate: &Gate,
+    halt: &Halt,
     found: Found,
 ) -> Result<Resized, StoreError> {
     let terms = &found.row.terms;
-    if terms.gates.first().is_none_or(|first| first.id != gate.id) {
+    if terms.halts.first().is_none_or(|first| first.id != halt.id) {
         return Err(in_the_way("somebody else is changing the capacity"));
     }
     let capacity = match (found.answer(resize), resize.op) {
@@ -357,11 +370,11 @@ async fn behind(
         (Some(answer), _) => return Ok(answer),
         (None, ResizeOp::Read) => return Err(in_the_way("nothing is to be changed")),
     };
-    let in_front = |ticket: &&Ticket| layout::is_older(ticket.sequence, gate.sequence);
+    let in_front = |ticket: &&Ticket| layout::is_older(ticket.sequence, halt.sequence);
     let in_front = found.row.iter().take_while(in_front);
     let holds = terms.fit(in_front.clone());
     let through = match in_front.clone().nth(holds) {
-        None => gate.number,
+        None => halt.number,
         Some(waits) => {
             // It may hold nevertheless, because an earlier change found it so.
             let read = session.client.get_data(&parent.child(&waits.node)).await;
@@ -376,11 +389,11 @@ async fn behind(
     session.usable()?;
     let sent = Clock::BOOT.now();
     let mut writes = session.client.new_multi_writer();
-    let added = add(&mut writes, session, parent, resize.id, terms, stored, gate);
+    let added = add(&mut writes, session, parent, resize.id, terms, stored, halt);
     added.map_err(not_changed)?;
     match writes.commit().await {
         Ok(_) => {}
-        // Nothing was changed: the gate is gone, or an operator has touched the nodes.
+        // Nothing was changed: the halt is gone, or an operator has touched the nodes.
         Err(MultiWriteError::OperationFailed { source, .. })
             if !matches!(source, ZkError::SessionExpired | ZkError::SessionMoved) =>
         {
@@ -399,7 +412,7 @@ async fn behind(
     ))
 }
 
-/// The gate goes last.
+/// The halt goes last.
 fn add(
     writes: &mut MultiWriter<'_>,
     session: &Session,
@@ -407,7 +420,7 @@ fn add(
     change: Id,
     before: &Terms,
     after: Option<Stored>,
-    gate: &Gate,
+    halt: &Halt,
 ) -> Result<(), ZkError> {
     if let Some(after) = after {
         let node = CreateMode::Persistent.with_acls(session.acls);
@@ -417,14 +430,29 @@ fn add(
     if let Some(before) = &before.stored {
         writes.add_delete(&parent.child(&before.node), None)?;
     }
-    writes.add_delete(&gate.path, None)
+    writes.add_delete(&halt.path, None)
 }
 
-/// Deletes a gate as soon as it is seen. It may not be there yet.
-fn leave_behind(session: &Arc<Session>, parent: &Parent, gate: Id) {
+/// Deletes a halt as soon as it is seen, as long as it may appear: the session may be disconnected. It may not be there
+/// yet.
+fn leave_behind(session: &Arc<Session>, parent: &Parent, halt: Id) {
     let mut state = session.state();
-    state.mark_gone(gate, &parent.path);
+    state.mark_gone(halt, &parent.path);
+    if let Some(gone) = state.gone.get_mut(&halt) {
+        gone.until = gone.until.max(Clock::BOOT.now().after(session.timeout));
+    }
     session.follow(&mut state, &parent.path);
+    drop(state);
+    // Nobody may use the session for a while, and then nobody follows a line in it. The library keeps this request until
+    // the session is connected.
+    let (session, parent) = (Arc::clone(session), parent.clone());
+    let listing = session.list(&parent.path);
+    session.runtime.clone().spawn(async move {
+        let line = listing.await.unwrap_or_default();
+        for left in line.terms.halts.iter().filter(|left| left.id == halt) {
+            session.delete_unasked(parent.child(&left.node));
+        }
+    });
 }
 
 /// Nothing was changed.
@@ -436,7 +464,7 @@ fn in_the_way(what: &str) -> StoreError {
 mod tests {
     use super::*;
 
-    /// The nodes of a line. A ticket has its permits and its capacity; a gate has no permits.
+    /// The nodes of a line. A ticket has its permits and its capacity; a halt has no permits.
     fn children(shares: &[(u32, u32)]) -> Vec<String> {
         let node = |(at, (permits, capacity)): (usize, &(u32, u32))| {
             let id = Id::draw().unwrap();
@@ -480,20 +508,20 @@ mod tests {
     }
 
     #[test]
-    fn a_line_with_a_gate_grants_nothing() {
-        for gate in 0..3 {
+    fn a_line_with_a_halt_grants_nothing() {
+        for halt in 0..3 {
             let mut shares = vec![(1, 5), (1, 5)];
-            shares.insert(gate, (0, 0));
+            shares.insert(halt, (0, 0));
             let row = row(&shares, Some((Some(5), 4)));
 
-            assert_eq!((row.len(), row.terms.gates.len()), (2, 1));
+            assert_eq!((row.len(), row.terms.halts.len()), (2, 1));
             assert!(!row.holds(0, 5) && row.holds(0, 4));
             assert_eq!(row.terms.fit(row.iter()), 2);
         }
     }
 
     #[test]
-    fn a_gate_bars_those_who_may_have_to_go() {
+    fn a_halt_bars_those_who_may_have_to_go() {
         let of = |only: u32| row(&[(0, only)], None).terms;
         assert!(of(0).bar(FULL.get()) && !of(0).bar(5));
         assert!(of(5).bar(FULL.get()) && of(5).bar(4) && !of(5).bar(5));

@@ -112,8 +112,8 @@ impl Session {
         };
         line.read(children, parent);
         let (tickets, highest) = (line.tickets.clone(), line.highest);
-        let gates = line.terms.gates.clone();
-        for ticket in tickets.iter().chain(&gates) {
+        let halts = line.terms.halts.clone();
+        for ticket in tickets.iter().chain(&halts) {
             self.disown(&state, path, ticket);
         }
         // The tickets of ours that are not in the line any more. There may be as many as the line has tickets, so this
@@ -173,7 +173,7 @@ impl Session {
         let mut state = self.state();
         let Some(ticket) = state.lines.get_mut(path).and_then(|line| line.went(node)) else {
             let complete = state.has_stored(path, node, false);
-            self.tell(state, path, false); // it may have been a gate
+            self.tell(state, path, false); // it may have been a halt
             return complete;
         };
         let mut lost = false;
@@ -479,7 +479,7 @@ impl Session {
             return false;
         };
         let want_all = line.tickets.iter().all(Ticket::wants_all);
-        let settled = want_all && !watched && line.terms.gates.is_empty();
+        let settled = want_all && !watched && line.terms.halts.is_empty();
         let crowded = settled && layout::clients(&line.tickets) > CROWD;
         line.current &= !crowded;
         crowded
@@ -511,8 +511,8 @@ impl Session {
             ours.is_some_and(|ours| ours.sequence == ticket.sequence && ours.is_waiting())
         });
         let watched = state.gone.values().any(|gone| gone.parent == path);
-        // Only the watch over the whole line tells that a gate goes.
-        let settled = line.iter().all(Ticket::wants_all) && line.terms.gates.is_empty();
+        // Only the watch over the whole line tells that a halt goes.
+        let settled = line.iter().all(Ticket::wants_all) && line.terms.halts.is_empty();
         let ahead = first.and_then(|first| {
             let ahead = first.checked_sub(1)?;
             Some((line[first].sequence, line[ahead].node.clone()))

@@ -50,8 +50,8 @@ impl Parent {
         )
     }
 
-    /// The first part of the name of a [gate](Ticket::is_gate).
-    pub(super) fn gate(&self, id: Id, resize: &Resize, client: u32) -> String {
+    /// The first part of the name of a [halt](Ticket::is_halt).
+    pub(super) fn halt(&self, id: Id, resize: &Resize, client: u32) -> String {
         let only = match resize.op {
             ResizeOp::Set {
                 capacity: None,
@@ -157,9 +157,9 @@ impl Ticket {
         self.permits == FULL.get()
     }
 
-    /// Whether it is no ticket but the gate of a change of the capacity. Its capacity is then the only one that tickets
+    /// Whether it is no ticket but the halt of a change of the capacity. Its capacity is then the only one that tickets
     /// may state after the change, or 0 if a semaphore may state any.
-    pub(super) fn is_gate(&self) -> bool {
+    pub(super) fn is_halt(&self) -> bool {
         self.permits == 0
     }
 
@@ -238,7 +238,7 @@ impl Stored {
     }
 }
 
-/// The tickets and gates among the children of a parent, oldest first.
+/// The tickets and halts among the children of a parent, oldest first.
 pub(super) fn in_line(children: &[String]) -> Vec<Ticket> {
     let mut tickets: Vec<Ticket> = children.iter().filter_map(|c| Ticket::parse(c)).collect();
     if let Some(any) = tickets.first().map(|ticket| ticket.sequence) {

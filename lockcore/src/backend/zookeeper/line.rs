@@ -87,7 +87,7 @@ impl Line {
         {
             nodes.push(last.node.clone());
         }
-        nodes.extend(self.terms.gates.iter().map(|gate| gate.node.clone()));
+        nodes.extend(self.terms.halts.iter().map(|halt| halt.node.clone()));
         Some(nodes)
     }
 
@@ -101,7 +101,7 @@ impl Line {
     pub(super) fn believes_in(&self, node: &str) -> bool {
         match self.current {
             true => {
-                let mut nodes = self.tickets.iter().chain(&self.terms.gates);
+                let mut nodes = self.tickets.iter().chain(&self.terms.halts);
                 nodes.any(|ticket| ticket.node == node)
             }
             false => self.ahead.as_ref().is_some_and(|(_, ahead)| ahead == node),
@@ -147,8 +147,8 @@ impl Line {
             }
             1 => {
                 self.highest = ticket.sequence;
-                match ticket.is_gate() {
-                    true => self.terms.gates.push(ticket),
+                match ticket.is_halt() {
+                    true => self.terms.halts.push(ticket),
                     false => self.tickets.push_back(ticket),
                 }
                 true
@@ -173,7 +173,7 @@ impl Line {
     }
 
     pub(super) fn went(&mut self, node: &str) -> Option<Ticket> {
-        self.terms.gates.retain(|gate| gate.node != node);
+        self.terms.halts.retain(|halt| halt.node != node);
         let at = self.tickets.iter().position(|ticket| ticket.node == node)?;
         self.tickets.remove(at)
     }

@@ -57,6 +57,7 @@ async fn ask(
             Err(ZkError::NoNode) => Ok(Arc::default()),
             Err(error) => Err(error),
         };
+        // Whoever comes next deletes it, because the client that forgot the capacity may be gone.
         if let Ok(Some(spent)) = row.as_ref().map(|row| row.spent()) {
             session.delete_unasked(format!("{path}/{spent}"));
         }

@@ -108,7 +108,7 @@ fn begin(session: &Arc<Session>, request: &Request, parent: &Parent) -> Begin {
         && state.lines.get(&parent.path).is_some_and(|line| {
             line.is_current()
                 && line.capacity() == Some(request.capacity.get())
-                && line.terms.gates.is_empty()
+                && line.terms.halts.is_empty()
                 && line.len() < MOST_TICKETS
         });
     if told_by_events {
