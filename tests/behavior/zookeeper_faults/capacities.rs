@@ -61,9 +61,16 @@ async fn halt(operator: &Client) -> String {
 async fn a_stored_capacity_stays_while_nobody_uses_the_name(_: Store) {
     let server = ZooKeeperServer::that_forgets_soon();
     let (locks, other) = (client(&server), client(&server));
-    let operator = operator(&server).await;
-    five(&locks).resize(7).await.unwrap();
-    five(&locks).resize(6).await.unwrap();
+    for client in [&locks, &other] {
+        client.ready(SOON).await.unwrap();
+    }
+    let gone = client(&server);
+    five(&gone).resize(7).await.unwrap();
+    five(&gone).resize(6).await.unwrap();
+    gone.shutdown(SOON).await.unwrap();
+    drop(gone);
+    eventually("its session is over", SOON, async || server.sessions() == 2).await;
+    assert_eq!(server.ephemerals("/"), Vec::<String>::new());
     pair(&five(&other)).await;
     // The parent of this name is a container too, which has had a ticket.
     let guard = locks.mutex("b").acquire().await.unwrap();
@@ -71,8 +78,10 @@ async fn a_stored_capacity_stays_while_nobody_uses_the_name(_: Store) {
     assert_eq!(kind(refused), ErrorKind::Busy);
     give_back(guard).await;
 
-    let exists = async |path| operator.check_stat(path).await.unwrap().is_some();
     for _ in 0..2 {
+        // Its session may not live through a restart.
+        let operator = operator(&server).await;
+        let exists = async |path| operator.check_stat(path).await.unwrap().is_some();
         eventually("the other name is forgotten", 2 * SOON, async || {
             !exists("/test:1/{b}").await
         })
@@ -83,9 +92,16 @@ async fn a_stored_capacity_stays_while_nobody_uses_the_name(_: Store) {
         let mut pages = locks.list("");
         assert_eq!(pages.next().await.unwrap(), None);
         server.restart();
-        locks.ready(SOON).await.unwrap();
+        for client in [&locks, &other] {
+            eventually("a client is connected again", 2 * SOON, async || {
+                five(client).capacity().await.is_ok()
+            })
+            .await;
+        }
     }
 
+    let operator = operator(&server).await;
+    let exists = async |path| operator.check_stat(path).await.unwrap().is_some();
     five(&locks).forget_capacity().await.unwrap();
     eventually("the name is forgotten", 2 * SOON, async || {
         !exists(PARENT).await
