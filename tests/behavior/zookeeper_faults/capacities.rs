@@ -209,10 +209,13 @@ async fn a_mutex_does_not_wait_in_a_line_whose_capacity_is_being_stored(_: Store
     operator.create(PARENT, b"", &container).await.unwrap();
     let halt = halt(&operator).await;
 
-    let refused = locks.mutex("a").wait(LEASE).acquire().await;
-    assert_eq!(kind(refused), ErrorKind::Unavailable);
-    let refused = five(&locks).permits(1).try_acquire().await;
-    assert_eq!(kind(refused), ErrorKind::Unavailable);
+    let mutex = locks.mutex("a").wait(LEASE).acquire().await;
+    let permit = five(&locks).permits(1).try_acquire().await;
+    // Asked until the end of the operation timeout, where an answer may be missing.
+    for refused in [kind(mutex), kind(permit)] {
+        let expected = [ErrorKind::Unavailable, ErrorKind::Unknown];
+        assert!(expected.contains(&refused), "{refused:?}");
+    }
 
     operator.delete(&halt, None).await.unwrap();
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
