@@ -23,9 +23,9 @@ use futures_util::FutureExt as _;
 use tokio::task::AbortHandle;
 use zookeeper_client::{AddWatchMode, Error as ZkError, EventType, Stat, WatchedEvent};
 
-use super::capacities::{Row, Terms};
 use super::layout::{self, Stored, Ticket};
 use super::line::By;
+use super::row::{Row, Terms};
 use super::session::Session;
 use super::standing::{Mine, Standing, State};
 use crate::backend::{EventSink, Wake};

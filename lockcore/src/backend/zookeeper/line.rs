@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::task::AbortHandle;
 use zookeeper_client::Stat;
 
-use super::capacities::{Row, Terms};
 use super::layout::{self, Stored, Ticket};
+use super::row::{Row, Terms};
 use crate::clock::{Clock, Instant};
 
 /// A watch that nobody here has needed for this long is removed. Its events cost something as long as it exists, and

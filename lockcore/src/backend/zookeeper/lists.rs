@@ -16,7 +16,7 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 use zookeeper_client::{Error as ZkError, Stat};
 
-use super::capacities::Row;
+use super::row::Row;
 use super::session::Session;
 use super::standing::{Asking, Listed};
 

@@ -11,6 +11,7 @@ mod layout;
 mod line;
 mod lists;
 mod proof;
+mod row;
 mod session;
 mod standing;
 mod tickets;

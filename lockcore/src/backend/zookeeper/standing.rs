@@ -8,9 +8,9 @@ use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 use zookeeper_client::Error as ZkError;
 
-use super::capacities::Row;
 use super::line::Line;
 use super::proof::Proof;
+use super::row::Row;
 use crate::backend::EventSink;
 use crate::clock::{Clock, Instant};
 use crate::request::Id;

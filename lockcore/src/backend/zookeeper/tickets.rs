@@ -22,10 +22,10 @@ pub(super) use enqueue::enqueue;
 pub(super) use release::release;
 pub(super) use renew::renew;
 
-use super::capacities::Row;
 use super::errors::failed;
 use super::layout::{self, Parent};
 use super::proof::Proof;
+use super::row::Row;
 use super::session::Session;
 use super::standing::{Mine, Standing};
 use crate::backend::shown::ASK;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use zookeeper_client::{CreateMode, CreateSequence, Error as ZkError, Stat};
 
 use super::{alone, stands, valid_for};
-use crate::backend::zookeeper::capacities::Row;
 use crate::backend::zookeeper::errors::{failed, failed_after_create};
 use crate::backend::zookeeper::layout::{self, Parent, Ticket};
+use crate::backend::zookeeper::row::Row;
 use crate::backend::zookeeper::session::Session;
 use crate::backend::zookeeper::standing::{Listed, Mine, Standing};
 use crate::backend::{Enqueued, Fault, StoreError};
