@@ -228,15 +228,15 @@ impl Semaphore {
     /// state another capacity. Meanwhile a mutex, a read/write lock, or a barrier on the same name
     /// is refused with [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch).
     ///
-    /// This costs two requests, if nobody else changes the capacity at the same moment.
+    /// Two requests, if nobody else changes the capacity at the same moment. On ZooKeeper a change is
+    /// [several](crate::guide::zookeeper#stored-capacities).
     ///
     /// # Errors
     ///
-    /// - [`Config`](crate::ErrorKind::Config) for a capacity that is not possible, and at a store
-    ///   that cannot keep a capacity: ZooKeeper, and a quorum of Redis servers. Nothing is changed
-    ///   in this case.
-    /// - [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch) when no capacity is stored yet,
-    ///   and the name is in use with another capacity than this semaphore states.
+    /// - [`Config`](crate::ErrorKind::Config) for a capacity that is not possible, and at a store that cannot keep one:
+    ///   a quorum of Redis servers. Nothing is changed then.
+    /// - [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch) when no capacity is stored yet, and the name is in use
+    ///   with another one than this value states.
     /// - [`Unavailable`](crate::ErrorKind::Unavailable) when nothing was changed because the store is down or refuses.
     /// - [`Unknown`](crate::ErrorKind::Unknown) when the change was sent and its answer never came:
     ///   the change was made once, or not at all.

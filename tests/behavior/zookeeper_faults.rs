@@ -3,6 +3,7 @@
 //! groups are the files of this folder.
 
 mod alone;
+mod capacities;
 mod crowds;
 mod cuts;
 mod damaged;
@@ -27,6 +28,7 @@ use crate::store::{Kind, SOON};
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     let groups = [
         alone::facts,
+        capacities::facts,
         crowds::facts,
         outages::facts,
         replies::facts,

@@ -69,7 +69,7 @@ impl Shared {
             return Err(Error::config(
                 "this store cannot store the capacity of a semaphore, so that it cannot be resized while it is in use: let \
                  all callers state the new capacity, at a time when nobody holds permits, or use memory, SQLite, Redis \
-                 (one server, Sentinel or Cluster)",
+                 (one server, Sentinel or Cluster) or ZooKeeper",
             ));
         }
         let wait = self.defaults.wait;

@@ -198,7 +198,7 @@ fn decode(data: &[u8], path: &str) -> Result<Record, StoreError> {
 }
 
 /// The error of a request that changes nothing.
-fn not_changed(error: ZkError) -> StoreError {
+pub(super) fn not_changed(error: ZkError) -> StoreError {
     let failed = failed(error);
     match failed.fault() {
         Fault::Unknown => StoreError::new(Fault::Retry, failed.to_string()),

@@ -28,13 +28,14 @@ use futures_util::FutureExt as _;
 use tokio::task::AbortHandle;
 use zookeeper_client::{AddWatchMode, Error as ZkError, EventType, Stat, WatchedEvent};
 
-use super::layout::{self, Ticket};
+use super::layout::{self, Stored, Ticket};
 use super::line::By;
+use super::row::{Row, Terms};
 use super::session::Session;
-use super::standing::{Mine, State};
+use super::standing::{Mine, Standing, State};
 use crate::backend::{EventSink, Wake};
 use crate::clock::Clock;
-use crate::request::Id;
+use crate::request::{FULL, Id};
 
 impl Session {
     /// Follows a line from now on, if it is not followed yet. While the session is disconnected,
@@ -92,6 +93,26 @@ impl Session {
         }
     }
 
+    /// Whether our copy of a line is from before its parent was written by this transaction.
+    pub(super) fn is_outdated(&self, path: &str, written: i64) -> bool {
+        let state = self.state();
+        let line = state.lines.get(path);
+        line.is_some_and(|line| line.checks_terms() && line.written != written)
+    }
+
+    /// As [`doubt`](Self::doubt), if the copy [is outdated](Self::is_outdated).
+    pub(super) fn doubt_terms(self: &Arc<Self>, path: &str, written: i64) {
+        let mut state = self.state();
+        if let Some(line) = state.lines.get_mut(path)
+            && line.checks_terms()
+            && line.written != written
+        {
+            tracing::debug!("the capacity of a line is not as its watch told");
+            line.stop();
+            self.follow(&mut state, path);
+        }
+    }
+
     fn line_was_read(self: &Arc<Self>, path: &str, children: &[String], parent: Option<&Stat>) {
         let mut state = self.state();
         let Some(line) = state.lines.get_mut(path) else {
@@ -99,7 +120,8 @@ impl Session {
         };
         line.read(children, parent);
         let (tickets, highest) = (line.tickets.clone(), line.highest);
-        for ticket in &tickets {
+        let halts = line.terms.halts.clone();
+        for ticket in tickets.iter().chain(&halts) {
             self.disown(&state, path, ticket);
         }
         // Finds the tickets of ours that are not in the line any more. There may be as many of them
@@ -143,7 +165,8 @@ impl Session {
     fn came(self: &Arc<Self>, path: &str, node: &str) -> bool {
         let mut state = self.state();
         let Some(ticket) = Ticket::parse(node) else {
-            return true; // not a ticket; but it took a number, which the next create shows
+            // It may be a stored capacity. Every other node took a number too, and the next create will show that.
+            return state.has_stored(path, node, true);
         };
         self.disown(&state, path, &ticket);
         let Some(line) = state.lines.get_mut(path) else {
@@ -156,10 +179,13 @@ impl Session {
         complete
     }
 
-    fn went(&self, path: &str, node: &str) {
+    /// Returns `false` when the line must be read again.
+    fn went(&self, path: &str, node: &str) -> bool {
         let mut state = self.state();
         let Some(ticket) = state.lines.get_mut(path).and_then(|line| line.went(node)) else {
-            return;
+            let complete = state.has_stored(path, node, false);
+            self.tell(state, path, false); // it may have been a halt
+            return complete;
         };
         let mut lost = false;
         if let Some(standing) = state.standing_mut(ticket.id)
@@ -170,15 +196,23 @@ impl Session {
             lost = true;
         }
         self.tell(state, path, lost);
+        true
     }
 
-    /// Deletes a node with an id of ours that is not wanted here: its release came first, or the id has another node.
+    /// Deletes a node with an id of ours that is not wanted here: its release came first, or the id has another node, or it
+    /// waits as a mutex does, and a capacity was stored while it came.
     /// If the delete fails, the node is seen again when the line is read next.
     fn disown(self: &Arc<Self>, state: &State, path: &str, ticket: &Ticket) {
+        let is_stored = || {
+            let line = state.lines.get(path);
+            line.is_some_and(|line| line.terms.capacity().is_some())
+        };
+        let misfits =
+            |mine: &Standing| mine.is_waiting() && ticket.capacity == FULL.get() && is_stored();
         let unwanted = state.gone.contains_key(&ticket.id)
             || state
                 .standing(ticket.id)
-                .is_some_and(|standing| standing.sequence != ticket.sequence);
+                .is_some_and(|mine| mine.sequence != ticket.sequence || misfits(mine));
         if unwanted {
             self.delete_unasked(format!("{path}/{}", ticket.node));
         }
@@ -196,12 +230,8 @@ impl Session {
     /// Wakes our tickets that hold now, if the line is current.
     pub(super) fn tell(&self, mut state: MutexGuard<'_, State>, path: &str, lost: bool) {
         let line = state.lines.get(path).filter(|line| line.current);
-        // Only the front matters. It is short, except for shared locks.
-        let holders: Vec<Ticket> = line.map_or_else(Vec::new, |line| {
-            let holders = layout::holders(&line.tickets);
-            line.tickets.iter().take(holders).cloned().collect()
-        });
-        let wakes = state.grant(&holders);
+        let holding = line.map_or_else(Vec::new, |line| state.holding(&line.tickets, &line.terms));
+        let wakes = state.grant(holding);
         self.send(state, wakes, lost);
     }
 
@@ -222,22 +252,50 @@ impl Session {
 }
 
 impl State {
-    /// Marks our tickets in a line that hold now. Returns their wake-ups.
-    fn grant(&mut self, line: &[Ticket]) -> Vec<Wake> {
+    /// The tickets of ours in a line that hold now, but are not known to hold. Only the front of the line matters. It is
+    /// short, except for shared locks, and except after a smaller capacity was stored.
+    fn holding<'a>(
+        &self,
+        line: impl IntoIterator<Item = &'a Ticket> + Copy,
+        terms: &Terms,
+    ) -> Vec<Id> {
+        let (grants, through) = (terms.grants(line), terms.through());
+        let mut holding = Vec::new();
+        for (at, ticket) in line.into_iter().enumerate() {
+            let mine = self.standing(ticket.id);
+            let mine = mine.filter(|mine| mine.sequence == ticket.sequence);
+            let may_hold = at < grants || mine.map_or(through > 0, |mine| mine.ticket <= through);
+            if !may_hold {
+                break; // those behind it have greater numbers
+            }
+            if mine.is_some_and(Standing::is_waiting) {
+                holding.push(ticket.id);
+            }
+        }
+        holding
+    }
+
+    /// Marks tickets of ours that hold now. Returns their wake-ups.
+    fn grant(&mut self, holding: Vec<Id>) -> Vec<Wake> {
         let mut wakes = Vec::new();
-        for ticket in &line[..layout::holders(line)] {
-            if let Some(standing) = self.standing_mut(ticket.id)
-                && standing.sequence == ticket.sequence
-                && standing.is_waiting()
-            {
+        for id in holding {
+            if let Some(standing) = self.standing_mut(id) {
                 standing.granted = true;
                 wakes.push(Wake {
-                    id: ticket.id,
+                    id,
                     ticket: standing.ticket,
                 });
             }
         }
         wakes
+    }
+
+    /// Whether a node that is no ticket has come or gone without changing what is known of a line.
+    fn has_stored(&mut self, path: &str, node: &str, is_there: bool) -> bool {
+        match (Stored::parse(node), self.lines.get_mut(path)) {
+            (Some(stored), Some(line)) => line.has_stored(&stored, is_there),
+            _ => true,
+        }
     }
 
     /// The oldest ticket of ours that waits in a line.
@@ -354,10 +412,7 @@ async fn follow_line(session: &Arc<Session>, path: &str) -> Option<By> {
                     came += 1;
                     session.came(path, node)
                 }
-                (EventType::NodeDeleted, Some(node)) => {
-                    session.went(path, node);
-                    true
-                }
+                (EventType::NodeDeleted, Some(node)) => session.went(path, node),
                 (EventType::NodeCreated | EventType::NodeDeleted, None) => {
                     if !session.parent_changed(path) {
                         return None;
@@ -441,16 +496,17 @@ impl Session {
             return false;
         };
         let want_all = line.tickets.iter().all(Ticket::wants_all);
-        let crowded = want_all && !watched && layout::clients(&line.tickets) > CROWD;
+        let settled = want_all && !watched && line.terms.halts.is_empty();
+        let crowded = settled && layout::clients(&line.tickets) > CROWD;
         line.current &= !crowded;
         crowded
     }
 
-    /// Applies the line as it was read, and finds the ticket to wait for. `waiting` are our tickets
-    /// that waited before the line was read.
-    fn ahead(self: &Arc<Self>, path: &str, line: &[Ticket], waiting: &[Id]) -> Ahead {
+    /// Applies the line as it was read, and finds the ticket to wait for. `waiting` are our tickets that waited before
+    /// the line was asked for.
+    fn ahead(self: &Arc<Self>, path: &str, line: &Row, waiting: &[Id]) -> Ahead {
         let mut state = self.state();
-        for ticket in line {
+        for ticket in line.iter() {
             self.disown(&state, path, ticket);
         }
         let mut lost = false;
@@ -465,13 +521,15 @@ impl Session {
                 lost = true;
             }
         }
-        let wakes = state.grant(line);
+        let holding = state.holding(&line.tickets, &line.terms);
+        let wakes = state.grant(holding);
         let first = line.iter().position(|ticket| {
             let ours = state.standing(ticket.id);
             ours.is_some_and(|ours| ours.sequence == ticket.sequence && ours.is_waiting())
         });
         let watched = state.gone.values().any(|gone| gone.parent == path);
-        let want_all = line.iter().all(Ticket::wants_all);
+        // Only the watch over the whole line tells that a halt goes.
+        let settled = line.iter().all(Ticket::wants_all) && line.terms.halts.is_empty();
         let ahead = first.and_then(|first| {
             let ahead = first.checked_sub(1)?;
             Some((line[first].sequence, line[ahead].node.clone()))
@@ -480,7 +538,7 @@ impl Session {
             line.ahead = ahead.clone();
         }
         let ahead = match ahead {
-            _ if watched || !want_all || layout::clients(line) < NO_CROWD => Ahead::NoCrowd,
+            _ if watched || !settled || layout::clients(&line.tickets) < NO_CROWD => Ahead::NoCrowd,
             Some((_, node)) => Ahead::Ticket(format!("{path}/{node}")),
             _ if state.waiting(path).next().is_some() => Ahead::LookAgain,
             _ => {

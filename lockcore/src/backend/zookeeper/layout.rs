@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
 
-use crate::backend::NameInUse;
+use crate::backend::{NameInUse, Resize, ResizeOp};
 use crate::name::{Name, Namespace, key_prefix};
-use crate::queue;
-use crate::request::{Id, Request};
+use crate::request::{FULL, Id, Request};
 
 /// The layout version, which is a part of every path. Versions of the library with different
 /// numbers do not see each other's tickets. So a change of the number is a breaking release. The
@@ -52,8 +51,21 @@ impl Parent {
         )
     }
 
-    /// The path of a ticket after `request` has made it smaller. All other parts of its name stay,
-    /// so the ticket keeps its position in line.
+    /// The first part of the name of a [halt](Ticket::is_halt).
+    pub(super) fn halt(&self, id: Id, resize: &Resize, client: u32) -> String {
+        let only = match resize.op {
+            ResizeOp::Set {
+                capacity: None,
+                stated,
+                ..
+            } => stated.get(),
+            _ => 0,
+        };
+        format!("{}/{id}-0-{only}-0-{client:08x}-", self.path)
+    }
+
+    /// The path of a ticket after `request` has made it smaller. All other parts of its name stay, so it has the same
+    /// position in line.
     pub(super) fn smaller(&self, path: &str, request: &Request) -> Option<String> {
         let node = path.strip_prefix(&self.path)?.strip_prefix('/')?;
         let mut fields: Vec<&str> = node.splitn(6, '-').collect();
@@ -145,9 +157,15 @@ pub(super) struct Ticket {
 }
 
 impl Ticket {
-    /// Whether the ticket needs all permits, so that it can only hold alone.
+    /// Whether it needs all permits, so that it holds alone, and no stored capacity changes that.
     pub(super) fn wants_all(&self) -> bool {
-        self.permits == self.capacity
+        self.permits == FULL.get()
+    }
+
+    /// Whether it is no ticket but the halt of a change of the capacity. Its capacity is then the only one that tickets
+    /// may state after the change, or 0 if a semaphore may state any.
+    pub(super) fn is_halt(&self) -> bool {
+        self.permits == 0
     }
 
     /// `None` for a node that is not a ticket of this library.
@@ -196,7 +214,39 @@ pub(super) const fn is_older(one: i32, other: i32) -> bool {
     one.wrapping_sub(other) < 0
 }
 
-/// The tickets among the children of a parent, oldest first.
+/// The node of a stored capacity, `capacity-<permits>-<number>-<change>`. Its data is empty.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Stored {
+    /// `None`, written as `none`, if it was forgotten.
+    pub(super) capacity: Option<u32>,
+    /// Tickets with numbers up to this one hold.
+    pub(super) through: u64,
+    pub(super) node: String,
+}
+
+impl Stored {
+    pub(super) fn new(capacity: Option<u32>, through: u64, change: Id) -> Self {
+        let permits = capacity.map_or_else(|| "none".to_owned(), |permits| permits.to_string());
+        Self {
+            capacity,
+            through,
+            node: format!("capacity-{permits}-{through}-{change}"),
+        }
+    }
+
+    pub(super) fn parse(node: &str) -> Option<Self> {
+        let mut fields = node.strip_prefix("capacity-")?.splitn(3, '-');
+        let capacity = match fields.next()? {
+            "none" => None,
+            permits => Some(permits.parse().ok()?),
+        };
+        let through = fields.next()?.parse().ok()?;
+        let change = Id::parse(fields.next()?)?;
+        Some(Self::new(capacity, through, change))
+    }
+}
+
+/// The tickets and halts among the children of a parent, oldest first.
 pub(super) fn in_line(children: &[String]) -> Vec<Ticket> {
     let mut tickets: Vec<Ticket> = children.iter().filter_map(|c| Ticket::parse(c)).collect();
     if let Some(any) = tickets.first().map(|ticket| ticket.sequence) {
@@ -209,15 +259,6 @@ pub(super) fn in_line(children: &[String]) -> Vec<Ticket> {
 pub(super) fn clients<'a>(line: impl IntoIterator<Item = &'a Ticket>) -> usize {
     let clients: HashSet<u32> = line.into_iter().map(|ticket| ticket.client).collect();
     clients.len()
-}
-
-/// How many of the oldest tickets hold. A ticket with another capacity is being removed by its own client. Until then,
-/// no ticket behind it holds.
-pub(super) fn holders<'a>(line: impl IntoIterator<Item = &'a Ticket>) -> usize {
-    queue::granted(
-        line.into_iter()
-            .map(|ticket| (ticket.permits, ticket.capacity)),
-    )
 }
 
 #[cfg(test)]
@@ -382,18 +423,14 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_hold_as_far_as_the_permits_go() {
-        let line = |shares: &[(u32, u32)]| {
-            let nodes: Vec<String> = (0..)
-                .zip(shares)
-                .map(|(at, s)| node(s.0, s.1, at))
-                .collect();
-            holders(&in_line(&nodes))
-        };
-        assert_eq!(line(&[]), 0);
-        assert_eq!(line(&[(1, 1), (1, 1)]), 1);
-        assert_eq!(line(&[(3, 5), (2, 5), (1, 5)]), 2);
-        assert_eq!(line(&[(3, 5), (4, 5), (1, 5)]), 1, "nobody passes a waiter");
-        assert_eq!(line(&[(1, 5), (1, 6), (1, 5)]), 1, "capacities never mix");
+    fn a_stored_capacity_is_read_back_and_is_no_ticket() {
+        for capacity in [Some(0), Some(FULL.get() - 1), None] {
+            let stored = Stored::new(capacity, 0x5_0000_0007, Id::draw().unwrap());
+            assert_eq!(Stored::parse(&stored.node), Some(stored.clone()));
+            assert_eq!(Ticket::parse(&stored.node), None);
+        }
+        for other in [node(1, 1, 1), "capacity".into(), "capacity-1-2-x".into()] {
+            assert_eq!(Stored::parse(&other), None, "{other}");
+        }
     }
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 use tokio::task::AbortHandle;
 use zookeeper_client::Stat;
 
-use super::layout::{self, Ticket};
+use super::layout::{self, Stored, Ticket};
+use super::row::{Row, Terms};
 use crate::clock::{Clock, Instant};
 
 /// A watch that nobody here has needed for this long is removed. Its events cost something as long as it exists, and
@@ -21,6 +22,9 @@ const HOLDERS: usize = 16;
 pub(super) struct Line {
     /// Oldest first.
     pub(super) tickets: VecDeque<Ticket>,
+    pub(super) terms: Terms,
+    /// The transaction that wrote the parent last: see [`checks_terms`](Self::checks_terms).
+    pub(super) written: i64,
     /// The number of the last create that was seen.
     pub(super) highest: i32,
     pub(super) current: bool,
@@ -35,6 +39,8 @@ impl Default for Line {
     fn default() -> Self {
         Self {
             tickets: VecDeque::new(),
+            terms: Terms::default(),
+            written: 0,
             highest: 0,
             current: false,
             following: None,
@@ -82,13 +88,23 @@ impl Line {
         {
             nodes.push(last.node.clone());
         }
+        nodes.extend(self.terms.halts.iter().map(|halt| halt.node.clone()));
         Some(nodes)
+    }
+
+    /// Whether our first waiter goes on waiting only while the parent is not written. Each change of the stored capacity
+    /// writes it. A line of tickets that want all permits has no stored capacity.
+    pub(super) fn checks_terms(&self) -> bool {
+        self.current && !self.tickets.iter().all(Ticket::wants_all)
     }
 
     /// Whether a node is in the line, as far as is known.
     pub(super) fn believes_in(&self, node: &str) -> bool {
         match self.current {
-            true => self.tickets.iter().any(|ticket| ticket.node == node),
+            true => {
+                let mut nodes = self.tickets.iter().chain(&self.terms.halts);
+                nodes.any(|ticket| ticket.node == node)
+            }
             false => self.ahead.as_ref().is_some_and(|(_, ahead)| ahead == node),
         }
     }
@@ -111,7 +127,10 @@ impl Line {
 
     /// Applies the line as it was read.
     pub(super) fn read(&mut self, children: &[String], parent: Option<&Stat>) {
-        self.tickets = layout::in_line(children).into();
+        let row = Row::of(children);
+        self.tickets = row.tickets.into();
+        self.terms = row.terms;
+        self.written = parent.map_or(0, |stat| stat.mzxid);
         let youngest = self.tickets.back().map(|ticket| ticket.sequence);
         self.highest = match parent {
             Some(stat) => last_number(stat, youngest),
@@ -129,7 +148,10 @@ impl Line {
             }
             1 => {
                 self.highest = ticket.sequence;
-                self.tickets.push_back(ticket);
+                match ticket.is_halt() {
+                    true => self.terms.halts.push(ticket),
+                    false => self.tickets.push_back(ticket),
+                }
                 true
             }
             _ => {
@@ -153,8 +175,17 @@ impl Line {
     }
 
     pub(super) fn went(&mut self, node: &str) -> Option<Ticket> {
+        self.terms.halts.retain(|halt| halt.node != node);
         let at = self.tickets.iter().position(|ticket| ticket.node == node)?;
         self.tickets.remove(at)
+    }
+
+    /// Whether the stored capacity is still as the copy has it, after its node has come or gone. A node that came before
+    /// the line was read may be reported after that. Otherwise the line must be read again.
+    pub(super) fn has_stored(&mut self, stored: &Stored, is_there: bool) -> bool {
+        let has = self.terms.stored.as_ref() == Some(stored);
+        self.current &= has == is_there;
+        has == is_there
     }
 }
 

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 use zookeeper_client::{Error as ZkError, Stat};
 
-use super::layout;
+use super::row::Row;
 use super::session::Session;
 use super::standing::{Asking, Listed};
 
@@ -54,13 +54,17 @@ async fn ask(
 ) {
     let mut listed = first.await;
     loop {
-        let tickets: Listed = match listed {
-            Ok((children, _)) => Ok(layout::in_line(&children).into()),
-            Err(ZkError::NoNode) => Ok(Arc::new([])),
+        let row: Listed = match listed {
+            Ok((children, _)) => Ok(Arc::new(Row::of(&children))),
+            Err(ZkError::NoNode) => Ok(Arc::default()),
             Err(error) => Err(error),
         };
+        // Whoever comes next deletes it, because the client that forgot the capacity may be gone.
+        if let Ok(Some(spent)) = row.as_ref().map(|row| row.spent()) {
+            session.delete_unasked(format!("{path}/{spent}"));
+        }
         for tell in asking {
-            let _ = tell.send(tickets.clone()); // fails if the caller has given up
+            let _ = tell.send(row.clone()); // fails if the caller has given up
         }
         let listing = {
             let mut state = session.state();

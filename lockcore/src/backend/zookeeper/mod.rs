@@ -1,6 +1,7 @@
 //! ZooKeeper: see [`guide::zookeeper`](crate::guide::zookeeper) for what it promises and needs.
 
 mod attempts;
+mod capacities;
 mod config;
 mod counters;
 mod driver;
@@ -10,6 +11,7 @@ mod layout;
 mod line;
 mod lists;
 mod proof;
+mod row;
 mod session;
 mod standing;
 mod tickets;
@@ -24,7 +26,7 @@ use url::Url;
 
 use super::{
     Answer, Backend, BoxFuture, Capability, Connection, Count, Counted, Departure, Enqueued,
-    EventSink, Listing, Page, Released, Renewed, TicketInfo,
+    EventSink, Listing, Page, Released, Renewed, Resize, Resized, TicketInfo,
 };
 use crate::error::Error;
 use crate::name::Name;
@@ -94,6 +96,7 @@ impl Backend for ZooKeeper {
             .lists(true)
             .counters(true)
             .watches(true)
+            .resizes(true)
     }
 
     fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
@@ -160,6 +163,10 @@ impl Connection for ZooKeeperConnection {
 
     fn ask_back(&self, name: Name, id: Id, ask: Arc<str>) -> Answer<bool> {
         Box::pin(tickets::ask_back(self.session(), name, id, ask))
+    }
+
+    fn resize(&self, resize: Arc<Resize>) -> Answer<Resized> {
+        Box::pin(capacities::resize(self.session(), resize))
     }
 
     fn forget(&self, name: Name) -> Answer<()> {

@@ -8,9 +8,9 @@ use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 use zookeeper_client::Error as ZkError;
 
-use super::layout::Ticket;
 use super::line::Line;
 use super::proof::Proof;
+use super::row::Row;
 use crate::backend::EventSink;
 use crate::clock::{Clock, Instant};
 use crate::request::Id;
@@ -40,8 +40,8 @@ pub(super) struct State {
     pub(super) proof: Proof,
 }
 
-/// The tickets of a parent, oldest first. Empty if there is no parent.
-pub(super) type Listed = Result<Arc<[Ticket]>, ZkError>;
+/// The line of a parent. Empty if there is no parent.
+pub(super) type Listed = Result<Arc<Row>, ZkError>;
 
 /// The callers that share a list.
 pub(super) type Asking = Vec<oneshot::Sender<Listed>>;

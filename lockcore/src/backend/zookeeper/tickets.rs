@@ -12,6 +12,7 @@ mod enqueue;
 mod release;
 mod renew;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -24,6 +25,7 @@ pub(super) use renew::renew;
 use super::errors::failed;
 use super::layout::{self, Parent};
 use super::proof::Proof;
+use super::row::Row;
 use super::session::Session;
 use super::standing::{Mine, Standing};
 use crate::backend::shown::ASK;
@@ -47,7 +49,7 @@ pub(super) async fn inspect(
         Err(ZkError::NoNode) => return Ok(Vec::new()),
         Err(error) => return Err(failed(error)),
     };
-    let line = layout::in_line(&children);
+    let line = Row::of(&children);
     if line.is_empty() {
         return Ok(Vec::new());
     }
@@ -67,9 +69,9 @@ pub(super) async fn inspect(
     for page in reading {
         read.extend(page.await.map_err(failed)?);
     }
-    // The holders are computed from the line as it was listed. So if a ticket is gone by now, or
-    // has another node, no other ticket is shown as the holder in place of it.
-    let holders = layout::holders(&line);
+    // Holders are computed from the line as it was listed: if a ticket is gone by now, or has another node, no other
+    // ticket is shown as the holder in its place.
+    let holders = line.terms.fit(line.iter());
     let since_1970 = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
@@ -83,9 +85,9 @@ pub(super) async fn inspect(
         let age = millis.saturating_sub(stat.ctime.unsigned_abs());
         let place = TicketInfo::new(
             number,
-            at < holders,
+            at < holders || number <= line.terms.through(),
             ticket.permits,
-            ticket.capacity,
+            line.terms.capacity().unwrap_or(ticket.capacity),
             // The servers do not tell how long a session still lasts. This is the longest possible time.
             ticket.ttl,
             owner,
@@ -134,15 +136,52 @@ pub(super) async fn list(session: Arc<Session>, listing: Listing) -> Result<Page
     for page in reading {
         read.extend(page.await.map_err(failed)?);
     }
-    // The node of a name without tickets stays for a while, and is left out here.
-    let has_tickets = |read: &MultiReadResult| matches!(read, MultiReadResult::Data { stat, .. } if stat.num_children > 0);
-    let used = nodes.iter().zip(read).filter(|(_, read)| has_tickets(read));
+    // A name without tickets stays for a while.
+    let has_children = |read: &MultiReadResult| matches!(read, MultiReadResult::Data { stat, .. } if stat.num_children > 0);
+    let used = nodes
+        .iter()
+        .zip(read)
+        .filter(|(_, read)| has_children(read));
+    let used: Vec<_> = used.collect();
+    let unused = without_tickets(&session, &folder, &used).await?;
+    let used = used.iter().filter(|(node, _)| !unused.contains(*node));
     let names = used.filter_map(|(node, _)| layout::name_of(node));
     Ok(Page::new(names.collect(), next))
 }
 
-/// Writes the ask-back after the owner, in the data of the ticket's node. No message is sent: the
-/// holder reads its node when it renews the ticket.
+/// The nodes of names that have a stored capacity and no ticket. Only names that have had a stored capacity have data. More
+/// than two children are not all without a ticket, except for moments.
+async fn without_tickets(
+    session: &Session,
+    folder: &str,
+    used: &[(&String, MultiReadResult)],
+) -> Result<HashSet<String>, StoreError> {
+    let is_unclear = |read: &MultiReadResult| matches!(read, MultiReadResult::Data { data, stat } if !data.is_empty() && stat.num_children <= 2);
+    let unclear = used.iter().filter(|(_, read)| is_unclear(read));
+    let unclear: Vec<&String> = unclear.map(|(node, _)| *node).collect();
+    let mut reading = Vec::new(); // sent together
+    for page in unclear.chunks(READS) {
+        let mut reads = session.client.new_multi_reader();
+        for node in page {
+            let path = format!("{folder}/{node}");
+            reads.add_get_children(&path).map_err(failed)?;
+        }
+        reading.push(reads.commit());
+    }
+    let mut unused = HashSet::new();
+    for (page, nodes) in reading.into_iter().zip(unclear.chunks(READS)) {
+        for (read, node) in page.await.map_err(failed)?.into_iter().zip(nodes) {
+            match read {
+                MultiReadResult::Children { children } if !Row::of(&children).is_empty() => {}
+                _ => drop(unused.insert((*node).clone())),
+            }
+        }
+    }
+    Ok(unused)
+}
+
+/// Writes the ask behind the owner, in the data of the ticket's node. No message is sent: the holder reads its node when
+/// it renews the ticket.
 ///
 /// If the future is dropped half-way, the ask-back may be written all the same. The holder then
 /// obeys it.
@@ -192,15 +231,32 @@ async fn is_gone(session: &Arc<Session>, parent: &Parent, id: Id) -> Result<bool
     }
 }
 
-/// Removes the parent of a name now. The parent is a container, which the server removes by itself
-/// only some time after its last ticket.
+/// The parent is a container, which the server removes some time after its last ticket, unless a capacity is stored. This
+/// removes it now.
 pub(super) async fn forget(session: Arc<Session>, name: Name) -> Result<(), StoreError> {
     session.usable()?;
     let parent = Parent::of(&name);
     session.state().forget_parent(&parent.path);
     match session.client.delete(&parent.path, None).await {
-        Ok(()) | Err(ZkError::NoNode | ZkError::NotEmpty) => Ok(()),
-        Err(error) => Err(failed(error)),
+        Ok(()) | Err(ZkError::NoNode) => return Ok(()),
+        Err(ZkError::NotEmpty) => {}
+        Err(error) => return Err(failed(error)),
+    }
+    let line = session.list(&parent.path).await.map_err(failed)?;
+    let Some(stored) = line.terms.stored.as_ref().filter(|_| line.is_empty()) else {
+        return Ok(());
+    };
+    let mut writes = session.client.new_multi_writer();
+    let added = writes.add_delete(&parent.child(&stored.node), None);
+    let added = added.and_then(|()| writes.add_delete(&parent.path, None));
+    added.map_err(failed)?;
+    match writes.commit().await {
+        Ok(_) => Ok(()),
+        Err(error) => match ZkError::from(error) {
+            // Somebody uses the name, or changes its capacity.
+            ZkError::NoNode | ZkError::NotEmpty => Ok(()),
+            error => Err(failed(error)),
+        },
     }
 }
 

@@ -7,6 +7,7 @@ use zookeeper_client::{CreateMode, CreateSequence, Error as ZkError, Stat};
 use super::{alone, stands, valid_for};
 use crate::backend::zookeeper::errors::{failed, failed_after_create};
 use crate::backend::zookeeper::layout::{self, Parent, Ticket};
+use crate::backend::zookeeper::row::Row;
 use crate::backend::zookeeper::session::Session;
 use crate::backend::zookeeper::standing::{Listed, Mine, Standing};
 use crate::backend::{Enqueued, Fault, StoreError};
@@ -80,8 +81,8 @@ impl Flush {
 enum Place {
     /// There is no older ticket.
     First,
-    Listed(Arc<[Ticket]>),
-    /// The events of the line tell the position.
+    Listed(Arc<Row>),
+    /// The events of the line tell it.
     Followed,
 }
 
@@ -108,6 +109,7 @@ fn begin(session: &Arc<Session>, request: &Request, parent: &Parent) -> Begin {
         && state.lines.get(&parent.path).is_some_and(|line| {
             line.is_current()
                 && line.capacity() == Some(request.capacity.get())
+                && line.terms.halts.is_empty()
                 && line.len() < MOST_TICKETS
         });
     if told_by_events {
@@ -311,18 +313,25 @@ async fn answer(
             session.delete_unasked(standing.path);
             return Ok(Enqueued::Gone);
         };
-        let holders = layout::holders(&*line);
-        if at < holders {
+        // A grant is never taken back, whatever the capacity is by now.
+        let is_granted = |mine: &Standing| mine.granted;
+        if line.holds(at, ticket) || session.state().standing(request.id).is_some_and(is_granted) {
             session.state().granted(request.id);
             return Ok(granted);
         }
-        let in_use = line[0].capacity;
-        if in_use != request.capacity.get() {
+        if let Some(in_use) = line.refuses(request.capacity.get()) {
             withdraw(session, request, &standing).await?;
             return Ok(Enqueued::CapacityMismatch { in_use });
         }
+        let fit = line.terms.fit(line.iter());
+        // It could hold, or not be here at all, but for a change that is under way.
+        if line.terms.bar(request.capacity.get()) || !request.wait && at < fit {
+            withdraw(session, request, &standing).await?;
+            let text = "ZooKeeper: the capacity is being changed at this moment";
+            return Err(StoreError::new(Fault::Retry, text));
+        }
         if !request.wait || at >= MOST_TICKETS {
-            let first_to_end = line[..holders].iter().map(|holder| holder.ttl).min();
+            let first_to_end = line[..fit].iter().map(|holder| holder.ttl).min();
             withdraw(session, request, &standing).await?;
             return Ok(Enqueued::Busy {
                 retry_in: first_to_end,

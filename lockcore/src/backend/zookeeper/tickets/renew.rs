@@ -20,15 +20,12 @@ use crate::request::{Id, Request};
 /// the session lives (`proof`), which has probes of its own. A renewal only checks whether somebody
 /// has deleted a node, and whether a watch has missed an event.
 ///
-/// - A ticket that holds: its node is read. Renewals come more often than every third of the ttl,
-///   because the proof is always some time old. Nodes are not read more often than every third of
-///   the ttl.
-/// - Our first waiter in a line that is followed: its node, and the nodes in front of it that
-///   matter (see [`Line::ahead_of`]), in the same request. The copy of a line is believed if it
-///   says that a ticket holds. It is not believed if it says that nothing has happened. So a watch
-///   that was lost costs a third of a ttl.
-/// - Our other waiters in that line: nothing is read, because the line's events tell of them. If
-///   only the ticket ahead is watched, their own nodes are read.
+/// - A ticket that holds: its node is read. Renewals come more often than every third of the ttl, because the proof is
+///   always some time old; nodes are not read more often than every third of the ttl.
+/// - Our first waiter in a line that is followed: its node, and the nodes in front of it that matter (see
+///   [`Line::ahead_of`] and [`Line::checks_terms`]), in the same request. The copy of a line is believed if it says that a ticket holds. It is not
+///   believed if it says that nothing has happened. So a watch that was lost costs a third of a ttl.
+/// - Our other waiters in that line: by the line's events. If only the ticket ahead is watched, by their own nodes.
 /// - A line that nobody follows is read. So is a line that differs from its copy.
 ///
 /// Tickets that must become smaller are made smaller first. All other requests only read, so a drop
@@ -94,17 +91,20 @@ pub(crate) async fn renew(
                 for node in ahead {
                     looks.at(at, mine, Some(node));
                 }
+                if line.is_some_and(Line::checks_terms) {
+                    looks.at(at, mine, Some(PARENT.to_owned()));
+                }
             } else if !line.is_some_and(Line::is_current) && !seen_lately {
                 looks.at(at, mine, None);
             }
         }
     }
-    let mut doubtful = Vec::new();
+    let (mut doubtful, mut outdated) = (Vec::new(), Vec::new());
     for (look, there) in looks.answered(&session).await? {
         let (at, mine) = (look.ticket, look.mine);
         match (look.ahead, there) {
             (_, None) => answers[at] = Renewed::Failed,
-            (None, Some(Node::There(owner))) => {
+            (None, Some(Node::There(owner, _))) => {
                 if let Renewed::Granted { valid_for } = answers[at] {
                     answers[at] = Renewed::holding(valid_for, &owner);
                 }
@@ -115,9 +115,13 @@ pub(crate) async fn renew(
                 }
             }
             (None, Some(Node::Gone)) => answers[at] = Renewed::Lost,
-            (Some(_), Some(Node::There(_))) => {}
-            // If the watch has reported the deletion by now, the tickets that hold because of it
-            // were woken too.
+            (Some(node), Some(Node::There(_, written))) => {
+                if node == PARENT && session.is_outdated(&mine.parent, written) {
+                    outdated.push((mine.parent.clone(), written));
+                    unclear.push((at, mine));
+                }
+            }
+            // The watch may have reported this by now: then the tickets that hold because of it were woken too.
             (Some(node), Some(Node::Gone)) => {
                 if session.believes_in(&mine.parent, &node) {
                     doubtful.push((mine.parent.clone(), node));
@@ -129,6 +133,9 @@ pub(crate) async fn renew(
     read_lines(&session, &tickets, &unclear, &mut answers).await?;
     for (path, node) in doubtful {
         session.doubt(&path, &node);
+    }
+    for (path, written) in outdated {
+        session.doubt_terms(&path, written);
     }
     Ok(answers)
 }
@@ -148,7 +155,6 @@ async fn read_lines(
     }
     for (parent, listed) in lists {
         let line = listed.await.map_err(failed)?;
-        let holders = layout::holders(&*line);
         for (at, mine) in unclear.iter().filter(|(_, mine)| mine.parent == *parent) {
             let same = |other: &layout::Ticket| {
                 other.id == tickets[*at].id && other.sequence == mine.sequence
@@ -156,7 +162,7 @@ async fn read_lines(
             answers[*at] = match line.iter().position(same) {
                 None => Renewed::Lost,
                 Some(place) => {
-                    let holds = place < holders;
+                    let holds = line.holds(place, mine.ticket);
                     if holds {
                         session.state().granted(tickets[*at].id);
                     }
@@ -180,10 +186,13 @@ struct Look {
     ahead: Option<String>,
 }
 
+/// Stands for the parent among the nodes that are read for a ticket. No node has this name.
+const PARENT: &str = "";
+
 /// A node that was read.
 enum Node {
-    /// The node exists. This is the owner in its data, with the ask-back that may follow it.
-    There(String),
+    /// It exists. Its owner, with the ask behind it, and the transaction that wrote it last.
+    There(String, i64),
     Gone,
 }
 
@@ -206,6 +215,7 @@ impl Looks {
             for Look { mine, ahead, .. } in page {
                 let added = match ahead {
                     None => reads.add_get_data(&mine.path),
+                    Some(node) if node == PARENT => reads.add_get_data(&mine.parent),
                     Some(node) => reads.add_get_data(&format!("{}/{node}", mine.parent)),
                 };
                 added.map_err(failed)?;
@@ -216,8 +226,9 @@ impl Looks {
         for page in reading {
             let read = page.await.map_err(failed)?;
             there.extend(read.into_iter().map(|read| match read {
-                MultiReadResult::Data { data, .. } => {
-                    Some(Node::There(layout::owner_and_number(&data, 0).0))
+                MultiReadResult::Data { data, stat } => {
+                    let (owner, _) = layout::owner_and_number(&data, 0);
+                    Some(Node::There(owner, stat.mzxid))
                 }
                 MultiReadResult::Error {
                     err: ZkError::NoNode,

@@ -1,0 +1,417 @@
+//! Stored capacities: the nodes that they leave, what they cost, and changes that are interrupted.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Trial;
+use lockcore::{ErrorKind, Locks, Semaphore};
+use tests::eventually::eventually;
+use tests::proxy::Proxy;
+use tests::stalls::awake_since;
+use tests::zookeeper_server::ZooKeeperServer;
+use tokio::task::JoinSet;
+use zookeeper_client::{Acls, Client, CreateMode};
+
+use super::{builder, client, counted, nothing_left, operator, through};
+use crate::store::{Kind, LEASE, SOON, Store, begin, give_back, kind, tickets};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT;
+        a_stored_capacity_stays_while_nobody_uses_the_name
+        a_stored_capacity_costs_no_request_more_than_a_name_that_others_use
+        a_forgotten_capacity_that_holders_exceed_leaves_a_node_until_nobody_waits
+        nobody_is_granted_permits_while_a_halt_is_in_the_line
+        a_mutex_does_not_wait_in_a_line_whose_capacity_is_being_stored
+        a_grant_that_its_waiter_has_not_seen_outlives_a_smaller_capacity
+        more_permits_that_a_lost_watch_does_not_tell_cost_a_third_of_a_ttl
+        a_change_whose_answer_is_lost_counts_once
+        a_halt_whose_create_is_not_answered_is_taken_away
+        a_change_that_is_dropped_leaves_no_halt
+        every_grant_fits_under_the_capacity_of_its_moment
+    ]
+}
+
+/// The parent of the tickets of `a`.
+const PARENT: &str = "/test:1/{a}";
+
+fn five(locks: &Locks) -> Semaphore {
+    locks.semaphore("a", 5)
+}
+
+async fn pair(semaphore: &Semaphore) {
+    give_back(semaphore.acquire().await.unwrap()).await;
+}
+
+/// The nodes of a line that are no tickets.
+async fn stored(operator: &Client) -> Vec<String> {
+    let children = operator.list_children(PARENT).await.unwrap_or_default();
+    let is_stored = |node: &String| node.starts_with("capacity-");
+    children.into_iter().filter(is_stored).collect()
+}
+
+/// Puts a halt into the line, as a client does that is stopped before it goes on.
+async fn halt(operator: &Client) -> String {
+    let prefix = format!("{PARENT}/{:032x}-0-0-0-0000c11e-", 7);
+    let options = CreateMode::EphemeralSequential.with_acls(Acls::anyone_all());
+    let (_, sequence) = operator.create(&prefix, b"", &options).await.unwrap();
+    format!("{prefix}{sequence}")
+}
+
+/// The server removes a container that is empty.
+async fn a_stored_capacity_stays_while_nobody_uses_the_name(_: Store) {
+    let server = ZooKeeperServer::that_forgets_soon();
+    let (locks, other) = (client(&server), client(&server));
+    for client in [&locks, &other] {
+        client.ready(SOON).await.unwrap();
+    }
+    let gone = client(&server);
+    five(&gone).resize(7).await.unwrap();
+    five(&gone).resize(6).await.unwrap();
+    gone.shutdown(SOON).await.unwrap();
+    drop(gone);
+    eventually("its session is over", SOON, async || server.sessions() == 2).await;
+    assert_eq!(server.ephemerals("/"), Vec::<String>::new());
+    pair(&five(&other)).await;
+    // The parent of this name is a container too, which has had a ticket.
+    let guard = locks.mutex("b").acquire().await.unwrap();
+    let refused = other.mutex("b").try_acquire().await;
+    assert_eq!(kind(refused), ErrorKind::Busy);
+    give_back(guard).await;
+
+    for _ in 0..2 {
+        // Its session may not live through a restart.
+        let operator = operator(&server).await;
+        let exists = async |path| operator.check_stat(path).await.unwrap().is_some();
+        eventually("the other name is forgotten", 2 * SOON, async || {
+            !exists("/test:1/{b}").await
+        })
+        .await;
+        assert_eq!(five(&other).capacity().await.unwrap(), 6);
+        assert_eq!(stored(&operator).await.len(), 1);
+        // A name in use is one with tickets.
+        let mut pages = locks.list("");
+        assert_eq!(pages.next().await.unwrap(), None);
+        server.restart();
+        for client in [&locks, &other] {
+            eventually("a client is connected again", 2 * SOON, async || {
+                five(client).capacity().await.is_ok()
+            })
+            .await;
+        }
+    }
+
+    let operator = operator(&server).await;
+    let exists = async |path| operator.check_stat(path).await.unwrap().is_some();
+    five(&locks).forget_capacity().await.unwrap();
+    eventually("the name is forgotten", 2 * SOON, async || {
+        !exists(PARENT).await
+    })
+    .await;
+}
+
+async fn a_stored_capacity_costs_no_request_more_than_a_name_that_others_use(_: Store) {
+    let server = ZooKeeperServer::start();
+    let locks = counted(&server);
+    let semaphore = five(&locks);
+    let spent = async || {
+        let before = server.packets();
+        for _ in 0..50 {
+            pair(&semaphore).await;
+        }
+        let spent = server.packets().since(before);
+        (spent.received, spent.sent)
+    };
+    pair(&semaphore).await;
+    assert_eq!(spent().await, (100, 100));
+
+    semaphore.resize(7).await.unwrap();
+
+    // As for each name whose parent stays: create, list, delete.
+    assert_eq!(spent().await, (150, 150));
+    let before = server.packets();
+    semaphore.resize(8).await.unwrap();
+    let spent = server.packets().since(before);
+    println!("a change: {spent:?}");
+    // The read, the look, the halt with another look, and the transaction.
+    assert!(spent.received <= 3 + 3 + 3 + 1, "{spent:?}");
+    semaphore.forget_capacity().await.unwrap();
+    assert_eq!(semaphore.capacity().await.unwrap(), 5);
+}
+
+async fn a_forgotten_capacity_that_holders_exceed_leaves_a_node_until_nobody_waits(_: Store) {
+    let server = ZooKeeperServer::start();
+    let (locks, other) = (client(&server), client(&server));
+    let operator = operator(&server).await;
+    five(&locks).resize(8).await.unwrap();
+    let four = five(&locks).permits(4).acquire().await.unwrap();
+    let three = five(&locks).permits(3).acquire().await.unwrap();
+
+    five(&locks).forget_capacity().await.unwrap();
+
+    let waits = begin(five(&other).permits(2).wait(LEASE));
+    tickets(&locks, "a", 3).await;
+    let shown = async || {
+        let line = other.inspect("a").await.unwrap();
+        line.iter()
+            .map(|ticket| (ticket.granted, ticket.capacity))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(shown().await, [(true, 5), (true, 5), (false, 5)]);
+    assert_eq!(stored(&operator).await.len(), 1);
+    give_back(four).await;
+    give_back(waits.await.unwrap().unwrap()).await;
+    give_back(three).await;
+    pair(&five(&locks)).await;
+    eventually("the node is gone", SOON, async || {
+        stored(&operator).await.is_empty()
+    })
+    .await;
+    assert_eq!(five(&other).capacity().await.unwrap(), 5);
+}
+
+async fn nobody_is_granted_permits_while_a_halt_is_in_the_line(_: Store) {
+    let server = ZooKeeperServer::start();
+    let (locks, other) = (client(&server), client(&server));
+    let operator = operator(&server).await;
+    let all = five(&locks).permits(5).acquire().await.unwrap();
+    let waits = begin(five(&other).permits(3).wait(LEASE));
+    tickets(&locks, "a", 2).await;
+
+    let halt = halt(&operator).await;
+    give_back(all).await;
+    let late = begin(five(&locks).permits(2).wait(LEASE));
+    tickets(&locks, "a", 2).await;
+
+    // That it could hold is not known, so it is not busy.
+    let refused = five(&other).permits(1).try_acquire().await;
+    assert_eq!(kind(refused), ErrorKind::Busy, "there are waiters");
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(!waits.is_finished() && !late.is_finished());
+    operator.delete(&halt, None).await.unwrap();
+    let began = Instant::now();
+    let guards = [waits.await.unwrap().unwrap(), late.await.unwrap().unwrap()];
+    let after = awake_since(began);
+    assert!(after < Duration::from_millis(500), "{after:?}");
+    for guard in guards {
+        give_back(guard).await;
+    }
+    nothing_left(&server).await;
+}
+
+/// If it waited, and the capacity was stored then, it would wait for ever.
+async fn a_mutex_does_not_wait_in_a_line_whose_capacity_is_being_stored(_: Store) {
+    let server = ZooKeeperServer::start();
+    let patience = Duration::from_millis(500);
+    let locks = builder(server.url()).op_timeout(patience).build().unwrap();
+    let operator = operator(&server).await;
+    pair(&five(&locks)).await;
+    let container = CreateMode::Container.with_acls(Acls::anyone_all());
+    operator.create(PARENT, b"", &container).await.unwrap();
+    let halt = halt(&operator).await;
+
+    let mutex = locks.mutex("a").wait(LEASE).acquire().await;
+    let permit = five(&locks).permits(1).try_acquire().await;
+    // Asked until the end of the operation timeout, where an answer may be missing.
+    for refused in [kind(mutex), kind(permit)] {
+        let expected = [ErrorKind::Unavailable, ErrorKind::Unknown];
+        assert!(expected.contains(&refused), "{refused:?}");
+    }
+
+    operator.delete(&halt, None).await.unwrap();
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+    nothing_left(&server).await;
+}
+
+/// The waiter is told nothing, so it learns of its grant after the capacity is smaller again.
+async fn a_grant_that_its_waiter_has_not_seen_outlives_a_smaller_capacity(_: Store) {
+    let server = ZooKeeperServer::start();
+    let proxy = Proxy::to(server.port());
+    let (locks, deaf) = (client(&server), through(&proxy));
+    let ttl = Duration::from_secs(10);
+    let all = five(&locks).permits(5).ttl(ttl).acquire().await.unwrap();
+    let waits = begin(five(&deaf).permits(5).ttl(ttl).wait(LEASE));
+    tickets(&locks, "a", 2).await;
+    eventually("it is watched", SOON, async || server.watches() > 0).await;
+    tickets(&deaf, "a", 2).await;
+    proxy.lose_events();
+
+    five(&locks).resize(10).await.unwrap();
+    five(&locks).resize(3).await.unwrap();
+    let began = Instant::now();
+
+    let line = locks.inspect("a").await.unwrap();
+    assert!(line.iter().all(|ticket| ticket.granted), "{line:?}");
+    let guard = waits.await.unwrap().unwrap();
+    assert!(awake_since(began) < ttl / 2);
+    all.held().ensure(ttl / 2).await.unwrap();
+    give_back(guard).await;
+    give_back(all).await;
+    five(&locks).forget_capacity().await.unwrap();
+    nothing_left(&server).await;
+}
+
+/// The first time nothing was stored before.
+async fn more_permits_that_a_lost_watch_does_not_tell_cost_a_third_of_a_ttl(_: Store) {
+    let server = ZooKeeperServer::start();
+    let locks = client(&server);
+    let ttl = Duration::from_secs(10);
+    let mut guards = vec![five(&locks).permits(5).ttl(ttl).acquire().await.unwrap()];
+    let mut proxies = Vec::new();
+    for capacity in [10, 15] {
+        let proxy = Proxy::to(server.port());
+        let deaf = through(&proxy);
+        let waits = begin(five(&deaf).permits(5).ttl(ttl).wait(LEASE));
+        let line = guards.len() + 1;
+        tickets(&locks, "a", line).await;
+        eventually("it is watched", SOON, async || server.watches() > 0).await;
+        tickets(&deaf, "a", line).await;
+        proxy.lose_events();
+
+        five(&locks).resize(capacity).await.unwrap();
+        let began = Instant::now();
+
+        let guard = waits.await.unwrap().unwrap();
+        println!("granted {:?} later", began.elapsed());
+        assert!(awake_since(began) < ttl / 2);
+        guards.push(guard);
+        proxies.push(proxy);
+    }
+    for guard in guards {
+        give_back(guard).await;
+    }
+}
+
+async fn a_change_whose_answer_is_lost_counts_once(_: Store) {
+    let server = ZooKeeperServer::start();
+    let proxy = Proxy::to(server.port());
+    let (locks, other) = (through(&proxy), client(&server));
+    for (before, more) in [(5, true), (7, true), (9, false)] {
+        let after = if more { before + 2 } else { before - 2 };
+        proxy.lose_replies(format!("capacity-{after}-").as_bytes(), 1);
+        let changed = match more {
+            true => five(&locks).add_permits(2).await,
+            false => five(&locks).reduce_permits(2).await,
+        };
+        assert_eq!(changed.unwrap(), after);
+        assert_eq!(five(&other).capacity().await.unwrap(), after);
+    }
+    nothing_left(&server).await;
+    pair(&five(&other)).await;
+}
+
+async fn a_halt_whose_create_is_not_answered_is_taken_away(_: Store) {
+    let server = ZooKeeperServer::start();
+    let proxy = Proxy::to(server.port());
+    let (locks, other) = (through(&proxy), client(&server));
+    for capacity in [6, 7] {
+        proxy.lose_replies(b"-0-0-0-", 1);
+        five(&locks).resize(capacity).await.unwrap();
+        assert_eq!(five(&other).capacity().await.unwrap(), capacity);
+        nothing_left(&server).await;
+    }
+    pair(&five(&other)).await;
+}
+
+async fn a_change_that_is_dropped_leaves_no_halt(_: Store) {
+    let server = ZooKeeperServer::start();
+    let (locks, other) = (client(&server), client(&server));
+    let held = five(&other).permits(2).acquire().await.unwrap();
+    for turn in 0..60u32 {
+        let semaphore = five(&locks);
+        let change = tokio::spawn(async move { semaphore.resize(2 + turn % 4).await });
+        tokio::time::sleep(Duration::from_micros(u64::from(turn) * 150)).await;
+        change.abort();
+        let _ = change.await;
+    }
+    eventually("only the ticket is there", SOON, async || {
+        server.ephemerals(PARENT).len() == 1
+    })
+    .await;
+    five(&locks).resize(3).await.unwrap();
+    pair(&five(&locks)).await;
+    give_back(held).await;
+    nothing_left(&server).await;
+}
+
+/// What the tasks of the fact know of a semaphore.
+#[derive(Default)]
+struct Pool {
+    /// Permits of callers that have them.
+    out: u32,
+    /// Counts the changes that have begun, and those that are done.
+    begun: u32,
+    done: u32,
+    capacity: u32,
+}
+
+/// A request that begins after a change and ends before the next one leaves no more permits out than there are. Requests
+/// that came before may hold more.
+async fn every_grant_fits_under_the_capacity_of_its_moment(_: Store) {
+    let server = ZooKeeperServer::start();
+    let pool = Arc::new(Mutex::new(Pool {
+        capacity: 5,
+        ..Pool::default()
+    }));
+    let mut tasks = JoinSet::new();
+    for _ in 0..4 {
+        let locks = client(&server);
+        for _ in 0..2 {
+            let (semaphore, pool) = (five(&locks), Arc::clone(&pool));
+            tasks.spawn(async move {
+                for turn in 0..40 {
+                    let permits = fastrand::u32(1..=3);
+                    let settled = {
+                        let pool = pool.lock().unwrap();
+                        (pool.begun == pool.done).then_some(pool.done)
+                    };
+                    let lock = semaphore.permits(permits).wait(6 * SOON);
+                    let guard = match turn % 4 {
+                        0 => lock.wait(Duration::ZERO).acquire().await,
+                        _ => lock.acquire().await,
+                    };
+                    let guard = match guard {
+                        Ok(guard) => guard,
+                        Err(error) => {
+                            let expected = [ErrorKind::Busy, ErrorKind::Unavailable];
+                            assert!(expected.contains(&error.kind()), "{error}");
+                            continue;
+                        }
+                    };
+                    {
+                        let mut pool = pool.lock().unwrap();
+                        pool.out += permits;
+                        let (out, capacity) = (pool.out, pool.capacity);
+                        if settled == Some(pool.begun) {
+                            assert!(out <= capacity, "{out} of {capacity}");
+                        }
+                    }
+                    tokio::time::sleep(Duration::from_millis(fastrand::u64(..4))).await;
+                    pool.lock().unwrap().out -= permits;
+                    give_back(guard).await;
+                }
+            });
+        }
+    }
+    let semaphore = five(&client(&server));
+    let mut capacity = 5;
+    while !tasks.is_empty() {
+        // Never too few for long.
+        capacity = match capacity {
+            0..3 => 5,
+            _ => fastrand::u32(0..=5),
+        };
+        pool.lock().unwrap().begun += 1;
+        semaphore.resize(capacity).await.unwrap();
+        {
+            let mut pool = pool.lock().unwrap();
+            pool.capacity = capacity;
+            pool.done += 1;
+        }
+        tokio::time::sleep(Duration::from_millis(fastrand::u64(..40))).await;
+        while let Some(done) = tasks.try_join_next() {
+            done.unwrap();
+        }
+    }
+    semaphore.forget_capacity().await.unwrap();
+    nothing_left(&server).await;
+}
