@@ -278,7 +278,7 @@ mod tests {
     #[test]
     fn the_password_does_not_show_in_debug() {
         let url = Url::parse("redis://:hunter2@localhost").unwrap();
-        let backend = crate::backend::redis::open(&url, &Tls::default()).unwrap();
+        let backend = crate::backend::redis::open(&url, &crate::tls::Tls::default()).unwrap();
         assert!(!format!("{backend:?}").contains("hunter2"));
     }
 }
