@@ -76,7 +76,7 @@ impl Part {
 pub(super) struct Driver {
     task: AbortHandle,
     pub(super) in_flight: InFlight,
-    /// Whether the last ticket of this connection had to wait.
+    /// Whether the last ticket that was taken on this connection had to wait.
     pub(super) has_waited: AtomicBool,
 }
 

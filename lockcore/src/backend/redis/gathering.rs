@@ -4,9 +4,11 @@
 //! others. So when the answers of one read wake sixty tasks, and each sends its next command, the driver runs after each
 //! of them, and writes each command by itself: a system call for every one.
 //!
-//! Here the driver gets the answers in small parts. After each part the driver yields once: the
-//! tasks that this part has woken run first, and their next commands go out in one write. While the
-//! driver handles the next part, the server works on these commands. If the driver waited for the
+//! Here the driver gets the answers in small parts. After each part the next read says once that
+//! there is no more, and the driver yields: the tasks that were woken run first, and their next
+//! commands go out in one write. (The driver reads once for each command that it takes from its
+//! queue, so in one poll it may get several parts.) While the driver handles the next part, the
+//! server works on these commands. If the driver waited for the
 //! tasks of all answers instead, the server would be idle until these tasks have run. After that
 //! the process would be idle until the server has answered all commands.
 //!

@@ -43,11 +43,10 @@ pub(super) async fn enqueue(
         }
     };
     let reply = run(socket, &layout::ENQUEUE, namespace, 1, write).await?;
-    let is_granted = matches!(reply, Value::BulkString(_));
-    let has_waited = &socket.connection().driver.has_waited;
-    has_waited.store(!is_granted, Ordering::Relaxed);
+    let driver = Arc::clone(&socket.connection().driver);
     let reply = match reply {
         ticket @ Value::BulkString(_) => {
+            driver.has_waited.store(false, Ordering::Relaxed);
             return Ok(Enqueued::Granted {
                 ticket: redis::from_redis_value(ticket).map_err(unreadable)?,
                 valid_for: request.ttl,
@@ -56,11 +55,14 @@ pub(super) async fn enqueue(
         reply => numbers(reply)?,
     };
     match reply[..] {
-        [1, ticket, ttl, recheck] => Ok(Enqueued::Waiting {
-            ticket: ticket.unsigned_abs(),
-            valid_for: duration(ttl),
-            recheck_in: known(recheck),
-        }),
+        [1, ticket, ttl, recheck] => {
+            driver.has_waited.store(true, Ordering::Relaxed);
+            Ok(Enqueued::Waiting {
+                ticket: ticket.unsigned_abs(),
+                valid_for: duration(ttl),
+                recheck_in: known(recheck),
+            })
+        }
         [2, retry] => Ok(Enqueued::Busy {
             retry_in: known(retry),
         }),

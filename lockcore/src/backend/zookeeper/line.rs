@@ -93,7 +93,7 @@ impl Line {
     }
 
     /// Whether our first waiter goes on waiting only while the parent is not written. Each change of the stored capacity
-    /// writes it. A line of tickets that want all permits has no stored capacity.
+    /// writes it. A stored capacity grants nothing to a ticket that wants all permits.
     pub(super) fn checks_terms(&self) -> bool {
         self.current && !self.tickets.iter().all(Ticket::wants_all)
     }

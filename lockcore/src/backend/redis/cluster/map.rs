@@ -107,9 +107,9 @@ impl Map {
         rank(self) > rank(other)
     }
 
-    /// Whether it must not replace a map that is known already. The nodes that have told it may be cut off from those that
-    /// have told the other one. If most nodes tell a lower epoch, or refuse connections, the cluster has begun anew, and
-    /// then its map counts.
+    /// Whether this map is probably older than `known`. It has a lower epoch, and at least as many
+    /// nodes are silent as have answered. So the nodes that have told it may be cut off from those that
+    /// have told `known`.
     pub(super) fn is_doubtful_beside(&self, known: &Self) -> bool {
         self.is_of_few && self.epoch < known.epoch
     }

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use redis::{RedisConnectionInfo, Value};
 use tokio::task::JoinSet;
@@ -19,6 +20,7 @@ use crate::backend::redis::opening::{checked, settings};
 use crate::backend::redis::sentinels::info;
 use crate::backend::redis::views::Address;
 use crate::backend::{Fault, StoreError, hosts};
+use crate::clock::{Clock, Instant};
 use crate::error::Error;
 use crate::name::Namespace;
 #[cfg(feature = "redis-tls")]
@@ -28,6 +30,11 @@ const PORT: u16 = 6379;
 
 const FORM: &str = "the URL is not of the form redis+cluster://[user[:password]@]host[:port][,host[:port]…] \
     (rediss+cluster:// with TLS)";
+
+/// For how long a map with a lower epoch is not believed while many nodes are silent. A master that
+/// is cut off from most others stops serving after `cluster-node-timeout` (15 s by default). If a
+/// lower epoch is told for longer than this, the cluster was made anew.
+const DOUBT: Duration = Duration::from_secs(60);
 
 /// The nodes of a URL, and how to log in at every node of their cluster.
 pub(in crate::backend::redis) struct Seeds {
@@ -42,8 +49,8 @@ pub(in crate::backend::redis) struct Seeds {
     /// Nodes that had not answered when a question was given up. Later questions do not wait for
     /// them.
     silent: Mutex<BTreeSet<Address>>,
-    /// The map of the latest question. It outlives the connections.
-    known: Mutex<Option<Map>>,
+    /// The map that counts, and when nodes have told it last. It outlives the connections.
+    known: Mutex<Option<(Map, Instant)>>,
 }
 
 impl Seeds {
@@ -116,7 +123,7 @@ impl Seeds {
         })
     }
 
-    /// Asks these nodes for the map, all at once. Returns the newest map. It waits for more answers
+    /// Asks these nodes for the map, all at once. Returns the newest map, or the known one. It waits for more answers
     /// than there are nodes left that may answer soon. One answer is not enough: it may be from a
     /// node that was cut off from the others, or was stopped for a while.
     ///
@@ -206,18 +213,22 @@ impl Seeds {
         Ok(map)
     }
 
-    /// The map that a question has brought, or the known one if that must not be replaced. The known one may lead to nodes
-    /// that are silent. Then requests fail until these nodes answer or refuse connections, and nothing is granted by a node
-    /// that may have been replaced.
+    /// Returns the map that counts: the one that a question has brought, or the known one if that must
+    /// not be replaced yet. The known map may lead to nodes that are silent. Then requests fail for at
+    /// most [`DOUBT`], and no node that may have been replaced grants anything.
     ///
-    /// A question that is given up does not come here. Of two questions at the same time, the second to come here is
-    /// compared with the first.
+    /// A question that is given up does not come here. Of two questions at the same time, the second
+    /// to come here is compared with the first.
     fn believed(&self, told: Map) -> Map {
+        let now = Clock::BOOT.now();
         let known = &mut *self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        match known {
-            Some(known) if told.is_doubtful_beside(known) => known.clone(),
-            _ => known.insert(told).clone(),
+        if let Some((known, told_at)) = known
+            && told.is_doubtful_beside(known)
+            && told_at.until(now) < DOUBT
+        {
+            return known.clone();
         }
+        known.insert((told, now)).0.clone()
     }
 
     fn silent(&self) -> MutexGuard<'_, BTreeSet<Address>> {

@@ -13,7 +13,7 @@ use crate::backend::zookeeper::standing::{Listed, Mine, Standing};
 use crate::backend::{Enqueued, Fault, StoreError};
 use crate::clock::Clock;
 use crate::queue::MOST_TICKETS;
-use crate::request::Request;
+use crate::request::{FULL, Request};
 
 /// A lock is requested only if at least this part of the session timeout (an eighth) is certain.
 /// After the process was stopped for a while, no time is certain until two more probes are
@@ -110,6 +110,8 @@ fn begin(session: &Arc<Session>, request: &Request, parent: &Parent) -> Begin {
             line.is_current()
                 && line.capacity() == Some(request.capacity.get())
                 && line.terms.halts.is_empty()
+                // A stored capacity refuses a ticket that wants all permits. Only a list finds that.
+                && (request.capacity != FULL || line.terms.capacity().is_none())
                 && line.len() < MOST_TICKETS
         });
     if told_by_events {
