@@ -287,15 +287,6 @@ async fn a_mark_that_is_on_its_way_keeps_a_late_request_out(_: Store) {
 
 /// The new owner has not heard that it owns the slot. So the old node redirects to the new one, and
 /// the new one to the old one.
-/// How many requests this node has sent to another one.
-fn moved(node: &RedisServer) -> u64 {
-    let errors: String = node.command(&["INFO", "errorstats"]);
-    let count = errors
-        .lines()
-        .find_map(|line| line.strip_prefix("errorstat_MOVED:count="));
-    count.map_or(0, |count| count.trim().parse().unwrap())
-}
-
 async fn a_redirection_that_leads_to_its_own_node_ends(_: Store) {
     let cluster = masters();
     let url = cluster.url();
@@ -307,7 +298,7 @@ async fn a_redirection_that_leads_to_its_own_node_ends(_: Store) {
     let old = cluster.master_of(&key("a"));
     let new = another(&cluster, old);
     let number = slot(old, &key("a")).to_string();
-    let before = moved(old);
+    let before = redirections(old);
     let id: String = new.command(&["CLUSTER", "MYID"]);
     // A node that has keys in a slot does not give the slot away.
     old.flush();
@@ -318,7 +309,7 @@ async fn a_redirection_that_leads_to_its_own_node_ends(_: Store) {
     // On a slow machine the time may be over while the last request is in flight.
     let is_over = matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown);
     assert!(is_over, "{error}");
-    let asked = moved(old) - before;
+    let asked = redirections(old) - before;
     println!("asked {asked} times");
     assert!((1..50).contains(&asked), "asked {asked} times");
     new.command::<()>(&["CLUSTER", "SETSLOT", &number, "NODE", &id]);
