@@ -95,7 +95,7 @@ impl Barrier {
     ///
     /// [`Unknown`](crate::ErrorKind::Unknown) when the wait was over, and the store did not answer
     /// one of two questions. The first is whether a round was completed with this party. The second
-    /// is whether the party had its place at that time. A party that was counted at the last moment
+    /// is whether the party still has its place. A party that was counted at the last moment
     /// asks the second question for one more operation timeout. So this error comes at most two
     /// operation timeouts after the end of the wait.
     ///

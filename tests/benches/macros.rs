@@ -52,8 +52,8 @@ fn allocations<F: Future<Output = Result<u64, Error>>>(call: impl Fn() -> F) -> 
     };
     calls(CALLS);
     let counted = allocation_counter::measure(|| calls(CALLS));
-    // The division leaves out allocations that happen once in many calls: a vector that grows, or a
-    // fetch of identities.
+    // The division leaves out allocations that happen once in many calls, such as that of a vector
+    // that grows.
     counted.count_total / CALLS
 }
 

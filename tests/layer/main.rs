@@ -93,8 +93,8 @@ fn a_stream_whose_store_is_gone_breaks_off_before_the_next_is_let_in() {
         assert!(!error.is_timeout(), "{error:?}");
         assert!(last_made < next, "two at a time");
         // The layer gets no answers from the store, so it ends the stream by its own clock. The
-        // last renewal came at most a third of the lease before the cut. So the stream must last
-        // for at least a third of the lease after the cut.
+        // last renewal came at most a third of the lease before the cut, so nearly two thirds were
+        // left at the cut. The test asks for one third, because the machine may be busy.
         assert!(ended >= cut + LEASE / 3, "it gave up a lease that was still good");
         assert!(ended <= cut + LEASE + BUSY, "it went on after its lease");
         assert!(next <= cut + LEASE + BUSY, "the next one waited for long after");

@@ -47,8 +47,8 @@ const GRACE: Duration = Duration::from_secs(2);
 
 /// Sells a stock of tickets to many clients at once: first with a lock, then without.
 ///
-/// The locks are kept where LOCK_URL says, as in LOCK_URL=redis://127.0.0.1/; without it in the memory of this process, or
-/// of several processes in a temporary file.
+/// The locks are kept where LOCK_URL says, as in LOCK_URL=redis://127.0.0.1/. Without LOCK_URL, one process keeps them in
+/// its memory, and several processes share a temporary file.
 #[derive(Debug, Parser)]
 #[command(name = "checkout", allow_negative_numbers = true)]
 struct Args {

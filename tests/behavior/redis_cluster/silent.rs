@@ -130,8 +130,9 @@ async fn a_master_that_answers_within_the_operation_timeout_is_kept(_: Store) {
         tokio::time::sleep(renewed_after / 2 / 8).await;
     }
     let renewed = || join_all(guards.iter().map(|guard| is_renewed(guard, ttl)));
-    // The keeper has its own connection. This connection is counted when the keeper has sent a
-    // renewal by the hash of the script.
+    // The keeper has its own connection. `connections` lists a connection if its latest command was
+    // EVALSHA. The keeper's first renewal may have sent the whole script (EVAL), so the test waits for
+    // two renewals.
     for _ in 0..2 {
         renewed().await;
     }

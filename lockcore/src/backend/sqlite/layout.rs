@@ -59,8 +59,9 @@ pub(super) fn keys_like(namespace: &Namespace, prefix: &str) -> String {
 }
 
 /// A text that sorts after all keys with this beginning. Behind the beginning, a key has at most
-/// [`READABLE`] bytes of a name, and then a brace. This text has one more of the largest character
-/// than fits into these bytes.
+/// [`READABLE`] bytes of a name. Then it has a brace, or a tilde if the name is longer. Both sort
+/// before the largest character. This text has one more of the largest character than fits into
+/// these bytes.
 pub(super) fn behind(beginning: &str) -> String {
     const LAST: char = char::MAX;
     let most = READABLE / LAST.len_utf8() + 1;

@@ -21,9 +21,9 @@ use super::nodes::{Links, Nodes};
 use crate::backend::{BoxFuture, Departure, Enqueued, Released, StoreError};
 use crate::request::Request;
 
-/// How long an enqueue without enough grants waits until its tickets are released. The caller may
-/// ask again at once, and should not find its own ticket in the way. The time is many times what a
-/// node takes to answer.
+/// How long an enqueue without enough grants waits, at most, for the release of its tickets. After
+/// that, a task continues the release. The caller may ask again at once, and should not find its own
+/// ticket in the way. The time is many times what a node takes to answer.
 const GIVING_BACK: Duration = Duration::from_millis(50);
 
 /// Releases that some nodes have not acknowledged. When this value is dropped, the releases go to
