@@ -131,8 +131,8 @@ async fn a_master_that_answers_within_the_operation_timeout_is_kept(_: Store) {
     }
     let renewed = || join_all(guards.iter().map(|guard| is_renewed(guard, ttl)));
     // The keeper has its own connection. `connections` lists a connection if its latest command was
-    // EVALSHA. The keeper's first renewal may have sent the whole script (EVAL), so the test waits for
-    // two renewals.
+    // EVALSHA. The keeper's first renewal may have sent the whole script (EVAL). So the test waits
+    // for two renewals.
     for _ in 0..2 {
         renewed().await;
     }
