@@ -18,8 +18,8 @@ pub(crate) struct Tracked {
     /// sent. If a newer epoch has begun when the answer arrives, the answer may be older than the
     /// gap. Then the keeper renews the ticket again.
     pub(super) asked: u64,
-    /// Set while the enqueue of the ticket is in flight. A task that is polled has the answer by
-    /// this time.
+    /// Set when the enqueue of the ticket is sent, at a store with sessions. A task that is polled
+    /// has the answer by this time.
     pub(crate) answer_by: Option<Instant>,
     /// By this time the keeper must check the ticket, even if the answer that is in flight sets a
     /// later time. This is not stored in `due`: until the answer comes, `due` is the end of the

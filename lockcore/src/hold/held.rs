@@ -131,8 +131,8 @@ impl Held {
     }
 
     /// Resolves when only a third of the ttl is left, so that the lock is likely to be lost soon.
-    /// With renewal on, this means that two renewals have failed. Returns the time that is
-    /// [left](Self::remaining).
+    /// With renewal on, this means that one renewal has failed, and a second one has failed or has no
+    /// answer yet. Returns the time that is [left](Self::remaining).
     ///
     /// A renewal may succeed after that. Call this again to be warned again. The future stays
     /// pending after a release.

@@ -5,16 +5,21 @@
 //!
 //! A node remembers the last number of each name, and assigns a greater one to the next ticket. A
 //! grant counts only when enough nodes have a last number that is not smaller than the grant's
-//! number. Any two grants have one of these nodes in common. The later grant's number is not
-//! smaller than the number that this node assigns to it. So it is greater than the earlier grant's
-//! number.
+//! number. Any two grants have one of these nodes in common. Of two grants, the *later* one is the
+//! one whose ticket this common node has assigned a number to later. The later grant's number is
+//! not smaller than the number that this node has assigned to it. So it is greater than the earlier
+//! grant's number.
 //!
-//! The number is the highest of those that a majority has drawn. A node that answers after it was chosen may have drawn a
-//! greater one. Such a node does not count. If it did, a number could fall, if a node that has helped to choose it loses its
-//! ticket early, for example because its clock jumps. Three nodes show it. Two of them choose the number of a client, and
-//! then the first one loses the ticket. Another client is granted by the first and the third node, with a greater number,
-//! and releases. Now the third node grants to the client that still waits for its answer. It draws a number that is greater
-//! than both, and would confirm the smaller one.
+//! For the last step, a node counts only if it has not assigned a greater number than the chosen
+//! one. The chosen number is the highest of those that a majority has assigned. A node that answers
+//! after the choice may have assigned a greater number, and then it does not count. If it counted,
+//! a number could fall. Three nodes show it:
+//!
+//! 1. Nodes 1 and 2 choose the number of client A. Node 1 then loses the ticket early, for example
+//!    because its clock jumps.
+//! 2. Client B is granted by nodes 1 and 3, with a greater number, and releases.
+//! 3. Node 3 now grants to client A, which still waits for its answer. Node 3 assigns a number that
+//!    is greater than both, and would confirm the smaller one.
 //!
 //! There are two ways to come that far:
 //!
@@ -333,7 +338,7 @@ pub(super) fn may_be_carried_out(error: &StoreError) -> bool {
 /// The error of a node whose number is not accepted.
 const AHEAD: &str = "a node's clock is more than a day ahead of the others; let all nodes follow the same time servers";
 
-/// The error of a node that has answered too late to choose the number.
+/// The error of a node that has assigned a number greater than the chosen one.
 const GREATER: &str =
     "a node has drawn a number that is greater than the one that was chosen before; ask again";
 

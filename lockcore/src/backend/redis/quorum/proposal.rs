@@ -9,9 +9,9 @@ use super::ballot::{DAY, highest_sound};
 use crate::clock::Instant;
 
 /// How far a proposal is ahead of the clocks, in microseconds. A request may take longer to a node
-/// than the `TIME` command took when the clock was read, by up to this much. Numbers are never
-/// further ahead of the clocks than this, however many clients there are. That is so because
-/// clients read the clocks with `TIME` and do not derive them from numbers.
+/// than the `TIME` command took when the clock was read, by up to this much. Clients read the clocks
+/// with `TIME` and do not derive them from numbers. So numbers do not run further and further ahead
+/// of the clocks, however many clients there are.
 const MARGIN: u64 = 100_000;
 
 /// After this time the client reads the clock again. If two clocks differ in speed by 0.1 %, they

@@ -35,7 +35,8 @@ local was = redis.call('GET', key)
 local time = redis.call('TIME')
 
 -- Numbers only rise. A new number is greater than the last one of the name and than the one that
--- the client has seen. It is not behind the server's clock, either. In each of its forms the state
+-- the client has seen (if that is at most a day ahead of the clock). It is not behind the server's
+-- clock, either. In each of its forms the state
 -- begins with the last number. So no grant, release or expiry makes the next number smaller, and
 -- neither does a clock that is put back.
 --
