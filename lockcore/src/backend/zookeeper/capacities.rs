@@ -58,6 +58,7 @@ use super::row::{Row, Terms};
 use super::session::Session;
 use crate::backend::{Fault, Resize, ResizeOp, ResizeOutcome, Resized, StoreError};
 use crate::clock::Clock;
+use crate::pauses::Pauses;
 use crate::request::Id;
 
 /// Reads or changes the stored capacity of a name.
@@ -343,14 +344,28 @@ fn leave_behind(session: &Arc<Session>, parent: &Parent, halt: Id) {
     }
     session.follow(&mut state, &parent.path);
     drop(state);
-    // Nobody may use the session for a while, and then nobody follows a line in it. The library keeps this request until
-    // the session is connected.
+    // If nobody uses the session for a while, nobody follows a line in it. So this task does not rely
+    // on that. The library keeps the list until the session is connected. A delete that fails is
+    // repeated for as long as the session lives: a halt that stays would keep all others out.
     let (session, parent) = (Arc::clone(session), parent.clone());
-    let listing = session.list(&parent.path);
     session.runtime.clone().spawn(async move {
-        let line = listing.await.unwrap_or_default();
-        for left in line.terms.halts.iter().filter(|left| left.id == halt) {
-            session.delete_unasked(parent.child(&left.node));
+        let mut pauses = Pauses::default();
+        loop {
+            let mut is_gone = true;
+            match session.list(&parent.path).await {
+                Ok(line) => {
+                    for left in line.terms.halts.iter().filter(|left| left.id == halt) {
+                        let path = parent.child(&left.node);
+                        let deleted = session.client.delete(&path, None).await;
+                        is_gone &= matches!(deleted, Ok(()) | Err(ZkError::NoNode));
+                    }
+                }
+                Err(_) => is_gone = false,
+            }
+            if is_gone || session.is_over() {
+                return;
+            }
+            tokio::time::sleep(pauses.draw()).await;
         }
     });
 }

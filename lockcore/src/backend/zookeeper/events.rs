@@ -35,7 +35,7 @@ use super::session::Session;
 use super::standing::{Mine, Standing, State};
 use crate::backend::{EventSink, Wake};
 use crate::clock::Clock;
-use crate::request::{FULL, Id};
+use crate::request::Id;
 
 impl Session {
     /// Follows a line from now on, if it is not followed yet. While the session is disconnected,
@@ -120,9 +120,9 @@ impl Session {
         };
         line.read(children, parent);
         let (tickets, highest) = (line.tickets.clone(), line.highest);
-        let halts = line.terms.halts.clone();
-        for ticket in tickets.iter().chain(&halts) {
-            self.disown(&state, path, ticket);
+        let terms = line.terms.clone();
+        for ticket in tickets.iter().chain(&terms.halts) {
+            self.disown(&state, path, &terms, ticket);
         }
         // Finds the tickets of ours that are not in the line any more. There may be as many of them
         // as the line has tickets, so this uses a set.
@@ -168,7 +168,8 @@ impl Session {
             // It may be a stored capacity. Every other node took a number too, and the next create will show that.
             return state.has_stored(path, node, true);
         };
-        self.disown(&state, path, &ticket);
+        let terms = state.lines.get(path).map(|line| line.terms.clone());
+        self.disown(&state, path, &terms.unwrap_or_default(), &ticket);
         let Some(line) = state.lines.get_mut(path) else {
             return true;
         };
@@ -199,16 +200,11 @@ impl Session {
         true
     }
 
-    /// Deletes a node with an id of ours that is not wanted here: its release came first, or the id has another node, or it
-    /// waits as a mutex does, and a capacity was stored while it came.
-    /// If the delete fails, the node is seen again when the line is read next.
-    fn disown(self: &Arc<Self>, state: &State, path: &str, ticket: &Ticket) {
-        let is_stored = || {
-            let line = state.lines.get(path);
-            line.is_some_and(|line| line.terms.capacity().is_some())
-        };
-        let misfits =
-            |mine: &Standing| mine.is_waiting() && ticket.capacity == FULL.get() && is_stored();
+    /// Deletes a node with an id of ours that is not wanted in this line. There are three cases: the
+    /// release of the id came first, the id has another node, or a mutex waits in a line with a
+    /// stored capacity. If the delete fails, the node is seen again when the line is read next.
+    fn disown(self: &Arc<Self>, state: &State, path: &str, terms: &Terms, ticket: &Ticket) {
+        let misfits = |mine: &Standing| mine.is_waiting() && terms.misfit(ticket.capacity);
         let unwanted = state.gone.contains_key(&ticket.id)
             || state
                 .standing(ticket.id)
@@ -496,7 +492,7 @@ impl Session {
             return false;
         };
         let want_all = line.tickets.iter().all(Ticket::wants_all);
-        let settled = want_all && !watched && line.terms.halts.is_empty();
+        let settled = want_all && !watched && line.terms.is_plain();
         let crowded = settled && layout::clients(&line.tickets) > CROWD;
         line.current &= !crowded;
         crowded
@@ -507,7 +503,7 @@ impl Session {
     fn ahead(self: &Arc<Self>, path: &str, line: &Row, waiting: &[Id]) -> Ahead {
         let mut state = self.state();
         for ticket in line.iter() {
-            self.disown(&state, path, ticket);
+            self.disown(&state, path, &line.terms, ticket);
         }
         let mut lost = false;
         for id in waiting {
@@ -528,8 +524,8 @@ impl Session {
             ours.is_some_and(|ours| ours.sequence == ticket.sequence && ours.is_waiting())
         });
         let watched = state.gone.values().any(|gone| gone.parent == path);
-        // Only the watch over the whole line tells that a halt goes.
-        let settled = line.iter().all(Ticket::wants_all) && line.terms.halts.is_empty();
+        // Only the watch over the whole line reports that a halt or a stored capacity has gone.
+        let settled = line.iter().all(Ticket::wants_all) && line.terms.is_plain();
         let ahead = first.and_then(|first| {
             let ahead = first.checked_sub(1)?;
             Some((line[first].sequence, line[ahead].node.clone()))

@@ -1,4 +1,5 @@
-//! How tickets are written: paths, names of nodes, and the rule over a list of them. All of it is wire format.
+//! How tickets, halts and stored capacities are written: paths, names of nodes, and their data. All
+//! of it is wire format. The rule which tickets of a line hold is in `row`.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -51,7 +52,8 @@ impl Parent {
         )
     }
 
-    /// The first part of the name of a [halt](Ticket::is_halt).
+    /// The first part of the name of the node of a new [halt](Ticket::is_halt). The server appends
+    /// the sequence number.
     pub(super) fn halt(&self, id: Id, resize: &Resize, client: u32) -> String {
         let only = match resize.op {
             ResizeOp::Set {
@@ -64,8 +66,8 @@ impl Parent {
         format!("{}/{id}-0-{only}-0-{client:08x}-", self.path)
     }
 
-    /// The path of a ticket after `request` has made it smaller. All other parts of its name stay, so it has the same
-    /// position in line.
+    /// The path of a ticket after `request` has made it smaller. All other parts of its name stay,
+    /// so the ticket keeps its position in line.
     pub(super) fn smaller(&self, path: &str, request: &Request) -> Option<String> {
         let node = path.strip_prefix(&self.path)?.strip_prefix('/')?;
         let mut fields: Vec<&str> = node.splitn(6, '-').collect();
@@ -157,13 +159,15 @@ pub(super) struct Ticket {
 }
 
 impl Ticket {
-    /// Whether it needs all permits, so that it holds alone, and no stored capacity changes that.
+    /// Whether the ticket needs all permits, so that it can only hold alone. No stored capacity
+    /// changes this.
     pub(super) fn wants_all(&self) -> bool {
         self.permits == FULL.get()
     }
 
-    /// Whether it is no ticket but the halt of a change of the capacity. Its capacity is then the only one that tickets
-    /// may state after the change, or 0 if a semaphore may state any.
+    /// Whether this is the halt of a change of the capacity, and not a ticket: see `capacities`.
+    /// The `capacity` of a halt is the only capacity that tickets may state after the change. It is
+    /// 0 if semaphores may state any capacity after the change.
     pub(super) fn is_halt(&self) -> bool {
         self.permits == 0
     }
@@ -214,12 +218,14 @@ pub(super) const fn is_older(one: i32, other: i32) -> bool {
     one.wrapping_sub(other) < 0
 }
 
-/// The node of a stored capacity, `capacity-<permits>-<number>-<change>`. Its data is empty.
+/// The node of a stored capacity. Its name is `capacity-<permits>-<number>-<change>`, and it has no
+/// data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Stored {
-    /// `None`, written as `none`, if it was forgotten.
+    /// `None` if the capacity was forgotten. The name of the node then has `none` in place of the
+    /// permits.
     pub(super) capacity: Option<u32>,
-    /// Tickets with numbers up to this one hold.
+    /// All tickets with numbers up to this number hold. They held at the last change.
     pub(super) through: u64,
     pub(super) node: String,
 }
@@ -255,7 +261,7 @@ pub(super) fn in_line(children: &[String]) -> Vec<Ticket> {
     tickets
 }
 
-/// How many sessions stand in a line.
+/// How many sessions have tickets in a line.
 pub(super) fn clients<'a>(line: impl IntoIterator<Item = &'a Ticket>) -> usize {
     let clients: HashSet<u32> = line.into_iter().map(|ticket| ticket.client).collect();
     clients.len()
@@ -288,7 +294,8 @@ mod tests {
         assert_eq!(parent.path, "/lock:1/{order:42}");
     }
 
-    /// The characters that the server's `PathUtils` refuses. It checks each half of a surrogate pair.
+    /// The characters that `PathUtils` of the server refuses. It checks each half of a surrogate
+    /// pair.
     #[test]
     fn no_path_has_a_character_that_zookeeper_refuses() {
         for name in [

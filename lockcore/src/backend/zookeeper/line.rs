@@ -10,8 +10,8 @@ use super::layout::{self, Stored, Ticket};
 use super::row::{Row, Terms};
 use crate::clock::{Clock, Instant};
 
-/// A watch that nobody here has needed for this long is removed. Its events cost something as long as it exists, and
-/// setting it again costs only two requests.
+/// A watch that no task of this process has needed for this time is removed. The events of a watch
+/// cost something as long as it exists. Setting it again costs only two requests.
 const LINGER: Duration = Duration::from_secs(5);
 
 /// How many tickets in front of a ticket are checked when it is renewed.
@@ -23,7 +23,8 @@ pub(super) struct Line {
     /// Oldest first.
     pub(super) tickets: VecDeque<Ticket>,
     pub(super) terms: Terms,
-    /// The transaction that wrote the parent last: see [`checks_terms`](Self::checks_terms).
+    /// The id of the transaction that had written the parent last when the line was read: see
+    /// [`checks_terms`](Self::checks_terms).
     pub(super) written: i64,
     /// The number of the last create that was seen.
     pub(super) highest: i32,
@@ -64,12 +65,13 @@ impl Line {
 
     /// Nodes that show whether the copy of the line is right for our first waiter: while all of
     /// them exist, this waiter must wait. These are the holders, but at most as many as one small
-    /// request can ask for, and the ticket directly in front. If all tickets want all permits, only
-    /// the ticket directly in front matters. `None` when nothing is known.
+    /// request can ask for, the ticket directly in front, and all halts. If all tickets want all
+    /// permits, only the ticket directly in front and the halts matter. `None` when nothing is
+    /// known.
     pub(super) fn ahead_of(&self, sequence: i32) -> Option<Vec<String>> {
         if !self.current {
-            // If the node is in front of an older ticket of ours, which may have been withdrawn, it is in front of this
-            // one too.
+            // If the watched node is in front of an older ticket of ours, it is in front of this
+            // ticket too. The older ticket may have been withdrawn.
             let (of, node) = self.ahead.as_ref()?;
             return (!layout::is_older(sequence, *of)).then(|| vec![node.clone()]);
         }
@@ -92,13 +94,15 @@ impl Line {
         Some(nodes)
     }
 
-    /// Whether our first waiter goes on waiting only while the parent is not written. Each change of the stored capacity
-    /// writes it. A stored capacity grants nothing to a ticket that wants all permits.
+    /// Whether the renewal of our first waiter also checks that the parent was not written since
+    /// the line was read. Each change of the stored capacity writes the parent, and a change may
+    /// grant permits to this waiter. If all tickets want all permits, the check is not necessary,
+    /// because a stored capacity grants nothing to such tickets.
     pub(super) fn checks_terms(&self) -> bool {
         self.current && !self.tickets.iter().all(Ticket::wants_all)
     }
 
-    /// Whether a node is in the line, as far as is known.
+    /// Whether a node is in the line, as far as this process knows.
     pub(super) fn believes_in(&self, node: &str) -> bool {
         match self.current {
             true => {
@@ -139,7 +143,9 @@ impl Line {
         self.current = true;
     }
 
-    /// A node was created. Returns `false` when another create must have come before and was not reported.
+    /// Handles the create of the node of a ticket or of a halt. Returns `false` if another create
+    /// must have come before this one and was not reported. In this case the copy of the line must
+    /// not be relied on.
     pub(super) fn came(&mut self, ticket: Ticket) -> bool {
         match ticket.sequence.wrapping_sub(self.highest) {
             ..=0 => {
@@ -180,8 +186,10 @@ impl Line {
         self.tickets.remove(at)
     }
 
-    /// Whether the stored capacity is still as the copy has it, after its node has come or gone. A node that came before
-    /// the line was read may be reported after that. Otherwise the line must be read again.
+    /// Handles an event of the node of a stored capacity: the node was created if `is_there` is
+    /// true, else it was deleted. Returns whether the copy of the line agrees with the event. If it
+    /// does not, the line must be read again. The copy can agree before the event comes: a create
+    /// that was carried out before the line was read may be reported after the read.
     pub(super) fn has_stored(&mut self, stored: &Stored, is_there: bool) -> bool {
         let has = self.terms.stored.as_ref() == Some(stored);
         self.current &= has == is_there;
@@ -189,8 +197,9 @@ impl Line {
     }
 }
 
-/// The number of the last ticket, deleted or not. `stat` counts creates and deletes together, so the top bit of the
-/// count is lost. The youngest ticket, if there is one, tells which half the number is in.
+/// The number of the last create under the parent, even if the node was deleted since. `stat`
+/// counts creates and deletes together, so the top bit of the count is lost. The youngest ticket,
+/// if there is one, tells which half of the range the number is in.
 fn last_number(stat: &Stat, youngest: Option<i32>) -> i32 {
     let creates = (stat.cversion.wrapping_add(stat.num_children) as u32) >> 1;
     let last = (creates as i32).wrapping_sub(1);
@@ -203,8 +212,8 @@ fn last_number(stat: &Stat, youngest: Option<i32>) -> i32 {
 /// How a line is followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum By {
-    /// By a watch over the whole line: two events per hand-over for each client with such a watch, and no requests. The
-    /// best way for a few clients.
+    /// By a watch over the whole line. Each client with such a watch gets two events per hand-over,
+    /// and sends no requests. This is the best way for a few clients.
     Line,
     /// By a watch on the ticket directly in front of our first waiter: one event per hand-over, for
     /// one client, which then reads the line. This costs three more requests, however many clients
@@ -278,7 +287,8 @@ mod tests {
     fn a_ticket_that_is_made_smaller_is_never_missing_and_takes_one_number_more() {
         let (old, behind) = (ticket(7), ticket(8));
         let anew = Ticket::parse(&old.node.replacen("-1-1-", "-1-2-", 1)).unwrap();
-        // The line is read before the new node was created, when it has not been counted, and after.
+        // The line is read before the new node is created, or after. A read before the create does
+        // not count the number that the create takes.
         for (before, counted) in [(true, 18), (false, 20)] {
             let mut line = Line::default();
             let first = if before { &old } else { &anew };
@@ -297,7 +307,8 @@ mod tests {
         }
     }
 
-    /// The event is from an earlier life of the parent, whose numbers were the same.
+    /// The events are about a node under an earlier parent with the same path. The numbers under
+    /// that parent were the same.
     #[test]
     fn a_ticket_of_another_id_takes_the_place_of_none() {
         let (holds, waits, stranger) = (ticket(0), ticket(1), ticket(0));

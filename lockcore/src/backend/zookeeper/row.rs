@@ -44,6 +44,17 @@ impl Terms {
         queue::granted_of(line.into_iter().map(share), stored, 0)
     }
 
+    /// Whether the line has tickets and nothing else.
+    pub(super) fn is_plain(&self) -> bool {
+        self.stored.is_none() && self.halts.is_empty()
+    }
+
+    /// Whether a ticket that states this capacity can never hold, because it is of a mutex, and a
+    /// capacity is stored.
+    pub(super) fn misfit(&self, capacity: u32) -> bool {
+        capacity == FULL.get() && self.capacity().is_some()
+    }
+
     /// Whether a change is under way after which a ticket that states this capacity may have to go.
     pub(super) fn bar(&self, capacity: u32) -> bool {
         let bars = |halt: &Ticket| match halt.capacity {

@@ -7,13 +7,13 @@ use zookeeper_client::{CreateMode, CreateSequence, Error as ZkError, Stat};
 use super::{alone, stands, valid_for};
 use crate::backend::zookeeper::errors::{failed, failed_after_create};
 use crate::backend::zookeeper::layout::{self, Parent, Ticket};
-use crate::backend::zookeeper::row::Row;
+use crate::backend::zookeeper::row::{Row, Terms};
 use crate::backend::zookeeper::session::Session;
 use crate::backend::zookeeper::standing::{Listed, Mine, Standing};
 use crate::backend::{Enqueued, Fault, StoreError};
 use crate::clock::Clock;
 use crate::queue::MOST_TICKETS;
-use crate::request::{FULL, Request};
+use crate::request::Request;
 
 /// A lock is requested only if at least this part of the session timeout (an eighth) is certain.
 /// After the process was stopped for a while, no time is certain until two more probes are
@@ -110,8 +110,6 @@ fn begin(session: &Arc<Session>, request: &Request, parent: &Parent) -> Begin {
             line.is_current()
                 && line.capacity() == Some(request.capacity.get())
                 && line.terms.halts.is_empty()
-                // A stored capacity refuses a ticket that wants all permits. Only a list finds that.
-                && (request.capacity != FULL || line.terms.capacity().is_none())
                 && line.len() < MOST_TICKETS
         });
     if told_by_events {
@@ -340,8 +338,23 @@ async fn answer(
             });
         }
     }
-    let mut state = session.state();
-    session.wait_in(&mut state, &parent.path, standing.sequence);
+    // A capacity may have been stored since this request was sent. If the line was read before the
+    // ticket was noted, nobody has deleted the ticket. If it is read later, `disown` deletes it.
+    let stored = {
+        let mut state = session.state();
+        session.wait_in(&mut state, &parent.path, standing.sequence);
+        let line = state.lines.get(&parent.path);
+        let terms = line
+            .filter(|line| line.is_current())
+            .map(|line| &line.terms);
+        let terms = terms.filter(|terms| terms.misfit(request.capacity.get()));
+        terms.and_then(Terms::capacity)
+    };
+    if let Some(in_use) = stored {
+        withdraw(session, request, &standing).await?;
+        return Ok(Enqueued::CapacityMismatch { in_use });
+    }
+    let state = session.state();
     // Events that came before the ticket was noted do not come again, so the copy of the line is
     // checked now.
     session.tell(state, &parent.path, false);
