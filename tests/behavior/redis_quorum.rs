@@ -7,6 +7,7 @@ mod crowds;
 mod late;
 mod missed;
 mod nodes;
+mod repair;
 mod restarts;
 mod tls;
 
@@ -28,6 +29,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         nodes::facts,
         late::facts,
         missed::facts,
+        repair::facts,
         restarts::facts,
         clocks::facts,
         crowds::facts,

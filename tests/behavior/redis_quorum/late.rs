@@ -42,7 +42,7 @@ pub(super) async fn with_the_last_behind(proxy: &Proxy, set: &Quorum) -> Locks {
 }
 
 /// Runs a part of a fact on a thread that may build and drop a runtime.
-async fn in_another_runtime<T: Send + 'static>(
+pub(super) async fn in_another_runtime<T: Send + 'static>(
     piece: impl FnOnce(Runtime, Handle) -> T + Send + 'static,
 ) -> T {
     let here = Handle::current();

@@ -82,16 +82,45 @@ pub(super) async fn renew(
     socket: &mut impl Socket,
     tickets: Vec<Arc<Request>>,
 ) -> Result<Vec<Renewed>, StoreError> {
+    let reply = renew_all(socket, &tickets).await?;
+    let answers = reply.chunks(3).map(renewed);
+    let answers: Option<_> = answers.collect();
+    answers.ok_or_else(|| unexpected(&reply))
+}
+
+/// Like [`renew`]. Also returns the number of each ticket that holds, if the client has chosen this
+/// number: in the enqueue, or later with [`raise`].
+pub(super) async fn renew_told(
+    socket: &mut impl Socket,
+    tickets: Vec<Arc<Request>>,
+) -> Result<Vec<(Renewed, Option<u64>)>, StoreError> {
+    let reply = renew_all(socket, &tickets).await?;
+    let answers = reply.chunks(3).map(|answer| {
+        let told = match *answer {
+            [0, _, number] => u64::try_from(number).ok(),
+            _ => None,
+        };
+        renewed(answer).map(|renewed| (renewed, told))
+    });
+    let answers: Option<_> = answers.collect();
+    answers.ok_or_else(|| unexpected(&reply))
+}
+
+/// Renews the tickets. Returns three numbers per ticket: see `renew.lua`.
+async fn renew_all(
+    socket: &mut impl Socket,
+    tickets: &[Arc<Request>],
+) -> Result<Vec<i64>, StoreError> {
     // All tickets of a client are in one namespace.
     let Some(first) = tickets.first() else {
         return Ok(Vec::new());
     };
     let namespace = first.name.namespace();
     let write = |call: &mut Cmd| {
-        for request in &tickets {
+        for request in tickets {
             call.write_arg_fmt(layout::key(&request.name));
         }
-        for request in &tickets {
+        for request in tickets {
             call.write_arg_fmt(request.id);
             call.write_arg_fmt(format_args!("{:010}", request.permits));
             call.write_arg_fmt(request.ttl.as_millis());
@@ -102,25 +131,27 @@ pub(super) async fn renew(
     if reply.chunks(3).all(|answer| answer[0] == 3) {
         all_failed(socket.connection(), namespace).await?;
     }
-    reply
-        .chunks(3)
-        .map(|answer| match *answer {
-            [0, ttl, _] => Ok(Renewed::Granted {
-                valid_for: duration(ttl),
-            }),
-            [1, ttl, recheck] => Ok(Renewed::Waiting {
-                valid_for: duration(ttl),
-                recheck_in: known(recheck),
-            }),
-            [2, ..] => Ok(Renewed::Lost),
-            [3, ..] => Ok(Renewed::Failed),
-            [4, ttl, grace] => Ok(Renewed::AskedBack {
-                valid_for: duration(ttl),
-                grace: duration(grace),
-            }),
-            _ => Err(unexpected(&reply)),
-        })
-        .collect()
+    Ok(reply)
+}
+
+/// The answer for one ticket. `None` if the reply is not one of `renew.lua`.
+fn renewed(answer: &[i64]) -> Option<Renewed> {
+    match *answer {
+        [0, ttl, _] => Some(Renewed::Granted {
+            valid_for: duration(ttl),
+        }),
+        [1, ttl, recheck] => Some(Renewed::Waiting {
+            valid_for: duration(ttl),
+            recheck_in: known(recheck),
+        }),
+        [2, ..] => Some(Renewed::Lost),
+        [3, ..] => Some(Renewed::Failed),
+        [4, ttl, grace] => Some(Renewed::AskedBack {
+            valid_for: duration(ttl),
+            grace: duration(grace),
+        }),
+        _ => None,
+    }
 }
 
 pub(super) async fn release(

@@ -29,15 +29,15 @@ const GIVING_BACK: Duration = Duration::from_millis(50);
 /// Releases that some nodes have not acknowledged. When this value is dropped, the releases go to
 /// the outboxes of these nodes. So nothing is lost if the task that waits for the nodes is
 /// cancelled.
-struct Owed {
-    nodes: Arc<Nodes>,
-    departures: Vec<Departure>,
-    open: Vec<usize>,
-    on_its_way: Option<Arc<OnItsWay>>,
+pub(super) struct Owed {
+    pub(super) nodes: Arc<Nodes>,
+    pub(super) departures: Vec<Departure>,
+    pub(super) open: Vec<usize>,
+    pub(super) on_its_way: Option<Arc<OnItsWay>>,
 }
 
 impl Owed {
-    fn is_done_at(&mut self, at: usize) {
+    pub(super) fn is_done_at(&mut self, at: usize) {
         self.open.retain(|open| *open != at);
     }
 
@@ -170,6 +170,6 @@ pub(super) async fn leave_to(
     links.finish(owed.acknowledged(asked));
 }
 
-fn is_done(outcome: &Result<Vec<Released>, StoreError>) -> bool {
+pub(super) fn is_done(outcome: &Result<Vec<Released>, StoreError>) -> bool {
     matches!(outcome, Ok(answers) if !answers.contains(&Released::Failed))
 }

@@ -1,9 +1,10 @@
 //! The enqueues that a majority of the nodes has answered, and slower nodes have not. The caller of
-//! such an enqueue has its answer already. All connections of a client share this list.
+//! such an enqueue has its answer already. Also the releases since a renewal began. All connections
+//! of a client share these lists.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::nodes::Links;
 use crate::request::Id;
@@ -18,8 +19,27 @@ use crate::request::Id;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Late(Arc<Mutex<Unfinished>>);
 
-/// The enqueues of each id. There may be several, because the core may repeat a request.
-type Unfinished = HashMap<Id, Vec<Arc<Pending>>>;
+#[derive(Debug, Default)]
+struct Unfinished {
+    /// The enqueues of each id. There may be several, because the core may repeat a request.
+    enqueues: HashMap<Id, Vec<Arc<Pending>>>,
+    /// The logs of the renewals that are not finished.
+    logs: Vec<Weak<ReleaseLog>>,
+}
+
+/// The ids that were released since a renewal began: see [`repair`](super::repair).
+#[derive(Debug, Default)]
+pub(super) struct ReleaseLog(Mutex<Vec<Id>>);
+
+impl ReleaseLog {
+    pub(super) fn has(&self, id: Id) -> bool {
+        self.ids().contains(&id)
+    }
+
+    fn ids(&self) -> MutexGuard<'_, Vec<Id>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// An enqueue that slower nodes have not answered.
 #[derive(Debug)]
@@ -45,23 +65,41 @@ impl Late {
             links: Arc::downgrade(links),
             is_overtaken: AtomicBool::new(false),
         });
-        self.ids(|ids| ids.entry(id).or_default().push(Arc::clone(&pending)));
+        self.unfinished(|it| {
+            it.enqueues
+                .entry(id)
+                .or_default()
+                .push(Arc::clone(&pending));
+        });
         let late = self.clone();
         Unanswered { late, id, pending }
     }
 
+    /// Starts a log of releases. The log ends when it is dropped.
+    pub(super) fn log_releases(&self) -> Arc<ReleaseLog> {
+        let log = Arc::default();
+        self.unfinished(|it| {
+            it.logs.retain(|log| log.strong_count() > 0);
+            it.logs.push(Arc::downgrade(&log));
+        });
+        log
+    }
+
     /// Called before a release of this id is sent on these connections.
     pub(super) fn note_release(&self, id: Id, links: &Arc<Links>) {
-        self.ids(|ids| {
+        self.unfinished(|it| {
+            for log in it.logs.iter().filter_map(Weak::upgrade) {
+                log.ids().push(id);
+            }
             let elsewhere =
                 |it: &&Arc<Pending>| !std::ptr::eq(it.links.as_ptr(), Arc::as_ptr(links));
-            for pending in ids.get(&id).into_iter().flatten().filter(elsewhere) {
+            for pending in it.enqueues.get(&id).into_iter().flatten().filter(elsewhere) {
                 pending.is_overtaken.store(true, Ordering::SeqCst);
             }
         });
     }
 
-    fn ids<T>(&self, of: impl FnOnce(&mut Unfinished) -> T) -> T {
+    fn unfinished<T>(&self, of: impl FnOnce(&mut Unfinished) -> T) -> T {
         of(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -75,13 +113,13 @@ impl Unanswered {
 
 impl Drop for Unanswered {
     fn drop(&mut self) {
-        self.late.ids(|ids| {
-            let Some(of_id) = ids.get_mut(&self.id) else {
+        self.late.unfinished(|it| {
+            let Some(of_id) = it.enqueues.get_mut(&self.id) else {
                 return;
             };
             of_id.retain(|other| !Arc::ptr_eq(other, &self.pending));
             if of_id.is_empty() {
-                ids.remove(&self.id);
+                it.enqueues.remove(&self.id);
             }
         });
     }

@@ -7,7 +7,8 @@
 //!
 //! No request waits at a node. A client that gets no majority releases the tickets that it got, and
 //! the core sends the request again later. The counting is in `ballot` and `tally`, the requests
-//! are in `tickets`, and the connections to the nodes are in `nodes`.
+//! are in `tickets`, and the connections to the nodes are in `nodes`. A node that has lost a ticket
+//! gets it again in `repair`.
 
 mod asked;
 mod background;
@@ -19,6 +20,7 @@ mod node;
 mod nodes;
 mod outbox;
 mod proposal;
+mod repair;
 mod tally;
 mod tickets;
 
@@ -119,7 +121,8 @@ impl Connection for QuorumConnection {
     }
 
     fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>> {
-        Box::pin(tickets::renew(Arc::clone(&self.links), tickets))
+        let (links, late) = (Arc::clone(&self.links), self.late.clone());
+        Box::pin(tickets::renew(links, late, tickets))
     }
 
     fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>> {

@@ -189,6 +189,14 @@ impl Nodes {
         up.collect()
     }
 
+    /// A node, if it is up.
+    pub(super) fn get(&self, at: usize) -> Option<Node> {
+        match &self.views.borrow()[at] {
+            View::Up(node) => Some(node.clone()),
+            View::Asked | View::Down(_) => None,
+        }
+    }
+
     /// The nodes that may vote on a ticket. An error if they are too few.
     pub(super) fn voters(&self, needed: usize) -> Result<Vec<(usize, Node)>, StoreError> {
         let now = Clock::BOOT.now();

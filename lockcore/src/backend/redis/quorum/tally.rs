@@ -28,15 +28,23 @@ pub(super) fn needed(all: usize, permits: NonZeroU32, capacity: NonZeroU32) -> u
     (all as u64 * capacity / (capacity + 1)) as usize + 1
 }
 
+/// The answer of a node to one renewal, and the number of the ticket if the client has told it to
+/// this node.
+pub(super) type Told = (Renewed, Option<u64>);
+
 /// The answers of the nodes to one renewal.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Renewal {
     granted: Vec<Duration>,
     lost: usize,
+    /// The number of the ticket. A node that was asked late may have an older proposal of the same
+    /// client, which is smaller.
+    number: Option<u64>,
 }
 
 impl Renewal {
-    pub(super) fn answered(&mut self, answer: Renewed) {
+    pub(super) fn answered(&mut self, (answer, number): Told) {
+        self.number = self.number.max(number);
         match answer {
             Renewed::Granted { valid_for } | Renewed::AskedBack { valid_for, .. } => {
                 self.granted.push(valid_for);
@@ -45,6 +53,10 @@ impl Renewal {
             // No ticket waits at a node, so `Waiting` says nothing certain.
             Renewed::Waiting { .. } | Renewed::Failed => {}
         }
+    }
+
+    pub(super) fn number(&self) -> Option<u64> {
+        self.number
     }
 
     /// The answer, once it is certain. Of the `all` nodes, `asked` may still answer.
@@ -160,7 +172,9 @@ mod tests {
             (vec![granted(3), lost, failed, failed], 1, Some(failed)),
         ] {
             let mut renewal = Renewal::default();
-            answers.iter().for_each(|answer| renewal.answered(*answer));
+            answers
+                .iter()
+                .for_each(|answer| renewal.answered((*answer, None)));
             assert_eq!(renewal.answer(5, 3, asked), answer, "{answers:?}");
         }
     }

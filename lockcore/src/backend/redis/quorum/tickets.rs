@@ -27,6 +27,7 @@ use super::leaving::Leaving;
 use super::node::{LONGEST_TTL, Node};
 use super::nodes::{Links, Nodes};
 use super::proposal::proposal;
+use super::repair::{Repair, lacking};
 use super::tally::{Removal, Renewal, majority, needed};
 use crate::backend::{
     BoxFuture, Departure, Enqueued, Fault, Released, Renewed, StoreError, TicketInfo,
@@ -140,21 +141,24 @@ fn finish<T: Send + 'static>(links: &Arc<Links>, mut asked: FuturesUnordered<Box
 }
 
 /// Renews at all nodes that are up. A node that has restarted counts here, although it does not
-/// vote: if it has the ticket, it keeps others out.
+/// vote: if it has the ticket, it keeps others out. A node that lacks a ticket gets it again, in the
+/// background.
 pub(super) async fn renew(
     links: Arc<Links>,
+    late: Late,
     tickets: Vec<Arc<Request>>,
 ) -> Result<Vec<Renewed>, StoreError> {
     let nodes = links.nodes();
+    let released = late.log_releases();
     let tickets: Vec<_> = tickets.into_iter().map(within_limits).collect();
     let verb = |node: &Node| {
         let (mut connection, tickets) = (node.connection.clone(), tickets.clone());
-        async move { node::renew(&mut connection, tickets).await }
+        async move { node::renew_told(&mut connection, tickets).await }
     };
     let mut asked = everywhere(nodes, verb);
     let all = nodes.count();
     let mut renewals = vec![Renewal::default(); tickets.len()];
-    let (mut answered, mut errors) = (0, Vec::new());
+    let (mut answered, mut found, mut errors) = (0, Vec::new(), Vec::new());
     loop {
         let left = asked.len();
         let answers = renewals.iter().zip(&tickets).map(|(renewal, request)| {
@@ -164,12 +168,25 @@ pub(super) async fn renew(
         let answers: Option<Vec<_>> = answers.collect();
         // Less than a majority of answers says nothing certain about a ticket.
         if let Some(answers) = answers.filter(|_| answered >= majority(all)) {
-            finish(&links, asked);
+            if found.is_empty() && asked.is_empty() {
+                return Ok(answers);
+            }
+            let number = |(at, request): (usize, Arc<Request>)| {
+                let is_lost = answers[at] == Renewed::Lost;
+                (request, renewals[at].number().filter(|_| !is_lost))
+            };
+            let repair = Repair {
+                links: Arc::clone(&links),
+                tickets: tickets.into_iter().enumerate().map(number).collect(),
+                released,
+            };
+            repair.finish(found, asked);
             return Ok(answers);
         }
         match asked.next().await {
-            Some((_, Ok(answers))) => {
+            Some((at, Ok(answers))) => {
                 answered += 1;
+                found.extend(lacking(at, &answers));
                 let renewals = renewals.iter_mut().zip(answers);
                 renewals.for_each(|(renewal, answer)| renewal.answered(answer));
             }

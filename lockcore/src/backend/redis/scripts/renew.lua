@@ -5,7 +5,7 @@
 -- KEYS  per ticket: the name's key; the name's other keys are made from it, see line.lua
 -- ARGV  per ticket: id, permits in 10 digits, ttl in ms
 -- Reply per ticket three numbers in a row:
---       0, ttl in ms, -1              holds
+--       0, ttl in ms, number          holds; the ticket's number if the client has chosen it, else -1
 --       1, ttl in ms, recheck in ms   waits; -1: no recheck
 --       2, -1, -1                     lost
 --       3, -1, -1                     the renewal of this ticket has failed, and may be half done
@@ -33,7 +33,7 @@ end
 local function answer_holds(i, ttl, record)
   local grace = tonumber(string.match(record, '\n(%d+) ', 85))
   if grace then return answer(i, 4, ttl, grace) end
-  answer(i, 0, ttl, -1)
+  answer(i, 0, ttl, string.byte(record, 84) == 61 and tonumber(string.sub(record, 1, 16)) or -1) -- '='
 end
 
 -- The most frequent case: a holder without waiters.

@@ -1,0 +1,273 @@
+//! Tests of nodes that have lost the ticket of a holder, and get it again from a renewal.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use lockcore::{ErrorKind, Guard, Locks};
+use tests::eventually::eventually;
+use tests::proxy::Proxy;
+use tests::redis_quorum::Quorum;
+use tests::redis_server::RedisServer;
+use tokio::runtime::Runtime;
+
+use super::late::{in_another_runtime, with_the_last_behind};
+use super::{client, held_everywhere, nothing_is_left_at, proxied};
+use crate::store::{Kind, SOON, Store, give_back, kind};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT, "redis_quorum";
+        a_lock_is_held_while_all_nodes_restart_empty_one_after_the_other
+        a_node_that_has_lost_a_ticket_gets_it_again_and_keeps_others_out
+        permits_are_counted_at_a_node_that_has_got_them_again
+        a_renewal_that_finds_its_ticket_everywhere_is_one_request_to_each_node
+        a_release_that_overtakes_a_repair_at_a_slow_node_is_repeated_there
+        a_repair_that_outlives_its_runtime_leaves_nothing_behind_the_release
+        a_repair_whose_reply_is_lost_leaves_nothing
+    ]
+}
+
+/// Sends a renewal and waits for its answer. If the last renewal was just before, this one may be
+/// too slow to make the lease longer, which is an error.
+async fn renew(guard: &Guard) {
+    let longer = guard.remaining() + Duration::from_millis(1);
+    let _ = guard.ensure(longer).await;
+    assert!(guard.is_valid());
+}
+
+/// Renews until the node has the ticket of the guard, with the number of the grant.
+async fn renewed_at(guard: &Guard, node: &RedisServer) {
+    let alone = client(&node.url());
+    let number = guard.grant_id().as_u64() >> 10;
+    eventually("the node has the ticket again", SOON, async || {
+        renew(guard).await;
+        let places = alone.inspect("a").await.unwrap();
+        places.iter().any(|place| place.ticket == number)
+    })
+    .await;
+}
+
+/// The client also loses its connections to the nodes. The nodes do not vote after their restart.
+async fn a_lock_is_held_while_all_nodes_restart_empty_one_after_the_other(_: Store) {
+    let set = Quorum::forgetful(5);
+    let locks = client(&set.url());
+    let guard = held_everywhere(&locks, &set.nodes).await;
+
+    for node in &set.nodes {
+        node.restart();
+        renewed_at(&guard, node).await;
+    }
+
+    assert!(guard.is_valid());
+    give_back(guard).await;
+    nothing_is_left_at(&set.nodes).await;
+}
+
+async fn a_node_that_has_lost_a_ticket_gets_it_again_and_keeps_others_out(_: Store) {
+    let set = Quorum::start(5);
+    let (locks, other) = (client(&set.url()), client(&set.url()));
+    let guard = held_everywhere(&locks, &set.nodes).await;
+    let number = guard.grant_id().as_u64() >> 10;
+    // The number was ahead of the clocks. From now on the nodes assign greater numbers by
+    // themselves.
+    eventually("the clock has passed the number", SOON, async || {
+        std::time::UNIX_EPOCH.elapsed().unwrap().as_micros() > u128::from(number)
+    })
+    .await;
+
+    for node in &set.nodes {
+        node.flush();
+        renewed_at(&guard, node).await;
+    }
+
+    assert_eq!(locks.inspect("a").await.unwrap()[0].ticket, number);
+    assert_eq!(kind(other.mutex("a").try_acquire().await), ErrorKind::Busy);
+    set.nodes[..2].iter().for_each(RedisServer::kill);
+    assert_eq!(kind(other.mutex("a").try_acquire().await), ErrorKind::Busy);
+    give_back(guard).await;
+    let next = other.mutex("a").wait(SOON).acquire().await.unwrap();
+    assert!(next.grant_id().as_u64() >> 10 > number);
+    give_back(next).await;
+    nothing_is_left_at(&set.nodes[2..]).await;
+}
+
+/// A semaphore of two needs four of five nodes. The node that has lost a permit may give it to
+/// somebody else. Then the permit does not come back to this node.
+async fn permits_are_counted_at_a_node_that_has_got_them_again(_: Store) {
+    let set = Quorum::start(5);
+    let locks = client(&set.url());
+    let guard = locks.semaphore("a", 2).permits(1).acquire().await.unwrap();
+    for node in &set.nodes {
+        renewed_at(&guard, node).await;
+    }
+    let node = &set.nodes[4];
+    let alone = client(&node.url());
+    let permits = |count| alone.semaphore("a", 2).permits(count);
+
+    node.flush();
+    renewed_at(&guard, node).await;
+    let other = permits(1).acquire().await.unwrap();
+    assert_eq!(kind(permits(1).try_acquire().await), ErrorKind::Busy);
+
+    node.flush();
+    let both = permits(2).acquire().await.unwrap();
+    let scripts = || node.command_stats()["evalsha"];
+    let before = scripts();
+    renew(&guard).await;
+    eventually("the repair is refused", SOON, async || {
+        scripts() >= before + 2
+    })
+    .await;
+    assert_eq!(alone.inspect("a").await.unwrap().len(), 1);
+
+    give_back(both).await;
+    renewed_at(&guard, node).await;
+    give_back(guard).await;
+    let _ = other.release().await;
+    nothing_is_left_at(&set.nodes).await;
+}
+
+async fn a_renewal_that_finds_its_ticket_everywhere_is_one_request_to_each_node(_: Store) {
+    const RENEWALS: u64 = 20;
+    let set = Quorum::start(5);
+    let locks = client(&set.url());
+    let guard = held_everywhere(&locks, &set.nodes).await;
+    let scripts = |node: &RedisServer| node.command_stats()["evalsha"];
+    let before: Vec<_> = set.nodes.iter().map(scripts).collect();
+
+    for _ in 0..RENEWALS {
+        renew(&guard).await;
+    }
+
+    for (node, before) in set.nodes.iter().zip(before) {
+        eventually("the last renewal is counted", SOON, async || {
+            scripts(node) >= before + RENEWALS
+        })
+        .await;
+        // The keeper may renew the lease once more by itself.
+        let spent = scripts(node) - before;
+        assert!(spent <= RENEWALS + 1, "{spent}");
+    }
+    give_back(guard).await;
+}
+
+/// The renewal and the release are on connections of two runtimes. Both runtimes continue to run.
+async fn a_release_that_overtakes_a_repair_at_a_slow_node_is_repeated_there(_: Store) {
+    let slow = SlowLast::start().await;
+    for _ in 0..5 {
+        let (runtime, guard) = slow.held_with_a_repair_in_flight().await;
+        let before = slow.scripts();
+
+        give_back(guard).await;
+
+        // The release, the enqueue of the repair, and another release or the number of the ticket.
+        eventually("all three have arrived", SOON, async || {
+            slow.scripts() >= before + 3
+        })
+        .await;
+        nothing_is_left_at(&slow.set.nodes).await;
+        runtime.shutdown_background();
+    }
+}
+
+/// The runtime of the renewal ends before the release.
+async fn a_repair_that_outlives_its_runtime_leaves_nothing_behind_the_release(_: Store) {
+    let slow = SlowLast::start().await;
+    for _ in 0..5 {
+        let (runtime, guard) = slow.held_with_a_repair_in_flight().await;
+        // Dropping a runtime waits for its tasks, so another thread does it.
+        let ended = tokio::task::spawn_blocking(move || drop(runtime));
+        ended.await.unwrap();
+        let before = slow.scripts();
+
+        give_back(guard).await;
+
+        // The release, the release with a mark, and the enqueue of the repair.
+        eventually("all three have arrived", SOON, async || {
+            slow.scripts() >= before + 3
+        })
+        .await;
+        nothing_is_left_at(&slow.set.nodes).await;
+    }
+}
+
+/// Three nodes, and a client that reaches the last of them through a proxy.
+struct SlowLast {
+    set: Quorum,
+    proxy: Arc<Proxy>,
+    locks: Locks,
+    /// The connections to the last node if only the runtime of the fact has one.
+    connections: usize,
+}
+
+impl SlowLast {
+    async fn start() -> Self {
+        let set = Quorum::start(3);
+        let proxy = Arc::new(Proxy::to(set.nodes[2].port()));
+        let locks = with_the_last_behind(&proxy, &set).await;
+        let connections = proxy.open_connections();
+        Self {
+            set,
+            proxy,
+            locks,
+            connections,
+        }
+    }
+
+    /// The scripts that the last node has executed.
+    fn scripts(&self) -> u64 {
+        self.set.nodes[2].command_stats()["evalsha"]
+    }
+
+    /// Holds the lock `a`. The last node has lost the ticket. The enqueue of the repair is in flight
+    /// to this node, on a connection of the returned runtime.
+    async fn held_with_a_repair_in_flight(&self) -> (Runtime, Guard) {
+        eventually("the last runtime has ended", SOON, async || {
+            self.proxy.open_connections() <= self.connections
+        })
+        .await;
+        let guard = held_everywhere(&self.locks, &self.set.nodes).await;
+        self.set.nodes[2].flush();
+        let (proxy, locks) = (Arc::clone(&self.proxy), self.locks.clone());
+        let connections = self.connections;
+        in_another_runtime(move |runtime, here| {
+            // Opens the connections of this runtime.
+            let first = runtime.block_on(locks.mutex("there").acquire()).unwrap();
+            runtime.block_on(give_back(first));
+            here.block_on(eventually("all are connected", SOON, async || {
+                proxy.open_connections() > connections
+            }));
+            proxy.delay(Duration::from_millis(400), Duration::ZERO);
+            let before = proxy.traffic().chunks_up;
+            runtime.block_on(renew(&guard));
+            here.block_on(eventually("the repair is in flight", SOON, async || {
+                proxy.traffic().chunks_up > before + 1
+            }));
+            proxy.delay(Duration::ZERO, Duration::ZERO);
+            (runtime, guard)
+        })
+        .await
+    }
+}
+
+/// The enqueue of a repair is carried out, and the client does not learn this.
+async fn a_repair_whose_reply_is_lost_leaves_nothing(_: Store) {
+    let set = Quorum::start(3);
+    let (proxies, url) = proxied(&set);
+    let locks = client(&url);
+    let guard = held_everywhere(&locks, &set.nodes).await;
+    let (node, proxy) = (&set.nodes[2], &proxies[2]);
+    node.flush();
+    // Only an enqueue has this text in an argument.
+    proxy.lose_replies(b":1073741824:1073741824", 1);
+
+    eventually("the reply is lost", SOON, async || {
+        renew(&guard).await;
+        proxy.traffic().replies_lost > 0
+    })
+    .await;
+
+    assert!(guard.is_valid());
+    give_back(guard).await;
+    nothing_is_left_at(&set.nodes).await;
+}
