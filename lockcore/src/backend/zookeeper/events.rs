@@ -202,8 +202,8 @@ impl Session {
         true
     }
 
-    /// Deletes a node with an id of ours that is not wanted in this line. There are three cases: the
-    /// release of the id came first, the id has another node, or a mutex waits in a line with a
+    /// Deletes a node with an id of ours that is not wanted in this line. There are three cases:
+    /// the release of the id came first, the id has another node, or a mutex waits in a line with a
     /// stored capacity. If the delete fails, the node is seen again when the line is read next.
     fn disown(self: &Arc<Self>, state: &State, path: &str, terms: &Terms, ticket: &Ticket) {
         let misfits = |mine: &Standing| mine.is_waiting() && terms.misfit(ticket.capacity);

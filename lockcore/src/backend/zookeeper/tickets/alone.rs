@@ -4,8 +4,8 @@
 //!
 //! - A transaction that has created the parent proves that there is no other ticket. So the new
 //!   ticket is the first.
-//! - A transaction deletes the parent only if no other ticket is there. Otherwise it changes nothing, and the ticket is
-//!   deleted by itself.
+//! - A transaction deletes the parent only if no other ticket is there. Otherwise it changes
+//!   nothing, and the ticket is deleted by itself.
 //!
 //! If either transaction fails because others use the name, this process remembers the parent. Then
 //! it uses the name in the ordinary way as long as the parent exists. The server removes the parent
@@ -46,7 +46,7 @@ pub(super) async fn create(
         let container = CreateMode::Container.with_acls(session.acls);
         let folder = session.client.create(&parent.folder, b"", &container);
         let again = send(session, request, parent);
-        let _ = folder.await; // if it failed, so has the other
+        let _ = folder.await; // if this failed, the other request fails too
         created = again.await;
     }
     let created = match created {
