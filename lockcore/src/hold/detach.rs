@@ -31,9 +31,10 @@ impl Guard {
     /// So pass on the text in the same way as the job itself, and do not log it.
     ///
     /// [Views](crate::Held) of this guard report [`Released`](LostReason::Released) from now on.
-    /// Their [`lost`](crate::Held::lost) stays pending, because the lock is not lost. Finish all
-    /// writes before this call: a late write of this process has the same token as the writes of
-    /// the adopter, so the resource cannot tell them apart.
+    /// Their [`lost`](crate::Held::lost) stays pending, because the lock is not lost.
+    ///
+    /// Finish all writes before this call. A late write of this process has the same token as the
+    /// writes of the adopter, so the resource cannot tell them apart.
     ///
     /// This works on memory, SQLite and Redis. On ZooKeeper a ticket belongs to the session of its
     /// client, and it cannot move to another session. A quorum of servers has no such operation
@@ -156,9 +157,9 @@ impl Guard {
     /// A renewal of the keeper that is in flight may arrive at the store later. If the ticket has
     /// not been adopted, the renewal finds the ticket with the same id and gives it another ttl. If
     /// the ticket was adopted, the renewal finds no ticket with this id. Both are harmless, because
-    /// this client does not act on the answer. There is one exception: if the lease has run out by
-    /// then, or if the ticket was asked back with a grace of zero, the keeper releases the ticket.
-    /// If the ticket was adopted, this release has no effect.
+    /// this client does not act on the answer. There is one exception: the lease may have run out
+    /// by then, or the ticket may have been asked back with a grace of zero. In these cases the
+    /// keeper releases the ticket. If the ticket was adopted, this release has no effect.
     fn leave(&mut self) -> Result<String, Error> {
         let (hold, lease) = (&self.held.0, &self.held.0.lease);
         let text = Detached {

@@ -7,9 +7,9 @@
 //! # Which tickets hold
 //!
 //! While the capacity does not change, a ticket that holds by the rule holds until it is released
-//! or expires. The reason is that older tickets only disappear or become smaller. So the client of
-//! the ticket may read the line late, or may read an old state of the line: the ticket holds in
-//! each later state too.
+//! or expires, because older tickets only disappear or become smaller. So the client of the ticket
+//! may read the line late, or may read an old state of the line. The ticket holds in each later
+//! state too.
 //!
 //! A smaller capacity would break this. A client may not have seen yet that its ticket holds. By
 //! the new capacity, the same ticket is a waiter. So a change must find out which tickets hold, and
@@ -38,8 +38,8 @@
 //!   client of the oldest halt may make its change. Every other client deletes its own halt, and
 //!   the core sends the change again.
 //! - The transaction deletes the halt in its last step. Watch events come in the order of the
-//!   steps, so a client that has seen only some of the steps has a line with the halt, and grants
-//!   nothing from it.
+//!   steps. So if a client has seen only some of the steps, its copy of the line contains the halt,
+//!   and it grants nothing from this copy.
 //! - A transaction whose answer was lost may be carried out late, but only while its halt exists.
 //!   The core sends the same change again with another halt. This younger halt gives no right to
 //!   change while the first halt is there. When the first halt is gone, the repetition finds its
@@ -96,7 +96,8 @@ pub(super) async fn resize(
     synced.await.map_err(not_changed)?;
     let found = reading.await?;
     if let Some(answer) = found.answer(&resize) {
-        return Ok(answer); // without a halt, which would make others wait
+        // No halt is necessary for this, and a halt would make other clients wait.
+        return Ok(answer);
     }
     let exists = found.exists;
     let changing = change(Arc::clone(&session), parent, resize, exists);
@@ -360,8 +361,8 @@ fn add(
 }
 
 /// Deletes a halt whose create or transaction was not answered. The halt may not exist yet, and the
-/// session may be disconnected. So the id is marked for as long as a node of the id may appear, and
-/// each node of a marked id is deleted when it is seen.
+/// session may be disconnected. So this marks the id for as long as a node of the id may appear.
+/// The client deletes each node of a marked id when it sees the node.
 fn leave_behind(session: &Arc<Session>, parent: &Parent, halt: Id) {
     let mut state = session.state();
     state.mark_gone(halt, &parent.path);

@@ -187,7 +187,7 @@ impl Session {
         let mut state = self.state();
         let Some(ticket) = state.lines.get_mut(path).and_then(|line| line.went(node)) else {
             let complete = state.has_stored(path, node, false);
-            self.tell(state, path, false); // it may have been a halt
+            self.tell(state, path, false); // the node may have been a halt
             return complete;
         };
         let mut lost = false;
@@ -239,7 +239,7 @@ impl Session {
         let events: Option<Arc<EventSink>> = state.events.clone();
         drop(state);
         let Some(events) = events else {
-            return; // every ticket is renewed as soon as there is a connection again
+            return; // the core renews every ticket on the next connection
         };
         for wake in wakes {
             events.granted(wake);
@@ -266,7 +266,7 @@ impl State {
             let mine = mine.filter(|mine| mine.sequence == ticket.sequence);
             let may_hold = at < grants || mine.map_or(through > 0, |mine| mine.ticket <= through);
             if !may_hold {
-                break; // those behind it have greater numbers
+                break; // the tickets behind this one have greater numbers
             }
             if mine.is_some_and(Standing::is_waiting) {
                 holding.push(ticket.id);
@@ -375,7 +375,7 @@ async fn follow_line(session: &Arc<Session>, path: &str) -> Option<By> {
         let mut reported = VecDeque::new();
         while let Some(event) = watcher.changed().now_or_never() {
             if event.event_type == EventType::Session {
-                return None; // as below
+                return None; // the same case as below
             }
             reported.push_back(event);
         }

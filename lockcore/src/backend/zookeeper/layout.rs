@@ -194,8 +194,8 @@ impl Ticket {
 /// The data of a ticket's node: the owner of the ticket. The number of a ticket is the id of the
 /// transaction that created its first node. If a ticket was made smaller, it has a new node. The
 /// data of the new node also has the number, after the owner and a line break. If a client asks the
-/// ticket back, the data also has the number, and the ask-back is in a line of its own between the
-/// owner and the number.
+/// ticket back, the data also has the number. In this case the ask-back is in a line of its own
+/// between the owner and the number.
 pub(super) fn data(owner: &str, number: u64) -> Vec<u8> {
     format!("{owner}\n{number}").into_bytes()
 }

@@ -66,7 +66,7 @@ async fn ask(
             session.delete_unasked(format!("{path}/{spent}"));
         }
         for tell in asking {
-            let _ = tell.send(row.clone()); // fails if the caller has given up
+            let _ = tell.send(row.clone()); // fails if the caller has dropped its future
         }
         let listing = {
             let mut state = session.state();

@@ -173,8 +173,8 @@ async fn check(session: Arc<Session>) {
 
 /// Whether a failed `multi` was committed for this session. It was committed if the leader refused
 /// an operation because of a node: the node exists, or does not exist, or the user has no right to
-/// it. Two other failures are also reported as a failure of one operation, but prove no commit: the
-/// leader does not know the session any more, or knows it at another server.
+/// it. Two other failures of an operation prove no commit. In these cases the leader does not know
+/// the session any more, or knows it at another server.
 fn proves_a_commit(error: &MultiWriteError) -> bool {
     match error {
         MultiWriteError::OperationFailed { source, .. } => {

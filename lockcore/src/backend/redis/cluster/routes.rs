@@ -284,7 +284,7 @@ impl Routes {
             }
         });
         let given_up = self.state().refresh.replace(task);
-        drop(given_up); // outside of the mutex
+        drop(given_up); // outside of the mutex, because the drop cancels the task
     }
 
     fn nodes_to_ask(&self) -> BTreeSet<Address> {
@@ -418,7 +418,7 @@ impl Whole for Routes {
     fn end(&self, error: &StoreError) {
         tracing::debug!(%error, "no node of the cluster can be asked");
         let alive = self.state().alive.take();
-        drop(alive); // outside of the mutex
+        drop(alive); // outside of the mutex, because the drop cancels the task
     }
 
     fn serves(&self, slot: u16, node: &Address) -> bool {

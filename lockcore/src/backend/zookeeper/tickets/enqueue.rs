@@ -116,7 +116,7 @@ fn begin(session: &Arc<Session>, request: &Request, parent: &Parent) -> Begin {
                 && line.len() < MOST_TICKETS
         });
     if told_by_events {
-        session.follow(&mut state, &parent.path); // the line is in use
+        session.follow(&mut state, &parent.path); // notes that the line is in use
     }
     let knows_parent = state.knows_parent(&parent.path);
     Begin::New((told_by_events || knows_parent).then_some(Flush {

@@ -24,10 +24,10 @@ use crate::request::{Id, Request};
 ///   because the proof is always some time old. But the node is not read more often than every
 ///   third of the ttl.
 /// - Our first waiter in a line that is followed: one request reads its node, and the nodes in
-///   front of it that matter (see [`Line::ahead_of`] and [`Line::checks_terms`]). If the copy of
-///   the line says that a ticket holds, the copy is trusted. If the copy says that nothing has
-///   happened, it is not trusted, because the watch may be lost. A lost watch delays a grant by at
-///   most a third of the ttl.
+///   front of it that matter. [`Line::ahead_of`] and [`Line::checks_terms`] say which nodes these
+///   are. If the copy of the line says that a ticket holds, the copy is trusted. If the copy says
+///   that nothing has happened, it is not trusted, because the watch may be lost. A lost watch
+///   delays a grant by about a third of the ttl.
 /// - Our other waiters in a line that is followed: their state comes from the events of the line.
 ///   If only the ticket ahead is watched, their own nodes are read.
 /// - A waiter in a line that nobody follows, or in a line that differs from its copy: the line is
