@@ -58,8 +58,8 @@ impl Terms {
         capacity == FULL.get() && self.capacity().is_some()
     }
 
-    /// Whether the line has a halt after whose change a request that states this capacity may have
-    /// to be refused.
+    /// Whether the line has the halt of a change that may make the store refuse requests that state
+    /// this capacity.
     pub(super) fn bar(&self, capacity: u32) -> bool {
         let bars = |halt: &Ticket| match halt.capacity {
             0 => capacity == FULL.get(),

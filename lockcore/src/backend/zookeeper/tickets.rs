@@ -70,8 +70,8 @@ pub(super) async fn inspect(
     for page in reading {
         read.extend(page.await.map_err(failed)?);
     }
-    // The holders are computed from the line as it was listed. A ticket may be gone since, or may
-    // have another node. No other ticket is shown as the holder in place of this ticket.
+    // The holders are computed from the line as it was listed. If a ticket is gone by now, or has
+    // another node, the result does not show another ticket as a holder in its place.
     let holders = line.terms.fit(line.iter());
     let since_1970 = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -264,8 +264,8 @@ pub(super) async fn forget(session: Arc<Session>, name: Name) -> Result<(), Stor
 }
 
 /// Checks the server by a request that old servers cannot answer: several reads in one request.
-/// This request is known to servers since the same version (3.6) as the watches that wake waiters.
-/// Returns warnings about the session timeout.
+/// Servers know this request since version 3.6, like the watches that wake waiters. Returns
+/// warnings about the session timeout.
 pub(super) async fn check(session: Arc<Session>) -> Result<Vec<String>, StoreError> {
     let mut reads = session.client.new_multi_reader();
     reads.add_get_children("/").map_err(failed)?;

@@ -109,8 +109,8 @@ fn not_created(
     }
 }
 
-/// The path, the sequence number and the creating transaction of the ticket. Some servers report
-/// the result of a transaction without what it has created, or only in part (ZOOKEEPER-4026,
+/// The path, the sequence number and the creating transaction of the ticket. Some servers do not
+/// report what a transaction has created, or report only a part of it (ZOOKEEPER-4026,
 /// ZOOKEEPER-4667). One of the two nodes is enough, because one transaction created both.
 fn read(created: &[MultiWriteResult]) -> Option<(String, i32, Option<i64>)> {
     let [

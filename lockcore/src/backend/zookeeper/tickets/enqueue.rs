@@ -140,8 +140,8 @@ fn can_be_kept(session: &Session, request: &Request) -> Result<(), StoreError> {
             ),
         ));
     }
-    // The time that the leader has heard of the session is enough here, without the proof that this
-    // leader leads: the create itself will prove this.
+    // It is enough that the leader has heard of the session lately. This need not prove that this
+    // leader leads, because the create itself will prove it.
     if session.state().proof.heard_for(Clock::BOOT.now()) < timeout / LEAST_CERTAIN {
         let text = "ZooKeeper: it is not certain that the session still lives";
         return Err(StoreError::new(Fault::Retry, text));
@@ -342,9 +342,9 @@ async fn answer(
             });
         }
     }
-    // A capacity may have been stored since this request was sent. If the client read the line
-    // before it noted this ticket, it has not deleted the ticket, so this checks the copy of the
-    // line. If the client reads the line later, `disown` deletes the ticket.
+    // A capacity may have been stored since this request was sent. If the client read the new line
+    // before it noted this ticket, `disown` has not deleted the ticket, so the copy of the line is
+    // checked here. If the client reads the new line later, `disown` deletes the ticket.
     let stored = {
         let mut state = session.state();
         session.wait_in(&mut state, &parent.path, standing.sequence);

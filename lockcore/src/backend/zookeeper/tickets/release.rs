@@ -73,8 +73,8 @@ async fn delete(
         sent.push((deleted, smaller, search));
     }
     // After this `sync`, the lists show the effect of requests that were sent on an earlier
-    // connection. This includes the requests that make a ticket smaller, so the lists show both
-    // paths of the ticket.
+    // connection. This includes a request that makes a ticket smaller. So the lists show the ticket
+    // under either of its two paths.
     let may_follow = |departure: &Departure| departure.enqueue_may_follow;
     let synced = tickets.iter().any(may_follow).then(|| client.sync("/"));
     let mut lists = HashMap::new();
