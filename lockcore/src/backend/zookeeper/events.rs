@@ -1,7 +1,8 @@
 //! Lines that are followed. For a name that a ticket of this session waits for, there is one
 //! persistent watch and a copy of the line. The watch's events keep the copy up to date. From the
-//! copy a waiter learns that it is its turn, without a request. (If many clients wait, a watch on
-//! the ticket ahead is used instead: see [`By`].) A ticket *of ours* is a ticket of this session.
+//! copy the client learns, without a request, that a waiter is granted. (If many clients wait, a
+//! watch on the ticket ahead is used instead: see [`By`].) A ticket *of ours* is a ticket of this
+//! session.
 //!
 //! A name for which no ticket of ours waits has no watch. It is safe to grant a ticket by the copy,
 //! for these reasons:
@@ -63,8 +64,8 @@ impl Session {
         self.follow(state, path);
     }
 
-    /// Follows again every line in which a ticket of ours waits, if nobody follows the line because
-    /// a request failed.
+    /// Follows again every line in which a ticket of ours waits, if the task that followed the line
+    /// has ended because a request failed.
     pub(super) fn follow_again(self: &Arc<Self>, state: &mut State) {
         let mut paths: Vec<String> = state.lines.keys().cloned().collect();
         paths.retain(|path| state.waiting(path).next().is_some());
@@ -155,7 +156,7 @@ impl Session {
         let needed = state.needs(path);
         match state.lines.get_mut(path) {
             Some(line) if needed => line.current = false,
-            // The line is removed under the mutex. So a waiter that comes next finds that nobody
+            // The line is removed under the mutex. So the next waiter of ours finds that no task
             // follows the line, and begins to follow it.
             _ => drop(state.lines.remove(path)),
         }
