@@ -1,13 +1,14 @@
-//! An axum service: requests for the same order wait for each other, requests for different orders do not.
+//! An axum service: requests for the same order wait for each other, requests for different orders
+//! do not.
 //!
 //! ```text
 //! cargo run --release --example axum_layer                              # tells a story
 //! cargo run --release --example axum_layer -- --serve 127.0.0.1:3000   # serves until Ctrl-C, for curl
 //! ```
 //!
-//! The locks are in the memory of this process. With `LOCK_URL=redis://127.0.0.1/` before the command they are in that
-//! Redis, and all processes of the service share them. To try that, serve on two ports and send requests for one order
-//! to both.
+//! The locks are in the memory of this process. With `LOCK_URL=redis://127.0.0.1/` before the
+//! command they are in that Redis, and all processes of the service share them. To try that, serve
+//! on two ports and send requests for one order to both.
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -54,8 +55,8 @@ fn router(locks: Locks, work: Work) -> Router {
     let at_once = LockLayer::new(locks, Key::path_as::<u64>("id").prefix("order:"))
         .try_only()
         .busy_status(StatusCode::LOCKED);
-    // `route_layer` covers only the methods that have a handler: a request with another method is refused without
-    // waiting for the lock.
+    // `route_layer` covers only the methods that have a handler: a request with another method is
+    // refused without waiting for the lock.
     Router::new()
         .route("/orders/{id}", get(look).route_layer(by_order.clone()))
         .route(

@@ -77,7 +77,8 @@ async fn work(number: usize, locks: Locks, story: Story) -> Result<(), Failure> 
         Ok::<_, BoxDynError>(Some(lock.wait(Duration::ZERO)))
     };
     let came_later = Arc::clone(&story.came_later);
-    // The queue repeats a job after this error (see `retry_if`), so the job is not counted as failed.
+    // The queue repeats a job after this error (see `retry_if`), so the job is not counted as
+    // failed.
     let one_at_a_time = WorkLayer::with_lock(lock).on_busy(move |job: Task<Settle>, error| {
         println!("worker {number}  order {}  later", job.args.order);
         came_later.fetch_add(1, Ordering::Relaxed);

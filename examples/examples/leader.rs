@@ -1,4 +1,5 @@
-//! Three processes of a service campaign, one leads, and the leader is replaced when it dies and when it resigns.
+//! Three processes of a service campaign, one leads, and the leader is replaced when it dies and
+//! when it resigns.
 //!
 //! ```text
 //! cargo run --release --example leader                                # locks in a file: nothing to set up

@@ -1,4 +1,5 @@
-//! Clients send the same payment more than once. For each `Idempotency-Key`, one request runs at a time.
+//! Clients send the same payment more than once. For each `Idempotency-Key`, one request runs at a
+//! time.
 //!
 //! ```text
 //! cargo run --release --example one_at_a_time_per_key                                # locks in a file

@@ -1,8 +1,9 @@
 //! A store that is implemented outside of lockcore: `cargo run --release --example own_store`.
 //!
-//! It keeps tickets in the memory of this process. It uses the queue rule that lockcore provides as plain code, and
-//! wakes every waiter that gets a lock by a release. Loops, deadlines, renewals, re-entry and clean-up are part of
-//! lockcore. The example checks every fact that a store has to keep, and then uses the store like any other.
+//! It keeps tickets in the memory of this process. It uses the queue rule that lockcore provides as
+//! plain code, and wakes every waiter that gets a lock by a release. Loops, deadlines, renewals,
+//! re-entry and clean-up are part of lockcore. The example checks every fact that a store has to
+//! keep, and then uses the store like any other.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -126,7 +127,8 @@ impl Connection for Client {
 }
 
 impl Client {
-    /// Sends messages after the mutex is unlocked, because a client that gets one may call the store at once.
+    /// Sends messages after the mutex is unlocked, because a client that gets one may call the
+    /// store at once.
     fn at_the_store<T>(&self, act: impl FnOnce(&mut Tickets) -> T) -> T {
         let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
         let outcome = act(&mut tickets);

@@ -34,8 +34,8 @@ const CLOCKS_DIFFER: Duration = Duration::from_millis(60);
 /// How long a report takes.
 const WORK: Duration = Duration::from_millis(5);
 
-/// `try` does not wait. With `skip` it is not an error if another process does the work. `min_hold` keeps the lock for
-/// more than half of the period, so that no other process does the work again.
+/// `try` does not wait. With `skip` it is not an error if another process does the work. `min_hold`
+/// keeps the lock for more than half of the period, so that no other process does the work again.
 #[distributed_lock(key = "report", try, on_busy = skip, min_hold = "600ms")]
 async fn report(job: &Job, night: u32) -> Result<(), Failure> {
     job.write(night).await

@@ -19,7 +19,8 @@ const GRACE: Duration = Duration::from_secs(2);
 /// fails after this time.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// A client of the store in LOCK_URL; without LOCK_URL, a client with locks in the memory of this process.
+/// A client of the store in LOCK_URL; without LOCK_URL, a client with locks in the memory of this
+/// process.
 pub fn locks_in_memory() -> Result<Locks, lockcore::Error> {
     match std::env::var_os("LOCK_URL") {
         Some(_) => Locks::from_env(),

@@ -17,9 +17,10 @@ use crate::places::{MOST_PARTIES, Places};
 /// parties come than the barrier is for, the first of them complete a round, and the others wait
 /// for the next round.
 ///
-/// All users of the name must state the same number of parties. While the barrier is in use, another number is refused
-/// with [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch). The barrier uses the locks and the
-/// [`Counter`](crate::Counter) of its name, so nothing else may have that name.
+/// All users of the name must state the same number of parties. While the barrier is in use,
+/// another number is refused with [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch). The
+/// barrier uses the locks and the [`Counter`](crate::Counter) of its name, so nothing else may have
+/// that name.
 ///
 /// Each party costs five requests to the store per round, and the party that completes the round
 /// costs one more. Each client with waiting parties costs five more requests, for any number of
@@ -65,8 +66,8 @@ impl Barrier {
         Self(Places::new(client, name, parties))
     }
 
-    /// How long [`wait_for_all`](Self::wait_for_all) waits, connecting included. Default: the client's default
-    /// (`LOCK_WAIT`).
+    /// How long [`wait_for_all`](Self::wait_for_all) waits, connecting included. Default: the
+    /// client's default (`LOCK_WAIT`).
     pub fn wait(self, wait: impl Into<Wait>) -> Self {
         Self(self.0.wait(wait.into()))
     }

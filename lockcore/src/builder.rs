@@ -190,7 +190,8 @@ impl Builder {
     /// With TLS: `rediss://…`, `rediss+sentinel://…`, `rediss+cluster://…`, `redlock+tls://…` and
     /// `zookeeper+tls://…`.
     ///
-    /// In a user or password, `%25` stands for `%`, `%40` for `@`, `%23` for `#`, `%2F` for `/`, `%3F` for `?`.
+    /// In a user or password, `%25` stands for `%`, `%40` for `@`, `%23` for `#`, `%2F` for `/`,
+    /// `%3F` for `?`.
     pub fn url(mut self, url: impl Into<String>) -> Self {
         self.url = Some(url.into());
         self
@@ -213,7 +214,8 @@ impl Builder {
 
     /// The lease length of locks that do not set their own. At least 50 ms.
     ///
-    /// A lock stays taken for this long when its holder dies. The default of 10 s leaves room for three renewals.
+    /// A lock stays taken for this long when its holder dies. The default of 10 s leaves room for
+    /// three renewals.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
@@ -249,7 +251,8 @@ impl Builder {
     /// replica. At most 64 bytes of UTF-8 without control characters and line breaks. The default
     /// is empty: no text. A lock may have [another](crate::Lock::owner).
     ///
-    /// The text is not a part of any name. Everybody who may read the store can read it, so it must contain no secrets.
+    /// The text is not a part of any name. Everybody who may read the store can read it, so it must
+    /// contain no secrets.
     ///
     /// ```
     /// let locks = lockcore::Locks::builder()
@@ -267,7 +270,8 @@ impl Builder {
     /// certificate must come from one of them. They replace the certificates that the system
     /// trusts, which are the default. With your own CA, nobody else can pretend to be the server.
     ///
-    /// The server's certificate is always verified. This file and the next two are read once, when the client is built.
+    /// The server's certificate is always verified. This file and the next two are read once, when
+    /// the client is built.
     ///
     /// ```no_run
     /// let locks = lockcore::Locks::builder()
@@ -300,7 +304,8 @@ impl Builder {
     /// # Errors
     ///
     /// [`Config`](crate::ErrorKind::Config) for a value that is not usable;
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) when no thread can be started, or memory is short.
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) when no thread can be started, or memory is
+    /// short.
     pub fn build(mut self) -> Result<Locks, Error> {
         if let Some(backend) = self.backend.take() {
             // If a URL was set too, it is ignored. It names another store, and was not checked.
@@ -396,7 +401,8 @@ impl Locks {
     /// # Errors
     ///
     /// [`Config`](crate::ErrorKind::Config) for a URL that this build does not know;
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) when no thread can be started, or memory is short.
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) when no thread can be started, or memory is
+    /// short.
     pub fn connect(url: &str) -> Result<Self, Error> {
         Self::builder().url(url).build()
     }
@@ -419,7 +425,8 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) when no thread can be started, or memory is short.
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) when no thread can be started, or memory is
+    /// short.
     #[cfg(any(feature = "backend", test))]
     pub fn with_backend(backend: Arc<dyn Backend>) -> Result<Self, Error> {
         Self::builder().backend(backend).build()

@@ -79,8 +79,8 @@ impl Held {
 }
 
 impl MultiHeld {
-    /// [`Held::scope`] for several locks: all of them stay held until the work has ended. The work is stopped when one
-    /// of them is lost.
+    /// [`Held::scope`] for several locks: all of them stay held until the work has ended. The work
+    /// is stopped when one of them is lost.
     ///
     /// # Errors
     ///

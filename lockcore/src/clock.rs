@@ -119,7 +119,8 @@ impl Clock {
         }
     }
 
-    /// From now on, a clock from [`by_hand`](Self::by_hand) moves only by [`advance`](Self::advance).
+    /// From now on, a clock from [`by_hand`](Self::by_hand) moves only by
+    /// [`advance`](Self::advance).
     pub(crate) fn stop(&self) {
         if let Source::Hand(hand) = &self.0 {
             let mut reading = hand.reading();

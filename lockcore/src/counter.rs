@@ -11,8 +11,9 @@ use crate::options::Wait;
 
 /// A number at the store that many processes change. Each change is one atomic step.
 ///
-/// The value is from −(2⁵³ − 1) to 2⁵³ − 1. A counter that nobody has set or changed is 0. The counter of a name has
-/// nothing to do with locks on that name, but a [`Latch`](crate::Latch) of the same name is this counter.
+/// The value is from −(2⁵³ − 1) to 2⁵³ − 1. A counter that nobody has set or changed is 0. The
+/// counter of a name has nothing to do with locks on that name, but a [`Latch`](crate::Latch) of
+/// the same name is this counter.
 ///
 /// A change counts once, even if its answer is lost and the client sends it again. The store keeps
 /// a counter for at least a day after its last use, and for as long as somebody waits for its
@@ -74,8 +75,9 @@ impl Counter {
     ///
     /// # Errors
     ///
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) when the store is down; [`Config`](crate::ErrorKind::Config) for a
-    /// name that is not usable, and for a store without counters.
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) when the store is down;
+    /// [`Config`](crate::ErrorKind::Config) for a name that is not usable, and for a store without
+    /// counters.
     ///
     /// # Cancel safety
     ///
@@ -96,7 +98,8 @@ impl Counter {
     ///
     /// # Cancel safety
     ///
-    /// Not safe: if the future is dropped after it was polled, the change may have been made or not.
+    /// Not safe: if the future is dropped after it was polled, the change may have been made or
+    /// not.
     pub async fn add(&self, delta: i64) -> Result<CounterValue, Error> {
         let op = CountOp::Add { delta, floor: None };
         self.change(op).await.map(CounterValue::of)
@@ -225,8 +228,8 @@ impl CounterValue {
 pub struct Changes(Following);
 
 impl Changes {
-    /// The value of the counter if it has changed since the last call, or else as soon as it changes. The first call
-    /// returns the present value.
+    /// The value of the counter if it has changed since the last call, or else as soon as it
+    /// changes. The first call returns the present value.
     ///
     /// If several changes follow each other fast, the call may return only the last of them. If the
     /// store is down, the call waits until the store is back.

@@ -57,7 +57,8 @@ impl Count {
     }
 }
 
-/// An operation on a counter. A counter that does not exist counts as 0, with the generation 0 and the version 0.
+/// An operation on a counter. A counter that does not exist counts as 0, with the generation 0 and
+/// the version 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CountOp {

@@ -47,7 +47,8 @@ impl Detached {
     ///
     /// # Errors
     ///
-    /// [`Config`](crate::ErrorKind::Config). The error does not repeat the text, because errors are logged.
+    /// [`Config`](crate::ErrorKind::Config). The error does not repeat the text, because errors are
+    /// logged.
     pub(crate) fn parse(text: &str, ours: &Namespace) -> Result<Self, Error> {
         let text = text.trim();
         if text.len() > LONGEST {

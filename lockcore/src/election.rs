@@ -162,7 +162,8 @@ impl Election {
     /// releases its lock if the candidate leads.
     pub async fn run_as_leader<T, F, W>(&self, mut body: F) -> Result<T, Error>
     where
-        // Not `AsyncFnMut`: its futures borrow from the closure, and the compiler cannot show that they are `Send`.
+        // Not `AsyncFnMut`: its futures borrow from the closure, and the compiler cannot show that
+        // they are `Send`.
         F: FnMut(Held) -> W,
         W: Future<Output = ControlFlow<T>>,
     {

@@ -101,8 +101,8 @@ impl Error {
         self.0.kind == ErrorKind::Unknown
     }
 
-    /// Whether the lock was held before, so that part of the work under it may be done. True for [`ErrorKind::Lost`],
-    /// except when the client was shut down before the lock was taken.
+    /// Whether the lock was held before, so that part of the work under it may be done. True for
+    /// [`ErrorKind::Lost`], except when the client was shut down before the lock was taken.
     ///
     /// ```
     /// use std::time::Duration;

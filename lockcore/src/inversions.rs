@@ -2,7 +2,8 @@
 //! locks. Warns if code asks for two locks in both orders, or for more than two in a circle. Only
 //! debug builds contain this file. Which locks the running code holds is in `scope`.
 //!
-//! A false alarm costs more than a missed one. So a circle counts only if all its steps can happen at the same time:
+//! A false alarm costs more than a missed one. So a circle counts only if all its steps can happen
+//! at the same time:
 //!
 //! - A request that does not wait cannot deadlock, and a re-entry sends no request. Both are not
 //!   recorded.
@@ -27,7 +28,8 @@ use crate::name::Name;
 /// for a lock under another. If its names vary without end, the most recent pairs are kept.
 const PAIRS: usize = 4096;
 
-/// Code that holds more locks at once is not checked: the memory and the time for it grow with their number.
+/// Code that holds more locks at once is not checked: the memory and the time for it grow with
+/// their number.
 const HELD_AT_ONCE: usize = 32;
 
 /// How many pairs a client warns of in its life. If names vary, one mistake makes many pairs.

@@ -120,7 +120,8 @@ mod hold;
 // The acquire loop, and the queue inside one process.
 mod acquire;
 
-// The parts of a client that all its handles share: its tickets, its keeper thread, its connections.
+// The parts of a client that all its handles share: its tickets, its keeper thread, its
+// connections.
 mod client;
 #[cfg(debug_assertions)]
 mod inversions;

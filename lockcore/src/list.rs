@@ -11,8 +11,8 @@ use crate::name::MAX_NAME_LEN;
 const PAGE: (u32, u32) = (100, 1_000);
 
 impl Locks {
-    /// Lists the names of this client's namespace that have holders or waiters and begin with `prefix`, in pages. An
-    /// empty prefix lists all.
+    /// Lists the names of this client's namespace that have holders or waiters and begin with
+    /// `prefix`, in pages. An empty prefix lists all.
     ///
     /// The list is for people and reports. Do not base decisions on it, because names come into use
     /// and go out of use while it is made. A name that is in use the whole time is listed. On Redis

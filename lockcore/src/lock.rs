@@ -125,8 +125,9 @@ impl Lock {
         self
     }
 
-    /// Whether the lease is renewed while it is held. Without renewal it ends one ttl after the grant, or one ttl after
-    /// a renewal by hand ([`Held::ensure`](crate::Held::ensure), [`Guard::downgrade`]). Default: true.
+    /// Whether the lease is renewed while it is held. Without renewal it ends one ttl after the
+    /// grant, or one ttl after a renewal by hand ([`Held::ensure`](crate::Held::ensure),
+    /// [`Guard::downgrade`]). Default: true.
     pub fn renew(mut self, on: bool) -> Self {
         self.renew = on;
         self
@@ -169,8 +170,8 @@ impl Lock {
     /// again at the same time, as in a `join!`, they take turns. With `false`, a second request
     /// fails with [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock) at once. Default: true.
     ///
-    /// The inner hold uses the lease of the outer one: its own `ttl`, `renew`, `min_hold` and `max_hold` have no
-    /// effect.
+    /// The inner hold uses the lease of the outer one: its own `ttl`, `renew`, `min_hold` and
+    /// `max_hold` have no effect.
     ///
     /// A read hold that is taken inside of a write hold may outlive the write hold. When the last
     /// write hold ends, the lock is [downgraded](Guard::downgrade), and stays held until the last
@@ -186,7 +187,8 @@ impl Lock {
         self
     }
 
-    /// Sets what happens to work under this lock when the lock is lost. Default: [`OnLost::Cancel`].
+    /// Sets what happens to work under this lock when the lock is lost. Default:
+    /// [`OnLost::Cancel`].
     pub fn on_lost(mut self, policy: OnLost) -> Self {
         self.on_lost = policy;
         self
@@ -256,8 +258,8 @@ impl Lock {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing behind: the client's keeper removes the ticket from the store, or releases
-    /// the lock if it was just granted.
+    /// Dropping the future leaves nothing behind: the client's keeper removes the ticket from the
+    /// store, or releases the lock if it was just granted.
     pub async fn acquire(&self) -> Result<Guard, Error> {
         Ok(self.begin(self.take(Some(self.wait)).await?))
     }
@@ -266,8 +268,8 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// [`Busy`](crate::ErrorKind::Busy) when the lock is not free or others wait for it, and the errors of
-    /// [`acquire`](Self::acquire) except `Timeout`.
+    /// [`Busy`](crate::ErrorKind::Busy) when the lock is not free or others wait for it, and the
+    /// errors of [`acquire`](Self::acquire) except `Timeout`.
     ///
     /// # Cancel safety
     ///

@@ -24,7 +24,8 @@ use crate::scope;
 use crate::semaphore::Semaphore;
 use crate::value::LockValue;
 
-/// A client of a lock store. Clones are the same client: there is one keeper thread per connect, not per clone.
+/// A client of a lock store. Clones are the same client: there is one keeper thread per connect,
+/// not per clone.
 ///
 /// A client works from every tokio runtime of the process, and may outlive them. Its clones, locks,
 /// guards and views are its handles. When the last handle is dropped, the keeper finishes the
@@ -173,12 +174,13 @@ impl Locks {
         any::acquire(&locks).await
     }
 
-    /// Takes the first of several locks that is free, and waits for none. As [`acquire_any`](Self::acquire_any) in all
-    /// other respects.
+    /// Takes the first of several locks that is free, and waits for none. As
+    /// [`acquire_any`](Self::acquire_any) in all other respects.
     ///
     /// # Errors
     ///
-    /// [`Busy`](crate::ErrorKind::Busy) when none is free, and the errors of [`acquire_any`](Self::acquire_any).
+    /// [`Busy`](crate::ErrorKind::Busy) when none of the locks is free, and the errors of
+    /// [`acquire_any`](Self::acquire_any).
     ///
     /// # Cancel safety
     ///
@@ -222,9 +224,10 @@ impl Locks {
     /// Shows the holders and the waiters of a name, the oldest first. This is a snapshot, which may
     /// be out of date when it arrives. Show it to people; do not base decisions on it.
     ///
-    /// [`TicketInfo::owner`] names the machine, the process and the client. [`TicketInfo::owner_text`] is the text that
-    /// the application has set. A ticket that is handed over inside a process keeps its owner. To read the text that
-    /// the holder has written beside the lock, use [`value`](Self::value).
+    /// [`TicketInfo::owner`] names the machine, the process and the client.
+    /// [`TicketInfo::owner_text`] is the text that the application has set. A ticket that is handed
+    /// over inside a process keeps its owner. To read the text that the holder has written beside
+    /// the lock, use [`value`](Self::value).
     ///
     /// # Errors
     ///

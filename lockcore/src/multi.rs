@@ -16,7 +16,8 @@ use crate::hold::{Guard, Held, Release};
 use crate::lock::Lock;
 use crate::options::Wait;
 
-/// Several locks that are taken together, all or none of them. Made by [`Locks::all`](crate::Locks::all).
+/// Several locks that are taken together, all or none of them. Made by
+/// [`Locks::all`](crate::Locks::all).
 ///
 /// The locks are taken one after the other, in the order of their names. So two callers with some
 /// locks in common never wait for each other in a circle.
@@ -119,8 +120,8 @@ impl MultiLock {
     ///
     /// # Errors
     ///
-    /// [`Busy`](crate::ErrorKind::Busy) with the name of the first lock that is not free, and the errors of
-    /// [`acquire`](Self::acquire) except `Timeout`.
+    /// [`Busy`](crate::ErrorKind::Busy) with the name of the first lock that is not free, and the
+    /// errors of [`acquire`](Self::acquire) except `Timeout`.
     ///
     /// # Cancel safety
     ///
@@ -201,8 +202,8 @@ impl MultiLock {
     }
 }
 
-/// A view of several held locks. It dereferences to a slice of [`Held`], in the order of the names. Its methods are
-/// those of [`Held`], for all the locks together.
+/// A view of several held locks. It dereferences to a slice of [`Held`], in the order of the names.
+/// Its methods are those of [`Held`], for all the locks together.
 #[derive(Clone)]
 pub struct MultiHeld(Arc<[Held]>);
 
@@ -346,8 +347,8 @@ impl MultiGuard {
         self.held.clone()
     }
 
-    /// Releases all locks and waits for the stores' answers: see [`Guard::release`]. Returns [`Release::AlreadyLost`]
-    /// if one of the locks had been lost.
+    /// Releases all locks and waits for the stores' answers: see [`Guard::release`]. Returns
+    /// [`Release::AlreadyLost`] if one of the locks had been lost.
     ///
     /// # Errors
     ///

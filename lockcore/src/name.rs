@@ -125,10 +125,11 @@ impl Name {
     /// The key for a store that takes printable text of at most `limit` bytes after the prefix:
     /// `namespace:version:{name}`. Two names never have the same key.
     ///
-    /// The name is in braces, so that a Redis Cluster keeps all keys of one name in one slot. Inside the braces `{ } /
-    /// %`, white space and control characters are written `%XX`. If the name is then longer than `limit`, the key has a
-    /// readable prefix of it and the SHA-256 of the whole name. Such a key is longer than every key without a hash, so
-    /// the two kinds cannot collide.
+    /// The name is in braces, so that a Redis Cluster keeps all keys of one name in one slot.
+    /// Inside the braces `{ } / %`, white space and control characters are written `%XX`. If the
+    /// name is then longer than `limit`, the key has a readable prefix of it and the SHA-256 of the
+    /// whole name. Such a key is longer than every key without a hash, so the two kinds cannot
+    /// collide.
     ///
     /// The name of a [value](Self::value) has the key of its lock, followed by `:value`.
     #[must_use]

@@ -68,8 +68,8 @@ pub enum NoTicket {
     Exhausted,
 }
 
-/// The rule for a line: returns how many of the oldest tickets hold. The line has the permits and the capacity of each
-/// ticket, oldest first.
+/// The rule for a line: returns how many of the oldest tickets hold. The line has the permits and
+/// the capacity of each ticket, oldest first.
 ///
 /// Tickets with different capacities never hold together.
 #[must_use]
@@ -115,8 +115,8 @@ impl<T> Default for Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// Adds a ticket at the end, with a number of at least `floor`. Returns the number, and whether the ticket holds at
-    /// once. Call [`expire`](Self::expire) first.
+    /// Adds a ticket at the end, with a number of at least `floor`. Returns the number, and whether
+    /// the ticket holds at once. Call [`expire`](Self::expire) first.
     ///
     /// # Errors
     /// [`NoTicket`], after which the queue is unchanged.

@@ -20,12 +20,13 @@ use crate::multi::{MultiGuard, MultiHeld, MultiLock};
 use crate::scope::{self, Inside};
 
 impl Lock {
-    /// Takes the lock, runs `body` under it, and releases it. The body is stopped when the lock is lost: see
-    /// [`Guard::run`].
+    /// Takes the lock, runs `body` under it, and releases it. The body is stopped when the lock is
+    /// lost: see [`Guard::run`].
     ///
     /// # Errors
     ///
-    /// The errors of [`acquire`](Self::acquire) and of [`Guard::run`], turned into the body's error type.
+    /// The errors of [`acquire`](Self::acquire) and of [`Guard::run`], turned into the body's error
+    /// type.
     ///
     /// # Cancel safety
     ///
@@ -47,7 +48,8 @@ impl MultiLock {
     ///
     /// # Errors
     ///
-    /// The errors of [`acquire`](Self::acquire) and of [`MultiGuard::run`], turned into the body's error type.
+    /// The errors of [`acquire`](Self::acquire) and of [`MultiGuard::run`], turned into the body's
+    /// error type.
     ///
     /// # Cancel safety
     ///
@@ -81,8 +83,8 @@ impl Guard {
     /// If the body asks for the same lock again, it re-enters the lock: see
     /// [`Lock::reentrant`](crate::Lock::reentrant).
     ///
-    /// Tasks that the body has *spawned*, and code that blocks without awaiting, are not stopped. For spawned tasks see
-    /// [`Held::scope`].
+    /// Tasks that the body has *spawned*, and code that blocks without awaiting, are not stopped.
+    /// For spawned tasks see [`Held::scope`].
     ///
     /// # Errors
     ///
@@ -341,7 +343,8 @@ mod tests {
             .expect("a client")
     }
 
-    /// The machine was suspended for an hour. No timer of the process has moved, but the lease clock has.
+    /// The machine was suspended for an hour. No timer of the process has moved, but the lease
+    /// clock has.
     #[tokio::test]
     async fn a_body_is_not_polled_after_the_machine_slept_beyond_the_lease() {
         let clock = Clock::by_hand();

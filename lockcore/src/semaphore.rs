@@ -13,25 +13,26 @@ use crate::lock::Lock;
 use crate::name::Name;
 use crate::request::{FULL, mismatch};
 
-/// How often [`Semaphore::drain`] reads the free permits. It reads them again only if others have
-/// taken permits since its last read.
+/// How often [`Semaphore::drain`] reads the free permits. It reads them again only if other callers
+/// have taken permits since its last read.
 const LOOKS: u32 = 8;
 
 /// A semaphore on a name: at most `capacity` permits are taken at any time.
 ///
-/// All users of the name must state the same capacity. While the semaphore is in use, another capacity is refused with
+/// All callers that use the name must state the same capacity. While the semaphore is in use, a
+/// request with another capacity is refused with
 /// [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch).
 ///
-/// An operator can [resize](Self::resize) it. Then the store keeps the capacity, and ignores the
-/// capacity that callers state.
+/// An operator can [resize](Self::resize) the semaphore. From then on the store keeps the capacity,
+/// and ignores the capacity that callers state.
 ///
 /// A semaphore is fair: a small request does not overtake a large request that waits. A request
 /// takes all its permits at once.
 ///
 /// Permits have a lease, like every lock here: they are free again when the lease of a dead holder
 /// ends. With [`permits(k)`](Self::permits)`.`[`ttl(…)`](Lock::ttl)`.`[`renew(false)`](Lock::renew)
-/// they are also free again after that time if their holder lives. This is what the
-/// `PermitExpirableSemaphore` of Redisson is for.
+/// the permits are free after the ttl even if their holder lives. The `PermitExpirableSemaphore` of
+/// Redisson has the same use.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -63,9 +64,9 @@ impl Semaphore {
         }
     }
 
-    /// Returns a lock that takes `permits` permits together, all of them or none: from 1 to the
-    /// capacity that this semaphore states. With another number, a request for the permits fails
-    /// with [`Config`](crate::ErrorKind::Config).
+    /// Returns a lock that takes `permits` permits together, all of them or none. `permits` is from
+    /// 1 to the capacity that this semaphore states. With another number, a request for the permits
+    /// fails with [`Config`](crate::ErrorKind::Config).
     pub fn permits(&self, permits: u32) -> Lock {
         Lock::new(&self.client, self.name.clone(), self.share(permits))
     }
@@ -74,11 +75,11 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// As [`Lock::acquire`].
+    /// The errors of [`Lock::acquire`].
     ///
     /// # Cancel safety
     ///
-    /// Safe, as [`Lock::acquire`] is.
+    /// Safe, like [`Lock::acquire`].
     ///
     /// # Examples
     ///
@@ -96,13 +97,13 @@ impl Semaphore {
         self.permits(1).acquire().await
     }
 
-    /// How many permits could be taken now: the permits that nobody holds, or 0 if somebody waits.
-    /// Nobody may overtake a waiter. So if the free permits are too few for the first waiter,
-    /// nobody else can take them.
+    /// How many permits can be taken now: the free permits, or 0 if a caller waits. No caller may
+    /// overtake a waiter. So if the free permits are too few for the first waiter, no other caller
+    /// can take them.
     ///
     /// The answer is a snapshot, and may be out of date when it arrives. To take permits only if
     /// they are free, use [`try_acquire`](Lock::try_acquire) instead. A call of `available` costs
-    /// one request. It costs two if the name is not in use, or is in use with [another
+    /// one request. It costs two requests if the name is not in use, or is in use with [another
     /// capacity](Self::resize).
     ///
     /// # Errors
@@ -131,28 +132,28 @@ impl Semaphore {
         Ok(self.look().await?.permits)
     }
 
-    /// Takes all permits that are free, and returns how many these are. Never waits.
+    /// Takes all permits that are free, and returns how many it has taken. Never waits.
     ///
-    /// It reads how many permits are [available](Self::available), and then asks for exactly this
-    /// number. So it never takes more permits than were free at the read. If others take some of
-    /// them between the read and the request, the request takes none, and `drain` reads again.
-    /// After eight reads it gives up. If others release permits between the read and the request,
-    /// these permits stay free. If no other caller interferes, the call costs the read and one more
-    /// request.
+    /// `drain` reads how many permits are [available](Self::available), and then asks for exactly
+    /// this number. So it never takes more permits than were free at the read. If other callers
+    /// take some of these permits between the read and the request, the request takes none, and
+    /// `drain` reads again. After eight reads it gives up. If other callers release permits between
+    /// the read and the request, these permits stay free. If no other caller interferes, the call
+    /// costs the read and one more request.
     ///
-    /// If somebody [forgets](Self::forget_capacity) a larger stored capacity between the read and
-    /// the request, `drain` may take more permits than callers state as the capacity. Other callers
-    /// are then refused until these permits are released.
+    /// There is one exception: a caller may [forget](Self::forget_capacity) a larger stored
+    /// capacity between the read and the request. In this case `drain` may take more permits than
+    /// callers state as the capacity. Other callers are refused until these permits are released.
     ///
     /// # Errors
     ///
-    /// [`Busy`](crate::ErrorKind::Busy) when no permit is free, when somebody waits, and when
-    /// others have taken permits after each of the eight reads. The other errors of
-    /// [`available`](Self::available), and of [`Lock::try_acquire`].
+    /// [`Busy`](crate::ErrorKind::Busy) when no permit is free, when a caller waits, and when other
+    /// callers have taken permits after each of the eight reads. Also the other errors of
+    /// [`available`](Self::available) and of [`Lock::try_acquire`].
     ///
     /// # Cancel safety
     ///
-    /// Safe, as [`Lock::try_acquire`] is.
+    /// Safe, like [`Lock::try_acquire`].
     ///
     /// # Examples
     ///
@@ -184,8 +185,8 @@ impl Semaphore {
         Err(busy.unwrap_or_else(|| Error::busy(None).of_name(&self.name)))
     }
 
-    /// The capacity that counts: the stored capacity, or else the capacity that this semaphore
-    /// states. This costs one request.
+    /// The capacity that counts: the stored capacity. If none is stored, the capacity that this
+    /// semaphore states. This costs one request.
     ///
     /// # Errors
     ///
@@ -215,36 +216,37 @@ impl Semaphore {
     }
 
     /// Stores another capacity of this name, for all callers: 0 to
-    /// [`MAX_PERMITS`](Self::MAX_PERMITS). From then on the stored capacity counts, and the
-    /// capacity that callers state does not. A request for more permits than the stored capacity
-    /// waits until there are enough.
+    /// [`MAX_PERMITS`](Self::MAX_PERMITS). From then on the stored capacity counts in place of the
+    /// capacities that callers state. A request for more permits than the stored capacity waits
+    /// until the capacity is large enough.
     ///
     /// - **More permits** are granted to the first waiters at once.
     /// - **Fewer permits** take nothing from holders. Later grants wait until the held permits fit
-    ///   under the new capacity. With 0 nobody gets permits until the capacity grows again.
+    ///   into the new capacity. With 0, no caller gets permits until the capacity grows again.
     ///
-    /// The store keeps the capacity until [`forget_capacity`](Self::forget_capacity), even if
-    /// nobody uses the name for a long time. So it also counts for programs that start later and
-    /// state another capacity. Meanwhile a mutex, a read/write lock, or a barrier on the same name
-    /// is refused with [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch).
+    /// The store keeps the capacity until [`forget_capacity`](Self::forget_capacity), however long
+    /// the name is not used. So the capacity also counts for programs that start later and state
+    /// another capacity. While a capacity is stored, a mutex, a read/write lock, or a barrier on
+    /// the same name is refused with [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch).
     ///
-    /// Two requests, if nobody else changes the capacity at the same moment. On ZooKeeper a change is
-    /// [several](crate::guide::zookeeper#stored-capacities).
+    /// This costs two requests, if no other client changes the capacity at the same moment. On
+    /// ZooKeeper a change costs [more requests](crate::guide::zookeeper#stored-capacities).
     ///
     /// # Errors
     ///
-    /// - [`Config`](crate::ErrorKind::Config) for a capacity that is not possible, and at a store that cannot keep one:
-    ///   a quorum of Redis servers. Nothing is changed then.
-    /// - [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch) when no capacity is stored yet, and the name is in use
-    ///   with another one than this value states.
-    /// - [`Unavailable`](crate::ErrorKind::Unavailable) when nothing was changed because the store is down or refuses.
-    /// - [`Unknown`](crate::ErrorKind::Unknown) when the change was sent and its answer never came:
-    ///   the change was made once, or not at all.
+    /// - [`Config`](crate::ErrorKind::Config) for a capacity that is not possible, and on a store
+    ///   that cannot keep a capacity: a quorum of Redis servers. Nothing is changed in these cases.
+    /// - [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch) when no capacity is stored yet,
+    ///   and the name is in use with another capacity than this semaphore states.
+    /// - [`Unavailable`](crate::ErrorKind::Unavailable) when nothing was changed, because the store
+    ///   is down or refuses the change.
+    /// - [`Unknown`](crate::ErrorKind::Unknown) when the change was sent and its answer never came.
+    ///   The change was made once, or not at all.
     ///
     /// # Cancel safety
     ///
-    /// Not safe: if the future is dropped after it was polled, the change may have been made or not. It is safe to call
-    /// it again.
+    /// Not safe: if the future is dropped after it was polled, the change may have been made or
+    /// not. It is safe to call `resize` again.
     ///
     /// # Examples
     ///
@@ -275,13 +277,14 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// As [`resize`](Self::resize). The error is also [`Unknown`](crate::ErrorKind::Unknown) when
-    /// the answer was lost and somebody else has changed the capacity since. In this case read the
-    /// [`capacity`](Self::capacity).
+    /// The errors of [`resize`](Self::resize). The error is also
+    /// [`Unknown`](crate::ErrorKind::Unknown) when the answer was lost and another client has
+    /// changed the capacity since. In this case read the [`capacity`](Self::capacity).
     ///
     /// # Cancel safety
     ///
-    /// Not safe: if the future is dropped after it was polled, the permits may have been added or not.
+    /// Not safe: if the future is dropped after it was polled, the permits may have been added or
+    /// not.
     ///
     /// # Examples
     ///
@@ -306,12 +309,12 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// As [`add_permits`](Self::add_permits). [`Config`](crate::ErrorKind::Config) when there are
-    /// not so many permits; nothing is changed in this case.
+    /// The errors of [`add_permits`](Self::add_permits). Also [`Config`](crate::ErrorKind::Config)
+    /// when the capacity is smaller than `permits`; nothing is changed in this case.
     ///
     /// # Cancel safety
     ///
-    /// Not safe, as [`add_permits`](Self::add_permits).
+    /// Not safe, like [`add_permits`](Self::add_permits).
     ///
     /// # Examples
     ///
@@ -340,13 +343,14 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// As [`resize`](Self::resize). [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch) when a
-    /// holder or a waiter states another capacity than this semaphore: without a stored capacity,
-    /// all must state the same one.
+    /// The errors of [`resize`](Self::resize). Also
+    /// [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch) when a holder or a waiter states
+    /// another capacity than this semaphore: without a stored capacity, all must state the same
+    /// capacity.
     ///
     /// # Cancel safety
     ///
-    /// Not safe, as [`resize`](Self::resize). It is safe to call it again.
+    /// Not safe, like [`resize`](Self::resize). It is safe to call `forget_capacity` again.
     ///
     /// # Examples
     ///
@@ -401,7 +405,7 @@ impl Semaphore {
         let name = self.name()?;
         let places = shared.inspect(&name).await?;
         let capacity = match places.first() {
-            // If a capacity is stored, it is equal to the stated one.
+            // If a capacity is stored, it is equal to the stated capacity here.
             Some(oldest) if oldest.capacity == stated.get() => stated.get(),
             Some(oldest) => match shared.stored_capacity(&name).await? {
                 Some(_) => oldest.capacity,

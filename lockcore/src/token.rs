@@ -11,8 +11,8 @@ use std::str::FromStr;
 /// order. The other is that grants of *different* names must not be compared. A resource compares
 /// [`FencingToken`]s. The token of an exclusive grant is the same number as its grant id.
 ///
-/// It fits into an `i64`. The upper 53 bits are the number of the ticket at the store, the lower 10 bits count
-/// hand-overs inside one process.
+/// It fits into an `i64`. The upper 53 bits are the number of the ticket at the store, the lower 10
+/// bits count hand-overs inside one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GrantId(u64);
 
@@ -24,8 +24,8 @@ const HAND_OVER_BITS: u32 = 10;
 pub const MAX_TICKET: u64 = (1 << 53) - 1;
 
 impl GrantId {
-    /// The grant of a holder. `ticket` is at most [`MAX_TICKET`]. `hand_overs` is the number of hand-overs inside the
-    /// process before this holder: fewer than 1,024.
+    /// The grant of a holder. `ticket` is at most [`MAX_TICKET`]. `hand_overs` is the number of
+    /// hand-overs inside the process before this holder: fewer than 1,024.
     pub(crate) const fn of_ticket(ticket: u64, hand_overs: u16) -> Self {
         Self((ticket << HAND_OVER_BITS) | hand_overs as u64)
     }

@@ -9,8 +9,9 @@ use crate::counter::{Counter, Following};
 use crate::error::Error;
 use crate::name::Name;
 
-/// The value of a lock: a text that its holder has [written](crate::Held::set_value), with the fencing token of that
-/// holder. Anybody can read it and follow its changes, whether or not the lock is held.
+/// The value of a lock: a text that its holder has [written](crate::Held::set_value), with the
+/// fencing token of that holder. Anybody can read it and follow its changes, whether or not the
+/// lock is held.
 ///
 /// The value stays when the lock is released. [`Locks::inspect`](crate::Locks::inspect) tells who
 /// holds the lock now. If the [`TicketInfo::ticket`](crate::TicketInfo::ticket) of this holder is
@@ -99,8 +100,8 @@ impl LockValue {
 pub struct ValueChanges(Following);
 
 impl ValueChanges {
-    /// The value if it has been written since the last call, or else as soon as it is written. The first call returns the
-    /// present value, or `None`.
+    /// The value if it has been written since the last call, or else as soon as it is written. The
+    /// first call returns the present value, or `None`.
     ///
     /// If several values follow each other fast, the call may return only the last of them. If the
     /// store is down, the call waits until the store is back.

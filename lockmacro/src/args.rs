@@ -1,5 +1,5 @@
-//! Reads the options between the parentheses of the attribute. This module knows which options exist and how each is
-//! written. `model` checks how they fit together.
+//! Reads the options between the parentheses of the attribute. This module knows which options
+//! exist and how each is written. `model` checks how they fit together.
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use syn::ext::IdentExt;
@@ -9,8 +9,8 @@ use syn::{BinOp, Error, Expr, ExprLit, Ident, Lit, LitStr, Path, Token};
 
 use crate::mistakes::Mistakes;
 
-/// Every option, with the example that error messages show. A new option needs a line here, a line in `parse_option`
-/// and a field in [`Args`].
+/// Every option, with the example that error messages show. A new option needs a line here, a line
+/// in `parse_option` and a field in [`Args`].
 const OPTIONS: [(&str, &str); 19] = [
     ("key", "key = \"order:{order.id}\""),
     (
@@ -36,8 +36,8 @@ const OPTIONS: [(&str, &str); 19] = [
     ("crate", "crate = path::to::lockcore"),
 ];
 
-/// Names that other libraries use for our options. They are not accepted, because each option has only one name. The
-/// error message suggests the option.
+/// Names that other libraries use for our options. They are not accepted, because each option has
+/// only one name. The error message suggests the option.
 const OTHER_NAMES: [(&str, &str); 23] = [
     ("acquire_timeout", "wait"),
     ("capacity", "of"),
@@ -64,8 +64,8 @@ const OTHER_NAMES: [(&str, &str); 23] = [
     ("wait_timeout", "wait"),
 ];
 
-/// Words of other libraries that match none of our options, or more than one, with the advice that the error message
-/// gives.
+/// Words of other libraries that match none of our options, or more than one, with the advice that
+/// the error message gives.
 const ADVICE: [(&str, &str); 4] = [
     (
         "exclusive",
@@ -116,7 +116,8 @@ pub(crate) struct Args {
     pub(crate) has_arguments: bool,
 }
 
-/// `name = value`. If the value has the wrong type, the compiler points at the name and says which type it expects.
+/// `name = value`. If the value has the wrong type, the compiler points at the name and says which
+/// type it expects.
 #[derive(Clone)]
 pub(crate) struct Given {
     pub(crate) name: Ident,
@@ -159,8 +160,8 @@ impl Args {
         self.names.iter().find(|name| *name == option)
     }
 
-    /// Whether the user gave this option, under its own name or under another one. If so, no message says that it is
-    /// missing.
+    /// Whether the user gave this option, under its own name or under another one. If so, no
+    /// message says that it is missing.
     pub(crate) fn means(&self, option: &str) -> bool {
         self.name(option).is_some() || self.meant.contains(&option)
     }
@@ -213,7 +214,8 @@ impl Args {
         Ok(())
     }
 
-    /// `key = "order:{}", order.id`: the mistake when an argument of a template stands in the place of an option.
+    /// `key = "order:{}", order.id`: the mistake when an argument of a template stands in the place
+    /// of an option.
     fn argument_of_the_template(&self, input: ParseStream) -> Option<Error> {
         let Some(Expr::Lit(ExprLit {
             lit: Lit::Str(template),
@@ -230,7 +232,8 @@ impl Args {
                     .iter()
                     .any(|hole| template.value().contains(hole))
             };
-            // `timeout: "2s"` and `timeout("2s")` look like options; `Order::ID` and `text(id)` do not.
+            // `timeout: "2s"` and `timeout("2s")` look like options; `Order::ID` and `text(id)` do
+            // not.
             let is_call_of_a_word = || {
                 let word = in_snake_case(&name.to_string());
                 ahead.peek(Paren)
@@ -253,8 +256,8 @@ impl Args {
         Some(Error::new_spanned(argument, message))
     }
 
-    /// `#[distributed_lock("order:{id}")]`: reports that the name is missing, and still uses the text as the key, so
-    /// that mistakes inside the text are reported too.
+    /// `#[distributed_lock("order:{id}")]`: reports that the name is missing, and still uses the
+    /// text as the key, so that mistakes inside the text are reported too.
     fn parse_nameless_key(&mut self, input: ParseStream) -> syn::Result<()> {
         let literal: LitStr = input.parse()?;
         let mistake = Error::new_spanned(&literal, "a key needs its name: write `key = \"…\"`");
@@ -321,8 +324,8 @@ fn given(name: &Ident, input: ParseStream) -> syn::Result<Given> {
     })
 }
 
-/// Whether this is a template without its quotes: `order:{id}`, `order-{id}` or `order_{id}`. It has braces, but is no
-/// expression that gives a text.
+/// Whether this is a template without its quotes: `order:{id}`, `order-{id}` or `order_{id}`. It
+/// has braces, but is no expression that gives a text.
 fn is_bare_template(written: &TokenStream, value: Option<&Expr>, is_whole: bool) -> bool {
     let has_braces = written
         .clone()
@@ -447,7 +450,8 @@ fn meant(unknown: &str) -> Option<&'static str> {
         .iter()
         .map(|(option, _)| (strsim::damerau_levenshtein(unknown, option), *option))
         .min_by_key(|(edits, _)| *edits);
-    // Two letters may differ, and fewer than half of the word. With more, any short word would match `key` or `try`.
+    // Two letters may differ, and fewer than half of the word. With more, any short word would
+    // match `key` or `try`.
     let (_, option) = nearest.filter(|(edits, _)| *edits <= 2 && *edits * 2 < unknown.len())?;
     Some(option)
 }

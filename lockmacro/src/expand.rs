@@ -14,7 +14,8 @@ use crate::model::{Key, Keys, Length, Model, OnBusy, Patience, Side, without_gro
 use crate::output::Foreign;
 use crate::template::Format;
 
-/// Expands the attribute: returns the locked function, or all mistakes together with the function without a lock.
+/// Expands the attribute: returns the locked function, or all mistakes together with the function
+/// without a lock.
 pub(crate) fn distributed_lock(args: TokenStream, item: TokenStream) -> TokenStream {
     let mut mistakes = Mistakes::default();
     let args = Args::parse(args, &mut mistakes);
@@ -55,9 +56,9 @@ pub(crate) fn distributed_lock(args: TokenStream, item: TokenStream) -> TokenStr
 /// }
 /// ```
 ///
-/// Every lock error reaches the one call of `refused`, so the compiler reports an unsuitable return type only once.
-/// `infallible` wraps the body, so `run` has no requirements on the return type. The body owns the arguments that it
-/// uses, so they are dropped before the lock is released.
+/// Every lock error reaches the one call of `refused`, so the compiler reports an unsuitable return
+/// type only once. `infallible` wraps the body, so `run` has no requirements on the return type.
+/// The body owns the arguments that it uses, so they are dropped before the lock is released.
 ///
 /// With `when`, the guard is `Some(guard)` or `None`, so one copy of the body is enough.
 fn locked(model: &Model, function: &Function) -> TokenStream {
@@ -139,8 +140,9 @@ fn locked(model: &Model, function: &Function) -> TokenStream {
     })
 }
 
-/// Evaluates the options, and builds a `Result` of a `Lock` or `MultiLock` from them. The code is a block, so that no
-/// temporary value lives during the wait for the lock. So the values that an option borrows need not be `Send`.
+/// Evaluates the options, and builds a `Result` of a `Lock` or `MultiLock` from them. The code is a
+/// block, so that no temporary value lives during the wait for the lock. So the values that an
+/// option borrows need not be `Send`.
 fn lock(model: &Model, names_of_arguments: &[Ident]) -> TokenStream {
     let site = Span::mixed_site();
     let crate_path = model.crate_path.as_ref();
@@ -280,7 +282,8 @@ fn keys(model: &Model, names_of_arguments: &[Ident]) -> (TokenStream, TokenStrea
                 }
             });
             let key = quote_spanned!(site=> ::std::format!(#format #(, #arguments)*));
-            // The literal gets a span of the macro, because clippy would otherwise suggest a `format!` around it.
+            // The literal gets a span of the macro, because clippy would otherwise suggest a
+            // `format!` around it.
             let mut label = template.literal.clone();
             label.set_span(site.located_at(label.span()));
             (key, label.into_token_stream())
@@ -316,8 +319,8 @@ fn keys(model: &Model, names_of_arguments: &[Ident]) -> (TokenStream, TokenStrea
     }
 }
 
-/// A clone of a variable, or of a part of one, so that the body can still use it. If its type is not `Clone`, it is
-/// moved.
+/// A clone of a variable, or of a part of a variable, so that the body can use it too. If its type
+/// is not `Clone`, the value is moved.
 ///
 /// The error type of `copy` decides between the two. For a type that is `Clone`, this error type
 /// has no values. So the call of `identity` never returns, and the compiler sees no move after it.
@@ -342,8 +345,8 @@ fn without_moving(lockcore: &TokenStream, expr: &Expr) -> TokenStream {
     quote_spanned!(expr.span()=> { #copy })
 }
 
-/// Whether this is a variable or a part of one. A part of a returned value is not, because `without_moving` writes the
-/// place twice and would call the function twice.
+/// Whether this is a variable or a part of one. A part of a value that a function returns is no
+/// such place: `without_moving` writes the expression twice, so the function would be called twice.
 fn is_place(expr: &Expr) -> bool {
     match without_groups(expr) {
         Expr::Path(_) => true,
@@ -354,13 +357,14 @@ fn is_place(expr: &Expr) -> bool {
     }
 }
 
-/// The expression as a literal. `stringify!` would give another text later, because `#[async_trait]` renames `self`.
+/// The expression as a literal. `stringify!` would give another text later, because
+/// `#[async_trait]` renames `self`.
 fn as_written(expr: &Expr) -> TokenStream {
     Literal::string(&expr.to_token_stream().to_string()).into_token_stream()
 }
 
-/// `let variable: Type = value;`. The type has the span of the option's name, so the compiler points there to say which
-/// type it expects.
+/// `let variable: Type = value;`. The type has the span of the option's name, so the compiler
+/// points there to say which type it expects.
 fn binding(variable: &str, given: &Given, ty: impl FnOnce(Span) -> TokenStream) -> TokenStream {
     let site = Span::mixed_site();
     let variable = Ident::new(variable, site);
@@ -401,7 +405,8 @@ fn refused(model: &Model, function: &Function) -> TokenStream {
         let path = format!("__private::{path}");
         in_lockcore(model.crate_path.as_ref(), span, &path)
     };
-    // These traits do the same. Each has its own error message for a type that cannot be made from a lock error.
+    // These traits do the same as `Refused`. Each has its own error message for a type that cannot
+    // be made from a lock error.
     let from = match function.foreign_failure() {
         None => {
             let refused = in_private("Refused::refused");
@@ -417,8 +422,9 @@ fn refused(model: &Model, function: &Function) -> TokenStream {
     quote_spanned!(span=> ::core::result::Result::Err(#from(#error)))
 }
 
-/// The value of an option that the function returns instead of the value of its body. The `let` states the type, so
-/// that the compiler reports a wrong type at the option. `error` is the only name that the user's tokens can use.
+/// The value of an option that the function returns instead of the value of its body. The `let`
+/// states the type, so that the compiler reports a wrong type at the option. `error` is the only
+/// name that the user's tokens can use.
 fn instead(function: &Function, expr: &Expr) -> TokenStream {
     let site = Span::mixed_site();
     let ty = match output(function) {
@@ -442,7 +448,8 @@ fn instead(function: &Function, expr: &Expr) -> TokenStream {
 /// the `async` block. So the compiler reports a body of another type where the user wrote it (as in
 /// `tracing-attributes`).
 ///
-/// The body is in its own block, because clippy would otherwise report that its items come after statements.
+/// The body is in its own block, because clippy would otherwise report that its items come after
+/// statements.
 fn typed_body(function: &Function) -> TokenStream {
     let site = Span::mixed_site();
     let body = as_an_arm(function);
@@ -471,8 +478,8 @@ fn typed_body(function: &Function) -> TokenStream {
     }
 }
 
-/// The body as the arm of a `match`. Braces are never superfluous there. In other places the compiler warns about
-/// braces around a short body.
+/// The body as the arm of a `match`. Braces are never superfluous there. In other places the
+/// compiler warns about braces around a short body.
 fn as_an_arm(function: &Function) -> TokenStream {
     let block = function.block();
     quote_spanned! {Span::mixed_site()=>
@@ -509,7 +516,8 @@ fn lockcore(crate_path: Option<&Path>) -> TokenStream {
     }
 }
 
-/// A path inside of the `lockcore` crate, with the span that the compiler should point at if a type does not fit.
+/// A path inside of the `lockcore` crate, with the span that the compiler should point at if a type
+/// does not fit.
 fn in_lockcore(crate_path: Option<&Path>, span: Span, path: &str) -> TokenStream {
     let lockcore = lockcore(crate_path).into_iter().map(|mut token| {
         token.set_span(match crate_path {
@@ -522,8 +530,9 @@ fn in_lockcore(crate_path: Option<&Path>, span: Span, path: &str) -> TokenStream
     quote_spanned!(span=> #(#lockcore)* #(::#segments)*)
 }
 
-/// The function without a lock, changed so that its callers and its body cause no further errors. It is async, and the
-/// body has the variable that `held` would bind. An argument that only the key uses is not reported as unused.
+/// The function without a lock, changed so that its callers and its body cause no further errors.
+/// It is async, and the body has the variable that `held` would bind. An argument that only the key
+/// uses is not reported as unused.
 fn unlocked(args: &Args, mut function: Function) -> TokenStream {
     function.make_async();
     let site = Span::mixed_site();

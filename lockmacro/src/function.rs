@@ -1,4 +1,5 @@
-//! The function under the attribute. Its signature is parsed; its body is kept as the user wrote it.
+//! The function under the attribute. Its signature is parsed; its body is kept as the user wrote
+//! it.
 
 use std::mem;
 
@@ -31,8 +32,8 @@ enum Body {
     /// The body of an `async fn`, without its braces.
     Own(TokenStream),
     /// The body inside of the code that `#[async_trait]` has generated from an `async fn`:
-    /// `Box::pin(async move { let __self = self; let __ret: T = { … }; __ret })`.
-    /// `#[async_trait]` stands on the trait or impl, so it is expanded before the attributes inside.
+    /// `Box::pin(async move { let __self = self; let __ret: T = { … }; __ret })`. `#[async_trait]`
+    /// stands on the trait or impl, so it is expanded before the attributes inside.
     InAsyncTrait { around: Block, own: TokenStream },
     /// `#[async_trait]` has been expanded, but its code does not have the form above.
     Unknown(TokenStream),
@@ -79,7 +80,8 @@ impl Function {
                 "a locked function waits for its lock, so it has to be async: write `async fn`",
             ));
         }
-        // Other types that are not a `Result` are left to the compiler, because an alias of `Result` can have any name.
+        // Other types that are not a `Result` are left to the compiler, because an alias of
+        // `Result` can have any name.
         if self.output.is_none() && args.name("on_error").is_none() {
             mistakes.push(Error::new_spanned(
                 &signature.ident,
@@ -89,8 +91,8 @@ impl Function {
         }
     }
 
-    /// Whether the only mistake is a missing `async`. A function without `async` that returns a future or a stream gets
-    /// another message.
+    /// Whether the only mistake is a missing `async`. A function without `async` that returns a
+    /// future or a stream gets another message.
     fn lacks_async(&self) -> bool {
         let later = self.output.as_ref().and_then(Later::find);
         let returns_future =
@@ -146,11 +148,13 @@ impl Function {
         })
     }
 
-    /// Makes a refused function async if it lacks `async`. Otherwise the compiler would also report every caller that
-    /// awaits it. A `const fn` stays as it is, because its callers may be unable to await.
+    /// Makes a refused function async if it lacks `async`. Otherwise the compiler would also report
+    /// every caller that awaits it. A `const fn` stays as it is, because its callers may be unable
+    /// to await.
     ///
-    /// A private method whose body awaits nothing stays as it is too: it may belong to a trait, and `async` would
-    /// change its signature. If it belongs to none, the compiler also reports its callers.
+    /// A private method whose body awaits nothing stays as it is too: it may belong to a trait, and
+    /// `async` would change its signature. If it does not belong to a trait, the compiler also
+    /// reports its callers.
     pub(crate) fn make_async(&mut self) {
         let is_const = self.signature.constness.is_some();
         let may_be_of_a_trait = self.signature.receiver().is_some()
@@ -238,7 +242,8 @@ impl Function {
         tokens
     }
 
-    /// The tokens of an option, changed so that they mean the same as in the body: `#[async_trait]` has renamed `self`.
+    /// The tokens of an option, changed so that they mean the same as in the body: `#[async_trait]`
+    /// has renamed `self`.
     pub(crate) fn as_in_the_body(&self, option: TokenStream) -> TokenStream {
         match self.body {
             Body::InAsyncTrait { .. } => rename_self(option),
@@ -312,8 +317,9 @@ fn in_async_trait(statements: &TokenStream, future: &Type) -> Option<(Body, Opti
     Some((Body::InAsyncTrait { around, own }, output))
 }
 
-/// Replaces the user's block in the code of `#[async_trait]`. The block is the value of the first variable that has one
-/// of the forms of [`Variable`]. This is also true if `#[instrument]` has been expanded in between.
+/// Replaces the user's block in the code of `#[async_trait]`. The block is the value of the first
+/// variable that has one of the forms of [`Variable`]. This is also true if `#[instrument]` has
+/// been expanded in between.
 struct Exchange {
     expr: Expr,
     done: Option<Variable>,

@@ -1,8 +1,9 @@
-//! The attribute macro of `lockcore`. Depend on that crate, which re-exports the macro, not on this one.
+//! The attribute macro of `lockcore`. Depend on that crate, which re-exports the macro, not on this
+//! one.
 //!
-//! `args` reads the options, `template` the key, and `function` the function. `model` holds the options after they
-//! have been checked, and `expand` writes the locked function. No module stops at the first mistake: `mistakes`
-//! collects them all.
+//! `args` reads the options, `template` the key, and `function` the function. `model` holds the
+//! options after they have been checked, and `expand` writes the locked function. No module stops
+//! at the first mistake: `mistakes` collects them all.
 
 #![warn(missing_docs, missing_debug_implementations, unreachable_pub)]
 
@@ -16,8 +17,8 @@ mod template;
 
 use proc_macro::TokenStream;
 
-/// Runs an async function under a distributed lock. Of all calls with the same key, in all processes, one
-/// runs at a time.
+/// Runs an async function under a distributed lock. Of all calls with the same key, in all
+/// processes, only one runs at a time.
 ///
 /// ```
 /// use lockcore::{Locks, distributed_lock};
@@ -89,10 +90,12 @@ use proc_macro::TokenStream;
 /// of [`std::fmt`] may follow after a `:`, as in `{order.id:08}`. A brace in the name is written
 /// twice, `{{` or `}}`. A name that is a keyword is written as it is: `{order.type}`.
 ///
-/// An `Option` has no text of its own, so the template says which key `None` has: `{order.id.unwrap_or(0)}`.
+/// An `Option` has no text of its own, so the template says which key `None` has:
+/// `{order.id.unwrap_or(0)}`.
 ///
-/// A key has 1 to 4,096 bytes. A template that is empty, or whose text alone is longer, does not compile. If a key
-/// is empty or too long when the function is called, the call fails with an error of the kind `Config`.
+/// A key has 1 to 4,096 bytes. A template that is empty, or whose text alone is longer, does not
+/// compile. If a key is empty or too long when the function is called, the call fails with an error
+/// of the kind `Config`.
 ///
 /// The key can also be an expression of any type that turns into a `String`:
 ///
@@ -111,15 +114,16 @@ use proc_macro::TokenStream;
 /// }
 /// ```
 ///
-/// If the expression is a variable or a field, as in `key = name`, `key = self.name` or `keys = names`, the macro
-/// clones it. The body can still use it. If its type is not `Clone`, as with `name: impl Into<String>`, the macro
-/// moves it, and the body cannot use it.
+/// If the expression is a variable or a field, as in `key = name`, `key = self.name` or `keys =
+/// names`, the macro clones it, so the body can use it too. If its type is not `Clone`, as with
+/// `name: impl Into<String>`, the macro moves it, and the body cannot use it.
 ///
-/// Different keys are different locks. The macro adds nothing to a key, so `"{a}:{b}"` gives the same key for
-/// `"x:y", "z"` as for `"x", "y:z"`. If arguments are free text from outside, put them last, or
-/// format them with `{a:?}`.
+/// Different keys are different locks. The macro adds nothing to a key, so `"{a}:{b}"` gives the
+/// same key for `"x:y", "z"` as for `"x", "y:z"`. If arguments are free text from outside, put them
+/// last, or format them with `{a:?}`.
 ///
-/// The label of the lock in traces is the template, not the key. It has few values, and no personal data.
+/// The label of the lock in traces is the template, not the key. It has few values, and no personal
+/// data.
 ///
 /// ## `keys`
 ///
@@ -142,20 +146,21 @@ use proc_macro::TokenStream;
 /// }
 /// ```
 ///
-/// An expression is anything to iterate over whose items turn into `String`s. If it has no items, the body runs
-/// without a lock. The label is made of the labels of the keys, with `, ` between them.
+/// An expression is anything to iterate over whose items turn into `String`s. If it has no items,
+/// the body runs without a lock. The label is made of the labels of the keys, with `, ` between
+/// them.
 ///
 /// ## `wait`, `try` and `ttl`
 ///
-/// A text has the format of [`humantime`]: `"500ms"`, `"2s"`, `"1m 30s"`. It is checked at compile time. An
-/// expression is a `Duration`, or, for `wait`, a `lockcore::Wait`.
+/// A text has the format of [`humantime`]: `"500ms"`, `"2s"`, `"1m 30s"`. It is checked at compile
+/// time. An expression is a `Duration`, or, for `wait`, a `lockcore::Wait`.
 ///
 /// The lease is renewed as long as the body runs. If the process dies, other calls get the lock
 /// after one `ttl`.
 ///
-/// The text of a `ttl` is `"50ms"` to `"12h"`. A shorter lease would be over when the answer of the store arrives, and
-/// Redis refuses a longer one. For a store that takes longer ones, write an expression. The text of a `wait` must
-/// not be zero: write `try` instead.
+/// The text of a `ttl` is `"50ms"` to `"12h"`. A shorter lease would be over when the answer of the
+/// store arrives, and Redis refuses a longer lease. For a store that accepts longer leases, write
+/// an expression. The text of a `wait` must not be zero: write `try` instead.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -194,8 +199,8 @@ use proc_macro::TokenStream;
 ///
 /// ## `permits` and `of`
 ///
-/// A semaphore: calls with the same key run at the same time as long as there are permits for them. Every user of
-/// the name has to state the same `of`; see `lockcore::Semaphore`.
+/// A semaphore: calls with the same key run at the same time as long as there are permits for them.
+/// Every user of the name has to state the same `of`; see `lockcore::Semaphore`.
 ///
 /// ```
 /// # use lockcore::{Error, distributed_lock};
@@ -334,8 +339,8 @@ use proc_macro::TokenStream;
 ///
 /// ## `when`
 ///
-/// An expression of `bool`. It is evaluated before all other options. With `when`, the variable of [`held`](#held) is an
-/// `Option`.
+/// An expression of `bool`. It is evaluated before all other options. With `when`, the variable of
+/// [`held`](#held) is an `Option`.
 ///
 /// ```
 /// # use lockcore::{Error, distributed_lock};
@@ -367,8 +372,9 @@ use proc_macro::TokenStream;
 ///
 /// ## `held`
 ///
-/// The name of a new variable for the body. It is a `lockcore::Held`, which has the fencing token and the rest of
-/// the lease. With `keys` it is a `lockcore::MultiHeld`. With `when` it is an `Option`.
+/// The name of a new variable for the body. It is a `lockcore::Held`, which has the fencing token
+/// and the rest of the lease. With `keys` it is a `lockcore::MultiHeld`. With `when` it is an
+/// `Option`.
 ///
 /// ```
 /// # use lockcore::{Error, FencingToken, distributed_lock};
@@ -408,29 +414,31 @@ use proc_macro::TokenStream;
 /// the lock; if it stands below, its span does not. (Inside `#[async_trait]`, its span includes the
 /// wait in both places.)
 ///
-/// The same attribute with another key may stand above too, but [`keys`](#keys) is better: it takes the locks in one
-/// order.
+/// The same attribute with another key may stand above too, but [`keys`](#keys) is better: it takes
+/// the locks in one order.
 ///
 /// ## What a function must not return
 ///
-/// The lock is released when the function returns. So a function must not return a value that continues to work, or is
-/// read, after that. The macro knows these types by their names, and refuses them anywhere in
-/// the return type:
+/// The lock is released when the function returns. So a function must not return a value that
+/// continues to work, or is read, after that. The macro knows these types by their names, and
+/// refuses them anywhere in the return type:
 ///
-/// - futures and streams: `impl Future`, `dyn Stream`, `BoxFuture`, `ReceiverStream`, `Streaming`, `Sse` and others,
+/// - futures and streams: `impl Future`, `dyn Stream`, `BoxFuture`, `ReceiverStream`, `Streaming`,
+///   `Sse` and others,
 /// - spawned tasks: `JoinHandle`, `JoinSet`,
-/// - HTTP responses and their bodies: `Response` without the type of its body, `Body`, `BoxBody` and others.
+/// - HTTP responses and their bodies: `Response` without the type of its body, `Body`, `BoxBody`
+///   and others.
 ///
-/// For a response or a stream, use `lockcore_tower::LockLayer`: it keeps the lock until the body has ended. A
-/// `Response<Receipt>` of tonic is accepted, because its message is complete.
+/// For a response or a stream, use `lockcore_tower::LockLayer`: it keeps the lock until the body
+/// has ended. A `Response<Receipt>` of tonic is accepted, because its message is complete.
 ///
 /// **The macro sees names, not types.** It cannot see what is behind an alias, inside of a struct,
 /// or in `impl IntoResponse`. Functions that return these compile, and their lock is released
 /// before the returned value is read.
 ///
-/// If a type of your own has one of these names, write `self::` before it, as in `self::Response`, or import it by
-/// another name: `use crate::model::Response as OrderResponse`. A path that begins with no crate of futures, tasks or
-/// HTTP, as in `model::Response`, is accepted as it is.
+/// If a type of your own has one of these names, write `self::` before it, as in `self::Response`,
+/// or import it by another name: `use crate::model::Response as OrderResponse`. A path that begins
+/// with no crate of futures, tasks or HTTP, as in `model::Response`, is accepted as it is.
 ///
 /// # Errors
 ///
@@ -438,8 +446,8 @@ use proc_macro::TokenStream;
 /// returns its own errors, and those of the lock: `Busy` or `Timeout` if another holds the lock,
 /// `Lost` if the lease ended while the body ran, and the other kinds of `lockcore::ErrorKind`.
 ///
-/// Rust allows an `impl From` only for a type of your own crate. For the error types of other crates write
-/// [`on_error`](#on_error):
+/// Rust allows an `impl From` only for a type of your own crate. For the error types of other
+/// crates write [`on_error`](#on_error):
 ///
 /// | error type | option |
 /// |---|---|
@@ -449,8 +457,8 @@ use proc_macro::TokenStream;
 /// | `(http::StatusCode, String)` | `on_error = { tracing::error!(%error); Err((StatusCode::SERVICE_UNAVAILABLE, "try again later".into())) }` |
 /// | `tonic::Status` | `on_error = Err(lockcore_tower::status(&error))` |
 ///
-/// The text of a lock error is for operators: it names the address of the store. Write it to the log, and do not send
-/// it to a client.
+/// The text of a lock error is for operators: it names the address of the store. Write it to the
+/// log, and do not send it to a client.
 ///
 /// # When the lock is lost
 ///

@@ -1,4 +1,5 @@
-//! The options after they have been checked. Values that can be computed at compile time are computed here.
+//! The options after they have been checked. Values that can be computed at compile time are
+//! computed here.
 
 use std::time::Duration;
 
@@ -205,12 +206,14 @@ impl Side {
     }
 }
 
-/// The value, if it is a literal. The value of any other expression is checked at run time, when the lock is asked for.
+/// The value, if it is a literal. The value of any other expression is checked at run time, when
+/// the lock is asked for.
 fn known_number<'a>(
     number: Option<&'a Given>,
     mistakes: &mut Mistakes,
 ) -> Option<(u32, &'a LitInt)> {
-    // The value of `lockcore::Semaphore::MAX_PERMITS`, because this crate cannot depend on `lockcore`.
+    // The value of `lockcore::Semaphore::MAX_PERMITS`, because this crate cannot depend on
+    // `lockcore`.
     const MOST: u32 = (1 << 30) - 1;
     let literal = match literal(&number?.value)? {
         Lit::Int(literal) => literal,
@@ -266,8 +269,8 @@ impl Patience {
 fn check_ttl(ttl: Option<&Given>, mistakes: &mut Mistakes) -> Option<Option<Length>> {
     /// The same limit as in `lockcore`, which checks it when the lock is asked for.
     const SHORTEST: Duration = Duration::from_millis(50);
-    /// The limit of Redis, which is the lowest among the stores that several machines can share. An expression is not
-    /// checked here, because other stores accept longer leases.
+    /// The limit of Redis, which is the lowest among the stores that several machines can share. An
+    /// expression is not checked here, because other stores accept longer leases.
     const LONGEST: Duration = Duration::from_hours(12);
     let Some(ttl) = ttl else {
         return Some(None);

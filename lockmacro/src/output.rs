@@ -9,7 +9,8 @@ use syn::{
     GenericArgument, ParenthesizedGenericArguments, PathArguments, Type, TypeParamBound, TypePath,
 };
 
-/// A type in the output that is used after the lock has been released. The macro only sees its name.
+/// A type in the output that is used after the lock has been released. The macro only sees its
+/// name.
 pub(crate) struct Later {
     pub(crate) kind: LaterKind,
     /// The part of the output that the error message points at.
@@ -28,8 +29,8 @@ pub(crate) enum LaterKind {
     Thread,
 }
 
-/// The crates whose types the macro knows by name, and the modules in `task::JoinHandle` and `thread::JoinHandle`. If a
-/// path begins with another name, its type is a different one.
+/// The crates whose types the macro knows by name, and the modules in `task::JoinHandle` and
+/// `thread::JoinHandle`. If a path begins with another name, it means another type.
 const KNOWN: [&str; 22] = [
     "async_stream",
     "axum",
@@ -104,8 +105,8 @@ impl Later {
             "BoxFuture" | "LocalBoxFuture" => Some(LaterKind::Future),
             "BoxStream" | "LocalBoxStream" => Some(LaterKind::Stream),
             _ if is_other => None,
-            // If the type of the body is given, the search looks at that type. The `Response` of tonic has no type of a
-            // body.
+            // If the type of the body is given, the search looks at that type. The `Response` of
+            // tonic has no type of a body.
             "Response" if last.arguments.is_empty() => Some(LaterKind::Response),
             "Body" | "BoxBody" | "Incoming" | "StreamBody" | "UnsyncBoxBody" => {
                 Some(LaterKind::Response)
@@ -162,8 +163,9 @@ impl LaterKind {
     }
 }
 
-/// An error type of another crate, recognized by its name. The user cannot write `impl From<lockcore::Error>` for it.
-/// If a type of the user's own crate has this name and that `impl`, it works as any other type.
+/// An error type of another crate, recognized by its name. The user cannot write `impl
+/// From<lockcore::Error>` for it. If a type of the user's own crate has this name and that `impl`,
+/// it works as any other type.
 #[derive(Clone, Copy)]
 pub(crate) enum Foreign {
     /// `std::io::Error`
@@ -177,7 +179,8 @@ pub(crate) enum Foreign {
 }
 
 impl Foreign {
-    /// The error type of `Result<_, Foreign>`, or of the alias `io::Result<_>` or `tonic::Result<_>`.
+    /// The error type of `Result<_, Foreign>`, or of the alias `io::Result<_>` or
+    /// `tonic::Result<_>`.
     pub(crate) fn of(output: &Type) -> Option<Foreign> {
         let Type::Path(result) = output else {
             return None;

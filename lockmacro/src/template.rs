@@ -1,5 +1,6 @@
-//! The key template: splits `"order:{order.id}:{region}"` into a format string and arguments for `format!`. `format!`
-//! itself checks that the names exist, that they can be displayed, and the format specs.
+//! The key template: splits `"order:{order.id}:{region}"` into a format string and arguments for
+//! `format!`. `format!` itself checks that the names exist, that they can be displayed, and the
+//! format specs.
 
 use proc_macro2::{Group, Span, TokenStream, TokenTree};
 use syn::ext::IdentExt;
@@ -30,8 +31,8 @@ enum Piece {
 
 /// A call `format!(format, arguments…)` that builds the key.
 pub(crate) struct Format {
-    /// If `format!` accepts the user's own literal, this is that literal, because the compiler then points into it at
-    /// an unknown name.
+    /// The user's own literal, if `format!` accepts it. If a name in it is unknown, the compiler
+    /// then points into the user's literal.
     pub(crate) format: LitStr,
     /// The arguments for the `{}` in `format`, in order.
     pub(crate) arguments: Vec<Argument>,
@@ -44,8 +45,9 @@ pub(crate) struct Argument {
 }
 
 impl Template {
-    /// Continues after a mistake. The returned template is useful only if there was no mistake. If arguments follow the
-    /// template, a `{}` is not reported, because another message already says what to write there.
+    /// Continues after a mistake. The returned template is useful only if there was no mistake. If
+    /// arguments follow the template, a `{}` is not reported, because another message already says
+    /// what to write there.
     pub(crate) fn parse(
         literal: LitStr,
         has_arguments_behind: bool,
@@ -125,9 +127,9 @@ impl Template {
         Template { literal, pieces }
     }
 
-    /// Returns the parts that build the key. The names of arguments become arguments of `format!`, so that our message
-    /// appears for an argument that cannot be part of a key. Other names stay in the literal: if one is unknown, the
-    /// compiler points at it.
+    /// Returns the parts that build the key. The names of arguments become arguments of `format!`,
+    /// so that our message appears for an argument that cannot be part of a key. Other names stay
+    /// in the literal: if one is unknown, the compiler points at it.
     pub(crate) fn format(&self, names_of_arguments: &[Ident]) -> Format {
         let mut format = String::new();
         let mut arguments = Vec::new();
@@ -156,8 +158,8 @@ impl Template {
     }
 }
 
-/// Splits `id:05` into `id` and `:05`. The format spec begins at the first `:` that is not inside brackets and not part
-/// of a `::`.
+/// Splits `id:05` into `id` and `:05`. The format spec begins at the first `:` that is not inside
+/// brackets and not part of a `::`.
 fn split_spec(placeholder: &str) -> (&str, &str) {
     let mut depth = 0_i32;
     let mut chars = placeholder.char_indices().peekable();
@@ -173,15 +175,17 @@ fn split_spec(placeholder: &str) -> (&str, &str) {
     (placeholder, "")
 }
 
-/// A name that `format!` can capture itself; `type` means `r#type`. `format!` could also capture `self`, but `self` may
-/// have been renamed, see [`Function::as_in_the_body`](crate::function::Function::as_in_the_body).
+/// A name that `format!` can capture itself; `type` means `r#type`. `format!` could also capture
+/// `self`, but `self` may have been renamed, see
+/// [`Function::as_in_the_body`](crate::function::Function::as_in_the_body).
 fn plain_name(expr: &str, literal: &LitStr) -> Option<Ident> {
     let name = Ident::parse_any.parse_str(expr).ok()?;
     let is_plain = name != "self" && name != "_";
     is_plain.then(|| as_a_name(&name.unraw(), literal.span()))
 }
 
-/// Parses an argument. The tokens get the literal's span, so that the compiler reports errors at the literal.
+/// Parses an argument. The tokens get the literal's span, so that the compiler reports errors at
+/// the literal.
 fn parse_argument(expr: &str, literal: &LitStr) -> Option<Expr> {
     let tokens: TokenStream = LitStr::new(expr, literal.span()).parse().ok()?;
     match syn::parse2(with_names_of_keywords(tokens, true)).ok()? {
@@ -194,7 +198,8 @@ fn parse_argument(expr: &str, literal: &LitStr) -> Option<Expr> {
     }
 }
 
-/// Turns `order.type` into `order.r#type`, and `type.id` into `r#type.id`, as `format!` does with `{type}`.
+/// Turns `order.type` into `order.r#type`, and `type.id` into `r#type.id`, as `format!` does with
+/// `{type}`.
 fn with_names_of_keywords(tokens: TokenStream, mut is_name: bool) -> TokenStream {
     let with_names = tokens.into_iter().map(|token| {
         let token = match token {
@@ -243,7 +248,8 @@ mod tests {
         (template, mistakes.messages())
     }
 
-    /// Checks the format string and the arguments that `format!` gets in a function with the arguments `id` and `type`.
+    /// Checks the format string and the arguments that `format!` gets in a function with the
+    /// arguments `id` and `type`.
     #[track_caller]
     fn assert_parts(text: &str, format: &str, arguments: &[&str]) {
         let (template, mistakes) = parse(text);

@@ -199,8 +199,8 @@ async fn a_barrier_that_is_not_usable_is_refused(store: Store) {
     assert!(alone.unwrap().is_leader());
 }
 
-/// With more permits than the barrier has places for, a third party would get a place too, and nobody could tell whose
-/// round it is in.
+/// If the capacity were larger than the barrier needs, a third party would get a place too. Then
+/// the parties could not know which of them are in the same round.
 async fn a_name_with_a_stored_capacity_is_refused_and_later_rounds_are_whole(store: Store) {
     let (locks, operator) = (store.client(), store.client());
     let pool = operator.semaphore("a", 6);

@@ -83,8 +83,9 @@ pub(crate) async fn is_renewed(guard: &Guard, ttl: Duration) {
     .await;
 }
 
-/// Everything that a client sends to its store is held back by these proxies when it is used for the first time, and so it
-/// cannot connect. A shutdown does not wait for that. Afterwards the client has no connection.
+/// The proxies hold back everything that the client sends to its store, so the client cannot
+/// connect when it is used for the first time. A shutdown does not wait for this connection.
+/// Afterwards the client has no connection.
 pub(crate) async fn a_shutdown_ends_the_first_use(url: &str, proxies: &[Proxy]) {
     proxies.iter().for_each(Proxy::freeze);
     // The request may take much longer than the shutdown.

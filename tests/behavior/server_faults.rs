@@ -166,8 +166,8 @@ async fn a_lost_reply_is_asked_for_again_and_granted_once(store: Store) {
         let asked = Instant::now();
         let guard = locks.mutex(&name).wait(LEASE).acquire().await.unwrap();
 
-        // The repeated request has the id of the first, so it gets the grant of the first. If each of
-        // them had taken a ticket, the second ticket would be in line behind the first, and the
+        // The repeated request has the id of the first, so it gets the grant of the first. If each
+        // of them had taken a ticket, the second ticket would be in line behind the first, and the
         // acquire would take longer.
         let after = awake_since(asked);
         assert!(after < RECONNECTED, "{after:?}");

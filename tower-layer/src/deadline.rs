@@ -52,8 +52,8 @@ impl Deadline {
     }
 }
 
-/// Parses `grpc-timeout`: at most eight digits and a unit. Any other value is ignored, as in tonic and in gRPC's C
-/// core.
+/// Parses `grpc-timeout`: at most eight digits and a unit. Any other value is ignored, as in tonic
+/// and in gRPC's C core.
 ///
 /// <https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md#requests>
 pub(crate) fn of_grpc(headers: &HeaderMap) -> Option<Duration> {

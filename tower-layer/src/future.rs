@@ -221,7 +221,8 @@ where
     };
     if response.status() == StatusCode::SWITCHING_PROTOCOLS && settings.upgrades == Upgrades::Refuse
     {
-        // The request did not ask for this upgrade, and the connection would continue without its lock.
+        // The request did not ask for this upgrade, and the connection would continue without its
+        // lock.
         let problem = Problem::upgrade(held.names());
         drop(response);
         guard.release().await;
@@ -318,7 +319,8 @@ fn is_never_sent(method: &Method, status: StatusCode) -> bool {
         || status == StatusCode::NOT_MODIFIED
 }
 
-/// Waits for the end of a body that has no data to send. The result is its trailers or its error, if any.
+/// Waits for the end of a body that has no data to send. The result is its trailers or its error,
+/// if any.
 async fn after_the_data<B>(body: B) -> Option<Result<Frame<Bytes>, BoxError>>
 where
     B: Body,

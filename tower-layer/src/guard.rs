@@ -35,7 +35,8 @@ pub(crate) enum AnyHeld {
 }
 
 impl LockNames {
-    /// Sorts the names and removes duplicates. Returns `None` if there are no names, which means no lock.
+    /// Sorts the names and removes duplicates. Returns `None` if there are no names, which means no
+    /// lock.
     pub(crate) fn all(mut names: Vec<String>) -> Option<Self> {
         names.sort_unstable();
         names.dedup();

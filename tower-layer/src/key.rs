@@ -266,8 +266,8 @@ impl Key {
         Self::of(Source::GrpcMethod)
     }
 
-    /// The value of a query parameter, such as `id` in `/orders?id=42`, read as `T`. It must be there
-    /// exactly once. See [one thing, one name](#one-thing-one-name).
+    /// The value of a query parameter, such as `id` in `/orders?id=42`, read as `T`. It must be
+    /// there exactly once. See [one thing, one name](#one-thing-one-name).
     ///
     /// ```
     /// use lockcore_tower::Key;
@@ -329,11 +329,12 @@ impl Key {
         ))
     }
 
-    /// The value of a path parameter, such as `id` in `/orders/{id}`, read as `T`. Give the type that the
-    /// handler extracts: then all spellings of one order are one lock. See
-    /// [one thing, one name](#one-thing-one-name).
+    /// The value of a path parameter, such as `id` in `/orders/{id}`, read as `T`. Give the type
+    /// that the handler extracts: then all spellings of one order are one lock. See [one thing, one
+    /// name](#one-thing-one-name).
     ///
-    /// The layer must be where the route is known: see [where it may stand](crate#where-it-may-stand).
+    /// The layer must be where the route is known: see [where it may
+    /// stand](crate#where-it-may-stand).
     ///
     /// ```
     /// use lockcore_tower::Key;
@@ -354,7 +355,8 @@ impl Key {
     /// a number, `/orders/12` and `/orders/012` are one order, but two locks: see [one thing, one
     /// name](#one-thing-one-name).
     ///
-    /// The layer must be where the route is known: see [where it may stand](crate#where-it-may-stand).
+    /// The layer must be where the route is known: see [where it may
+    /// stand](crate#where-it-may-stand).
     ///
     /// ```
     /// use lockcore_tower::Key;
@@ -391,8 +393,8 @@ impl Key {
         self
     }
 
-    /// Lets a request pass **without a lock** if it lacks the header, the parameter, or another piece of the name.
-    /// Default: it is refused.
+    /// Lets a request pass **without a lock** if it lacks the header, the parameter, or another
+    /// piece of the name. Default: it is refused.
     pub fn optional(mut self) -> Self {
         self.optional = true;
         self
@@ -484,7 +486,8 @@ mod tests {
 
     use super::*;
 
-    /// Tries every pair of values of up to three characters. The characters are those with a special meaning.
+    /// Tries every pair of values of up to three characters. The characters are those with a
+    /// special meaning.
     #[test]
     fn no_two_requests_share_a_name_unless_their_values_agree() {
         let characters = ["%", ":", "3", "A", "-"];

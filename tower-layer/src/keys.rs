@@ -10,7 +10,8 @@ use crate::guard::LockNames;
 use crate::key::Key;
 use crate::refusal::Problem;
 
-/// Finds the names of the locks that a request takes together: see [`LockLayer::all`](crate::LockLayer::all).
+/// Finds the names of the locks that a request takes together: see
+/// [`LockLayer::all`](crate::LockLayer::all).
 ///
 /// Use a list of [`Key`]s if the number of names is fixed, and [`from_fn`](Self::from_fn) if it
 /// depends on the request.

@@ -350,8 +350,8 @@ impl<R> LockLayer<R> {
         self
     }
 
-    /// The status of the answer when another request holds the lock, such as 423 (`LOCKED`) or 429. gRPC clients always
-    /// get ABORTED. Default: 409.
+    /// The status of the answer when another request holds the lock, such as 423 (`LOCKED`) or 429.
+    /// gRPC clients always get ABORTED. Default: 409.
     ///
     /// # Panics
     ///

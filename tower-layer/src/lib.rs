@@ -1,6 +1,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_docs, missing_debug_implementations, unreachable_pub)]
-//! A tower layer that takes a distributed lock for each request: for axum, tonic, and any other HTTP service.
+//! A tower layer that takes a distributed lock for each request: for axum, tonic, and any other
+//! HTTP service.
 //!
 #![cfg_attr(feature = "axum", doc = "```no_run")]
 #![cfg_attr(not(feature = "axum"), doc = "```ignore")]
@@ -215,8 +216,8 @@
 //!
 //! ### Deadline passed
 //!
-//! gRPC DEADLINE_EXCEEDED: the client's `grpc-timeout` was over before the response had ended. The handler
-//! was stopped, and may have done part of its work.
+//! gRPC DEADLINE_EXCEEDED: the client's `grpc-timeout` was over before the response had ended. The
+//! handler was stopped, and may have done part of its work.
 //!
 //! ### Lock key
 //!
@@ -252,7 +253,8 @@
 //!
 //! ### Fencing token
 //!
-//! 400, from a [`FenceLayer`]: the header `lock-fencing-token` is missing, is there twice, or is not a token.
+//! 400, from a [`FenceLayer`]: the header `lock-fencing-token` is missing, is there twice, or is
+//! not a token.
 //!
 //! ### Fence full
 //!
@@ -360,8 +362,8 @@
 //! the same purpose. No feature changes what the layer does. Apart from `lockcore`, the crate
 //! depends on the small crates that tower and hyper are made of, and on a Bloom filter.
 
-// The floors of this crate, from the top. A file uses only files on its own floor or on lower floors, and never in a
-// circle.
+// The floors of this crate, from the top. A file uses only files on its own floor or on lower
+// floors, and never in a circle.
 
 // Types that users add to a service, and types that their handlers take.
 #[cfg(feature = "axum")]

@@ -207,7 +207,8 @@ mod tests {
         assert_eq!(names.admit_at("b", HOUR * 8), Ok(()));
     }
 
-    /// Many threads in several windows: no more names pass than the bound allows, and no name is counted twice.
+    /// Many threads in several windows: no more names pass than the bound allows, and no name is
+    /// counted twice.
     #[test]
     fn from_many_threads_as_many_names_pass_as_the_bound_allows() {
         const MOST: usize = 1_000;

@@ -1,5 +1,5 @@
-//! How a [`LockLayer`](crate::LockLayer) treats the bodies of its requests: types for code that names the type of a
-//! layer.
+//! How a [`LockLayer`](crate::LockLayer) treats the bodies of its requests: types for code that
+//! names the type of a layer.
 //!
 //! The handler gets the body unread, [as it comes](AsItComes). Or the layer [reads the whole body
 //! first](BodyFirst), before it asks for the lock. Do not make values of these types: `LockLayer`

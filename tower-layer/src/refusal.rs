@@ -91,7 +91,8 @@ impl<'a> Refusal<'a> {
         self.problem.status(self.answers)
     }
 
-    /// A title, which is the same for every refusal of this kind, such as `Locked by another request`.
+    /// A title, which is the same for every refusal of this kind, such as `Locked by another
+    /// request`.
     #[must_use]
     pub fn title(&self) -> &'static str {
         self.problem.kind.title()
@@ -350,7 +351,8 @@ impl Problem {
 
     /// The gRPC status at the end of a response.
     pub(crate) fn grpc_status(&self) -> HeaderMap {
-        // `Percent-Encoded` in gRPC over HTTP/2: all characters except printable ASCII, and the percent sign.
+        // `Percent-Encoded` in gRPC over HTTP/2: all characters except printable ASCII, and the
+        // percent sign.
         const ENCODED: &AsciiSet = &CONTROLS.add(b'%');
         let (code, message) = self.grpc();
         let message = utf8_percent_encode(&message, ENCODED).to_string();

@@ -22,7 +22,8 @@ pub(crate) struct Reserved<S> {
 pub(crate) struct NotReady<Q>(pub(crate) Q);
 
 impl<S: Clone> Reserved<S> {
-    /// Takes the ready service, for this request. A clone, which may not be ready, stays in its place.
+    /// Takes the ready service, for this request. A clone, which may not be ready, stays in its
+    /// place.
     pub(crate) fn take(ready: &mut S) -> Self {
         let clone = ready.clone();
         Self {
@@ -74,8 +75,8 @@ impl<S: Clone> Reserved<S> {
         answer.await
     }
 
-    /// As `call`, but returns the request if the service is not ready after `wait`. The service may be busy with a
-    /// request that waits for this lock.
+    /// As `call`, but returns the request if the service is not ready after `wait`. The service may
+    /// be busy with a request that waits for this lock.
     pub(crate) async fn call_within<Q>(
         mut self,
         wait: Wait,

@@ -106,8 +106,8 @@ fn asks_for_options<B>(request: &Request<B>) -> bool {
     request.method() == Method::OPTIONS && !request.headers().contains_key(CONTENT_TYPE)
 }
 
-/// Whether the connection or the stream may be used for another protocol after the response. Only the header `Upgrade`
-/// counts, as in servers; `Connection` is ignored.
+/// Whether the connection or the stream may be used for another protocol after the response. Only
+/// the header `Upgrade` counts, as in servers; `Connection` is ignored.
 fn is_upgrade(request: &Parts) -> bool {
     let mut to = request.headers.get_all(UPGRADE).iter();
     // Over HTTP/2, a web socket is also a CONNECT (RFC 8441).

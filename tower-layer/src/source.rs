@@ -41,7 +41,8 @@ pub(crate) type FindExtension =
 #[derive(Clone, Copy)]
 pub(crate) struct Type {
     name: &'static str,
-    /// Parses a text as this type, and writes the parsed value. The error says why the text is not valid.
+    /// Parses a text as this type, and writes the parsed value. The error says why the text is not
+    /// valid.
     rewrite: fn(&str, &mut dyn fmt::Write) -> Result<(), String>,
 }
 
@@ -145,7 +146,8 @@ impl Source {
         }
     }
 
-    /// Refuses a second value: the lock could be for one value, and the handler could use the other.
+    /// Refuses a second value: the lock could be for one value, and the handler could use the
+    /// other.
     fn is_alone<T>(&self, second: Option<T>) -> Result<(), Missing<'_>> {
         match second {
             None => Ok(()),
@@ -167,8 +169,8 @@ impl Source {
         if value.is_empty() {
             return Err(self.unusable("is empty"));
         }
-        // The length is checked before and after the value is written, so that the client cannot make either text
-        // longer than allowed.
+        // The length is checked before and after the value is written, so that the client cannot
+        // make either text longer than allowed.
         if value.len() > LONGEST_NAME {
             return Err(self.unusable("is too long to be locked"));
         }
@@ -218,8 +220,8 @@ impl Source {
 }
 
 impl Writer<'_> {
-    /// Appends a value, and percent-encodes `%` and the delimiters in it, so that no value contains a delimiter.
-    /// Without delimiters, nothing is encoded.
+    /// Appends a value, and percent-encodes `%` and the delimiters in it, so that no value contains
+    /// a delimiter. Without delimiters, nothing is encoded.
     fn push_escaped(&mut self, value: &str) {
         if self.delimiters.is_empty() {
             return self.name.push_str(value);
@@ -246,8 +248,8 @@ impl fmt::Write for Writer<'_> {
     }
 }
 
-/// The path `/package.Service/Method` without its first slash. The extension `GrpcMethod` of tonic exists only in
-/// clients.
+/// The path `/package.Service/Method` without its first slash. The extension `GrpcMethod` of tonic
+/// exists only in clients.
 fn grpc_method(path: &str) -> Option<&str> {
     let path = path.strip_prefix('/')?;
     let (service, method) = path.split_once('/')?;

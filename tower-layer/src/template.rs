@@ -1,5 +1,5 @@
-//! The template of a key: parses `"order:{path.id}:{header.x-tenant}"`, and makes sure that two requests have the same
-//! name only if all their values agree.
+//! The template of a key: parses `"order:{path.id}:{header.x-tenant}"`, and makes sure that two
+//! requests have the same name only if all their values agree.
 //!
 //! Between two placeholders there is a delimiter, a character of ASCII punctuation. In the values,
 //! every delimiter of the template, and `%`, is percent-encoded. So a value ends at the first
@@ -182,7 +182,8 @@ fn delimiters(pieces: &[Piece]) -> Result<String, String> {
     }
 }
 
-/// Delimiters are punctuation except `%`, because `%` begins an escape. No delimiter occurs inside of an escape.
+/// Delimiters are punctuation except `%`, because `%` begins an escape. No delimiter occurs inside
+/// of an escape.
 fn is_delimiter(char: char) -> bool {
     char.is_ascii_punctuation() && char != '%'
 }

@@ -27,7 +27,8 @@ use crate::reserved::{NotReady, Reserved};
 /// The default of `LOCK_WAIT`: the time that a client waits for a lock.
 const READY_WITHIN: Duration = Duration::from_secs(15);
 
-/// Takes a lock for every request of any service: the worker of a job queue, or a client of another service.
+/// Takes a lock for every request of any service: the worker of a job queue, or a client of another
+/// service.
 ///
 /// The layer takes the lock in the future that `call` returns, and keeps it until the service's
 /// future has ended or was dropped. The service finds the held lock by [`lockcore::held`]. If the

@@ -227,7 +227,8 @@ async fn the_route_names_the_lock_in_every_place_that_axum_has_for_a_layer() {
     }
 }
 
-/// Only routes with a handler are locked here. A method without a handler is refused without a lock.
+/// Only routes with a handler are locked here. A method without a handler is refused without a
+/// lock.
 #[tokio::test]
 async fn a_method_without_a_handler_is_refused_without_a_lock() {
     let locks = memory();
@@ -253,7 +254,8 @@ async fn a_method_without_a_handler_is_refused_without_a_lock() {
         let status = ask(&by_method, method).await;
         assert_eq!(status, StatusCode::METHOD_NOT_ALLOWED);
     }
-    // The router's own layer does not know which methods have a handler, but it never locks OPTIONS.
+    // The router's own layer does not know which methods have a handler, but it never locks
+    // OPTIONS.
     assert_eq!(ask(&by_route, Method::GET).await, StatusCode::CONFLICT);
     let options = ask(&by_route, Method::OPTIONS).await;
     assert_eq!(options, StatusCode::METHOD_NOT_ALLOWED);

@@ -39,7 +39,8 @@ where
 fn allocations(round: impl AsyncFn()) -> u64 {
     let rounds = (0..100).map(|_| {
         let one = || {
-            // The memory store answers at once. Without `unconstrained`, tokio's budget for a task would make it wait.
+            // The memory store answers at once. Without `unconstrained`, tokio's budget for a task
+            // would make it wait.
             unconstrained(round()).now_or_never().expect("no wait");
         };
         let AllocationInfo { count_total, .. } = allocation_counter::measure(one);
@@ -53,7 +54,8 @@ fn allocations(round: impl AsyncFn()) -> u64 {
 /// tickets, the release and its result.
 const OF_A_LOCK: u64 = 10;
 
-/// The layer boxes its future and its release. It allocates three times for `Held` as the first extension of a request.
+/// The layer boxes its future and its release. It allocates three times for `Held` as the first
+/// extension of a request.
 const OF_THE_LAYER: u64 = 5;
 
 #[tokio::test]

@@ -108,7 +108,8 @@ async fn an_equal_token_passes_again_and_each_resource_has_a_fence_of_its_own() 
         ("7", "2049", StatusCode::OK),
         ("7", "2048", StatusCode::PRECONDITION_FAILED),
         ("8", "1024", StatusCode::OK),
-        // As doubles, the first two tokens would be equal. As texts, the last one would be the highest.
+        // As doubles, the first two tokens would be equal. As texts, the last one would be the
+        // highest.
         ("9", "9223372036854775806", StatusCode::OK),
         ("9", "9223372036854775805", StatusCode::PRECONDITION_FAILED),
         ("9", "999", StatusCode::PRECONDITION_FAILED),

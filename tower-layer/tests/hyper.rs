@@ -375,7 +375,8 @@ async fn a_lock_that_is_lost_while_streaming_breaks_the_response_off() {
                 .await
                 .expect("not the end")
                 .unwrap_err();
-            // Over HTTP/1 the connection closes in the middle. Over HTTP/2 RST_STREAM comes, and the connection stays.
+            // Over HTTP/1 the connection closes in the middle of the body. Over HTTP/2 RST_STREAM
+            // comes, and the connection stays open.
             let how = match version {
                 Version::HTTP_2 => "Reset",
                 _ => "UnexpectedEof",

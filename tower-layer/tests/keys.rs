@@ -19,8 +19,8 @@ use http_body_util::BodyExt;
 use lockcore_tower::{Key, LockLayer};
 use tower::{Layer, ServiceExt, service_fn};
 
-/// The name of the lock that the handler holds, or `Ok(None)` if it was called without a lock. The error is the answer
-/// of the layer: its status and the detail.
+/// The name of the lock that the handler holds, or `Ok(None)` if it was called without a lock. The
+/// error is the answer of the layer: its status and the detail.
 async fn locked(key: &Key, request: In) -> Result<Option<String>, (StatusCode, String)> {
     let layer = LockLayer::new(memory(), key.clone());
     let service = layer.layer(service_fn(async |request: In| {

@@ -166,7 +166,8 @@ async fn until_free(case: Case) -> Duration {
     took
 }
 
-/// A server with a handler that never answers and does not look at the body. With `body_first`, the layer reads it.
+/// A server with a handler that never answers and does not look at the body. With `body_first`, the
+/// layer reads it.
 async fn serve(locks: &Locks, body_first: bool) -> (SocketAddr, Arc<Notify>) {
     let entered = Arc::new(Notify::new());
     let handler = post({

@@ -449,7 +449,8 @@ async fn a_handler_is_not_polled_again_once_the_lock_is_lost() {
             let (entered, polled_after) = (Arc::clone(&entered), Arc::clone(&polled_after));
             let held = held_in(&request);
             async move {
-                // This future is ready again after each step, so only a check before each poll can stop it.
+                // This future is ready again after each step, so only a check before each poll can
+                // stop it.
                 loop {
                     if !held.is_valid() {
                         polled_after.fetch_add(1, Ordering::SeqCst);

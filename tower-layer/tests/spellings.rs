@@ -71,8 +71,9 @@ impl Order12 {
         self.most_inside.fetch_max(inside, Ordering::SeqCst);
         in_time(async {
             loop {
-                // A request goes from waiting to inside to done, and this counts in the opposite order. So a request
-                // that moves during the count may be missed, but is never counted twice.
+                // A request goes from waiting to inside to done, and this counts in the opposite
+                // order. So a request that moves during the count may be missed, but is never
+                // counted twice.
                 let mut here = self.done.load(Ordering::SeqCst);
                 here += self.inside.load(Ordering::SeqCst);
                 for name in NAMES {
@@ -97,7 +98,8 @@ async fn waiting(locks: &Locks, name: &str) -> u32 {
     places.iter().map(waiting).sum()
 }
 
-/// Sends a request in each spelling at the same time. Returns how many handlers of order 12 overlapped.
+/// Sends a request in each spelling at the same time. Returns how many handlers of order 12
+/// overlapped.
 async fn most_at_once(
     locks: &Locks,
     app: Router<Order12>,

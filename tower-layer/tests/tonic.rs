@@ -74,7 +74,8 @@ impl Decoder for Text {
     }
 }
 
-/// A service with a method of each kind. In a real program, this code is generated from a `.proto` file.
+/// A service with a method of each kind. In a real program, this code is generated from a `.proto`
+/// file.
 #[derive(Clone, Default)]
 struct Orders {
     entered: Arc<Notify>,
@@ -477,7 +478,8 @@ async fn a_handler_that_takes_a_lock_itself_answers_as_the_layer_does() {
     assert_eq!(hidden.code(), Code::Aborted);
     assert!(!hidden.message().contains(NAME), "{hidden}");
     assert_status(status(&misconfigured), Code::Internal, "misconfigured");
-    // The work of a refused request was not begun. The work of a request that lost its lock may be done in part.
+    // The work of a refused request was not begun. The work of a request that lost its lock may be
+    // done in part.
     assert_status(
         status(&down),
         Code::Unavailable,

@@ -48,7 +48,8 @@ pub async fn buy_until_sold_out(
     closing: CancellationToken,
 ) {
     loop {
-        // A purchase is never dropped half-way: when the shop closes, the purchase is refused or completed.
+        // A purchase is never dropped half-way: when the shop closes, the purchase is refused or
+        // completed.
         let pause = match way.buy(buyer.client).await {
             Ok(Some(_ticket)) => time_to_think(),
             Ok(None) => return,
@@ -114,7 +115,8 @@ impl Http {
         match status {
             StatusCode::OK => Ok(Some(body.parse().map_err(Refusal::of)?)),
             StatusCode::GONE => Ok(None),
-            // 409: another request held the lock for too long. 503: the store of the locks cannot be reached.
+            // 409: another request held the lock for too long. 503: the store of the locks cannot
+            // be reached.
             _ => Err(Refusal {
                 why: format!("{status}: {}", detail(&body)),
                 retry_in,

@@ -47,8 +47,8 @@ const GRACE: Duration = Duration::from_secs(2);
 
 /// Sells a stock of tickets to many clients at once: first with a lock, then without.
 ///
-/// The locks are kept where LOCK_URL says, as in LOCK_URL=redis://127.0.0.1/. Without LOCK_URL, one process keeps them in
-/// its memory, and several processes share a temporary file.
+/// The locks are kept where LOCK_URL says, as in LOCK_URL=redis://127.0.0.1/. Without LOCK_URL, one
+/// process keeps them in its memory, and several processes share a temporary file.
 #[derive(Debug, Parser)]
 #[command(name = "checkout", allow_negative_numbers = true)]
 struct Args {
@@ -56,7 +56,8 @@ struct Args {
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     stock: u32,
 
-    // Half of the clients have two sockets in this process, and 1,024 open files are the usual limit.
+    // Half of the clients have two sockets in this process, and 1,024 open files are the usual
+    // limit.
     /// How many clients buy: half through the layer, half through the annotated function
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=500))]
     clients: u32,
@@ -175,7 +176,8 @@ fn connect(args: &Args) -> Result<Locks, Failure> {
     })
 }
 
-/// The kind of store in LOCK_URL, if it is set. The rest of the URL is not returned, because it may contain a password.
+/// The kind of store in LOCK_URL, if it is set. The rest of the URL is not returned, because it may
+/// contain a password.
 fn store() -> Option<String> {
     let url = std::env::var_os("LOCK_URL")?;
     let scheme = url
@@ -238,7 +240,8 @@ impl Args {
         }
     }
 
-    /// If LOCK_URL names no store, several processes share a file. Returns the folder that was created for it.
+    /// If LOCK_URL names no store, several processes share a file. Returns the folder that was
+    /// created for it.
     fn locks_to_share(&mut self) -> io::Result<Option<TempDir>> {
         if self.processes == 1 || self.process.is_some() || store().is_some() {
             return Ok(None);

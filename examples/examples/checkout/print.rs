@@ -1,4 +1,5 @@
-//! Prints the lines of the example. Each line is one write, so that several processes can share a terminal.
+//! Prints the lines of the example. Each line is one write, so that several processes can share a
+//! terminal.
 
 use std::fmt;
 use std::io::{self, Write as _};

@@ -86,7 +86,8 @@ impl Share {
     }
 }
 
-/// Runs a shop in each of several processes, all with the same folder, until everything is sold or `closing`.
+/// Runs a shop in each of several processes, all with the same folder, until everything is sold or
+/// `closing`.
 pub async fn run_shops(
     args: &Args,
     folder: &Path,
@@ -119,7 +120,8 @@ pub async fn run_shops(
 struct ShopProcess {
     process: u32,
     child: Child,
-    /// The child's standard input. Nothing is ever written to it: when it is closed, the child closes its shop.
+    /// The child's standard input. Nothing is ever written to it: when it is closed, the child
+    /// closes its shop.
     leash: Option<ChildStdin>,
 }
 
@@ -154,7 +156,8 @@ impl ShopProcess {
         if status.success() {
             return Ok(());
         }
-        // Ctrl-C goes to all processes of a terminal, and the child may react before this process does.
+        // Ctrl-C goes to all processes of a terminal, and the child may react before this process
+        // does.
         Err(Stop::of_child(status).map_or(Failure::Failed(self.process, status), Failure::Stopped))
     }
 

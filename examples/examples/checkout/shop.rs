@@ -1,5 +1,5 @@
-//! The shop: two ways to buy, and the lock that both take. Read this file first. The rest of the example simulates the
-//! customers and checks the result.
+//! The shop: two ways to buy, and the lock that both take. Read this file first. The rest of the
+//! example simulates the customers and checks the result.
 
 use std::io;
 use std::net::SocketAddr;
@@ -22,7 +22,8 @@ use crate::stock::{Buyer, Stock, Through};
 
 /// The item for sale. Both ways to buy lock `stock:concert`, so they exclude each other.
 pub const ITEM: &str = "concert";
-/// How long the layer lets a request wait before it answers 409. The annotation of the function has the same time.
+/// How long the layer lets a request wait before it answers 409. The annotation of the function has
+/// the same time.
 const WAIT: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
@@ -35,7 +36,8 @@ pub struct Shop {
 /// Why a purchase failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BuyError {
-    /// An annotated function returns errors of the lock as its own errors. So its error type needs this `From`.
+    /// An annotated function returns errors of the lock as its own errors. So its error type needs
+    /// this `From`.
     #[error(transparent)]
     Lock(#[from] lockcore::Error),
     #[error("the stock: {0}")]
@@ -62,8 +64,8 @@ pub async fn buy(
     Ok(ticket)
 }
 
-/// The other way to buy: a route with a layer. Its handler runs while the lock is held, and the lock is kept until the
-/// response has been sent.
+/// The other way to buy: a route with a layer. Its handler runs while the lock is held, and the
+/// lock is kept until the response has been sent.
 pub fn locked_service(shop: Arc<Shop>) -> Result<Router, lockcore::Error> {
     let locks = lockcore::default_locks()?; // the client that `main` passed to `lockcore::set_default`
     let one_at_a_time = LockLayer::new(locks, Key::path("item").prefix("stock:")).wait(WAIT);
@@ -130,7 +132,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves on a free port of this machine until `closing`, and then completes the requests that have begun.
+    /// Serves on a free port of this machine until `closing`, and then completes the requests that
+    /// have begun.
     pub async fn start(service: Router, closing: CancellationToken) -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;

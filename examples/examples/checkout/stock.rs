@@ -1,5 +1,5 @@
-//! The stock: a count in a plain file, with no protection of its own, and a log of the sales. The verdict uses only the
-//! log, so it does not depend on the lock.
+//! The stock: a count in a plain file, with no protection of its own, and a log of the sales. The
+//! verdict uses only the log, so it does not depend on the lock.
 
 use std::fmt;
 use std::fs::{self, OpenOptions};
@@ -99,7 +99,8 @@ impl Stock {
         self.folder.join("stock")
     }
 
-    /// Writes to another file and renames it. So a missing lock can cause double sales, but no damaged files.
+    /// Writes to another file and renames it. So a missing lock can cause double sales, but no
+    /// damaged files.
     fn write_count(&self, tickets: u32) -> io::Result<()> {
         let write = self.writes.fetch_add(1, Ordering::Relaxed);
         let draft = self

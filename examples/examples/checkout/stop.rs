@@ -31,11 +31,12 @@ pub async fn asked(signal: impl Future<Output = ()>, args: &Args) -> Stop {
     }
 }
 
-/// Resolves when standard input ends. In a child process it is a pipe. The parent closes the pipe to stop the child,
-/// and the kernel closes it when the parent is killed.
+/// Resolves when standard input ends. In a child process it is a pipe. The parent closes the pipe
+/// to stop the child, and the kernel closes it when the parent is killed.
 async fn parent_gone() {
     let (ended, end) = oneshot::channel();
-    // This uses a plain thread, because `tokio::io::stdin` keeps the runtime from shutting down while it reads.
+    // This uses a plain thread, because `tokio::io::stdin` keeps the runtime from shutting down
+    // while it reads.
     std::thread::spawn(move || {
         let _ = io::copy(&mut io::stdin(), &mut io::sink());
         let _ = ended.send(());

@@ -5,9 +5,10 @@
 //! LOCK_URL=redis://127.0.0.1/ cargo run --release --example fencing
 //! ```
 //!
-//! Process A takes the lock and is stopped, as can happen to any process at any time. Its lease ends, and B gets the
-//! lock and sets the price. Then A continues. `run` stops the work that A does *under* the lock. But A has also spawned
-//! a task. That task checked the lock before the stop, and writes now. No lock can prevent this. The resource can.
+//! Process A takes the lock and is stopped, as can happen to any process at any time. Its lease
+//! ends, and B gets the lock and sets the price. Then A continues. `run` stops the work that A does
+//! *under* the lock. But A has also spawned a task. That task checked the lock before the stop, and
+//! writes now. No lock can prevent this. The resource can.
 //!
 //! | file | |
 //! |---|---|

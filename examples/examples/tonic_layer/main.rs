@@ -5,7 +5,8 @@
 //! LOCK_URL=redis://127.0.0.1/ cargo run --release --example tonic_layer   # for all processes of the service
 //! ```
 //!
-//! A layer sees the metadata of a call and not its message. So the client sends the order id in the metadata.
+//! A layer sees the metadata of a call and not its message. So the client sends the order id in the
+//! metadata.
 
 #[rustfmt::skip]
 #[allow(clippy::pedantic, missing_debug_implementations, reason = "generated")]

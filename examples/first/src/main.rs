@@ -1,5 +1,5 @@
-//! Eight orders arrive at once for one item. With the lock they are served one after the other. Without it they
-//! overwrite each other's work.
+//! Eight orders arrive at once for one item. With the lock they are served one after the other.
+//! Without it they overwrite each other's work.
 //!
 //! ```text
 //! cargo run -p first
@@ -18,8 +18,8 @@ use tokio::task::JoinSet;
 
 const ORDERS: u32 = 8;
 
-/// How many items are left. A sale reads this number, takes some time, and writes one less, as with a file or a
-/// database row.
+/// How many items are left. A sale reads this number, takes some time, and writes one less, as with
+/// a file or a database row.
 static LEFT: AtomicU32 = AtomicU32::new(0);
 
 async fn sell() -> u32 {

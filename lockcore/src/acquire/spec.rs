@@ -41,8 +41,8 @@ impl Spec<'_> {
         local && self.capacity == FULL && self.renew && !self.limited
     }
 
-    /// Whether code under this lock can take it again. Semaphores cannot be re-entered: each request takes more
-    /// permits.
+    /// Whether code under this lock can take it again. Semaphores cannot be re-entered: each
+    /// request takes more permits.
     pub(crate) fn can_reenter(&self) -> bool {
         self.capacity == FULL
     }

@@ -44,8 +44,8 @@ impl std::fmt::Debug for EventSink {
 }
 
 impl EventSink {
-    /// A receiver of your own. It is dropped together with the connection. Use it in a test that talks to a store
-    /// directly, or in a store that wraps another one.
+    /// A receiver that is yours and not the core's. It is dropped together with the connection. Use
+    /// it in a test that calls a store directly, or in a store that wraps another store.
     ///
     /// ```
     /// use std::sync::mpsc;
@@ -116,8 +116,8 @@ impl EventSink {
         &self.namespace
     }
 
-    /// The ttl of locks that do not set their own (`LOCK_TTL`). A session at the store should last this long without a
-    /// heartbeat.
+    /// The ttl of locks that do not set their own (`LOCK_TTL`). A session at the store should last
+    /// this long without a heartbeat.
     #[must_use]
     pub fn default_ttl(&self) -> Duration {
         self.default_ttl

@@ -46,9 +46,10 @@ impl StoreError {
         }
     }
 
-    /// A failure with its meaning for the request, after which the connection cannot be used: the core opens another
-    /// one. Whether the request was carried out is a separate question. For example, a server that has become a replica
-    /// certainly refuses a write, and will refuse every later one on this connection.
+    /// A failure after which the connection cannot be used, so the core opens another connection.
+    /// `fault` is its meaning for the request: whether the request was carried out is a separate
+    /// question. For example, a server that has become a replica certainly refuses a write, and
+    /// will refuse every later write on this connection.
     #[must_use]
     pub fn replace(fault: Fault, message: impl Into<String>) -> Self {
         Self {
@@ -57,7 +58,8 @@ impl StoreError {
         }
     }
 
-    /// The connection broke during the request, so its outcome is unknown. The core opens another connection.
+    /// The connection broke during the request, so its outcome is unknown. The core opens another
+    /// connection.
     #[must_use]
     pub fn broken(message: impl Into<String>) -> Self {
         Self::replace(Fault::Unknown, message)
@@ -138,8 +140,8 @@ impl StoreError {
     }
 }
 
-/// The error that a store's failure becomes for the caller. [`Fault::Unknown`] stays unknown: only the acquire loop
-/// knows whether a repetition has settled it.
+/// The error that a store's failure becomes for the caller. [`Fault::Unknown`] stays unknown: only
+/// the acquire loop knows whether a repetition has settled it.
 impl From<StoreError> for Error {
     fn from(error: StoreError) -> Self {
         let message = error.to_string();

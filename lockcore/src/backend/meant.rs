@@ -1,6 +1,7 @@
 //! Finds the word of a list that a misspelt word stands for.
 
-/// The word of this list that was probably meant: the nearest one, if it differs by one or two letters.
+/// The word of this list that was probably meant: the nearest one, if it differs by one or two
+/// letters.
 pub(crate) fn nearest<'a>(
     written: &str,
     ours: impl IntoIterator<Item = &'a str>,

@@ -1,7 +1,7 @@
 //! The contract between the core and a store.
 //!
-//! A store keeps **tickets**: which client asked for how many permits of a name, in which order, and until when.
-//! Holders and waiters are the same record. One rule decides which tickets hold:
+//! A store keeps **tickets**: which client asked for how many permits of a name, in which order,
+//! and until when. Holders and waiters are the same record. One rule decides which tickets hold:
 //!
 //! > A ticket is granted when the permits of all older live tickets plus its own are at most the
 //! > capacity. A grant lasts until release or expiry; no later computation takes it back.
@@ -27,15 +27,16 @@
 //! latch, are built on counters. The holder of a lock can write a *value*. A store keeps it in the
 //! same way, under a [name of its own](Name::value).
 //!
-//! `testing::conformance` checks a store against this contract; the example `own_store` is a store that passes it.
+//! `testing::conformance` checks a store against this contract; the example `own_store` is a store
+//! that passes it.
 //!
 //! This module needs the feature `backend`. A `0.x` release of lockcore may change the contract
 //! when a store of this crate needs it, and the changelog says how. So a store outside of this
 //! crate should depend on one exact minor version.
 //!
-//! The core may drop the future of an operation at any point, or move it to another thread and finish it there. So the
-//! future must not depend on timers or tasks of the runtime that first polled it, except for the connection's own
-//! driver.
+//! The core may drop the future of an operation at any point, or move it to another thread and
+//! finish it there. So the future must not depend on timers or tasks of the runtime that first
+//! polled it, except for the connection's own driver.
 
 mod adoption;
 mod capability;
@@ -56,8 +57,8 @@ pub(crate) mod sqlite;
 #[cfg(feature = "zookeeper")]
 pub(crate) mod zookeeper;
 
-/// The rule as plain code: the tickets of one name in order, and which of them hold. No clock and no I/O: time is a
-/// number that the caller passes in.
+/// The rule as plain code: the tickets of one name in order, and which of them hold. No clock and
+/// no I/O: time is a number that the caller passes in.
 pub mod queue {
     pub use crate::queue::{MOST_TICKETS, NoTicket, Queue, Ticket, granted, granted_of};
 }
@@ -113,7 +114,8 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
 /// Requests are shared, not copied. The core renews and releases a ticket with the request that
 /// enqueued it, except when the ticket is to become [smaller](Self::renew).
 pub trait Connection: fmt::Debug + Send + Sync + 'static {
-    /// Takes a ticket. If an earlier attempt with the same id has left one, finds that ticket and renews it.
+    /// Takes a ticket. If an earlier attempt with the same id has left one, finds that ticket and
+    /// renews it.
     fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued>;
 
     /// [`enqueue`](Self::enqueue), for a caller that waits for the answer no longer than
@@ -127,18 +129,19 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
         self.enqueue(request)
     }
 
-    /// Extends tickets to the ttl of these requests, counted from now. One answer per ticket, in order. Never creates a
-    /// ticket.
+    /// Extends tickets to the ttl of these requests, counted from now. One answer per ticket, in
+    /// order. Never creates a ticket.
     ///
-    /// The ttl may be longer or shorter than that of the enqueue or of the last renewal. A shorter one ends the ticket
-    /// earlier than before. The ticket keeps its number and its position.
+    /// The ttl may be longer or shorter than that of the enqueue or of the last renewal. A shorter
+    /// one ends the ticket earlier than before. The ticket keeps its number and its position.
     ///
     /// If a request has fewer permits than its ticket, the ticket becomes smaller, for good. For
     /// example, a writer becomes a reader. The same atomic step wakes every ticket that is granted
     /// by this. The ticket keeps its number and its position. A ticket never gets more permits.
     fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>>;
 
-    /// [`renew`](Self::renew), for a caller with this `patience`: see [`enqueue_within`](Self::enqueue_within).
+    /// [`renew`](Self::renew), for a caller with this `patience`: see
+    /// [`enqueue_within`](Self::enqueue_within).
     fn renew_within(&self, tickets: Vec<Arc<Request>>, patience: Duration) -> Answer<Vec<Renewed>> {
         let _ = patience;
         self.renew(tickets)
@@ -179,8 +182,8 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
         unsupported("ask a holder to give its lock up")
     }
 
-    /// Gives the ticket of another client to the client of this connection: see [`Adoption`]. Answers
-    /// [`Enqueued::Granted`] or [`Enqueued::Gone`].
+    /// Gives the ticket of another client to the client of this connection: see [`Adoption`].
+    /// Answers [`Enqueued::Granted`] or [`Enqueued::Gone`].
     ///
     /// In one atomic step, the ticket gets the [id](Request::id), the [owner](Request::owner) and
     /// the [ttl](Request::ttl) of the new request. The ttl counts from now. After this step, the
@@ -219,7 +222,8 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
         unsupported("store the capacity of a semaphore")
     }
 
-    /// Forgets everything about a name that is not in use. Does nothing while the name has a ticket.
+    /// Forgets everything about a name that is not in use. Does nothing while the name has a
+    /// ticket.
     fn forget(&self, name: Name) -> Answer<()>;
 
     /// Reads or changes a counter, or the [value](Name::value) of a lock, in one atomic step. A
@@ -303,8 +307,8 @@ pub enum Enqueued {
         ticket: u64,
         /// The ttl that the store gave.
         valid_for: Duration,
-        /// The time after which the ticket may be granted without a wake-up, because a holder's lease ends then. With
-        /// `None` the waiter only makes its ordinary renewals.
+        /// The time after which the ticket may be granted without a wake-up, because a holder's
+        /// lease ends then. With `None` the waiter only makes its ordinary renewals.
         recheck_in: Option<Duration>,
     },
     /// The permits are not free, and the request does not stand in line. The reason is one of

@@ -5,8 +5,9 @@ use url::Url;
 use super::hosts::decoded;
 use super::meant::nearest;
 
-/// The options of a URL, each with its value. Both are percent-decoded, and a plus stays a plus: a password may contain
-/// one. A name that is not in `known` is an error, and so is a name that is given twice.
+/// The options of a URL, each with its value. Both are percent-decoded, and a plus stays a plus: a
+/// password may contain one. A name that is not in `known` is an error, and so is a name that is
+/// given twice.
 ///
 /// The errors do not repeat the URL, because it may contain a password.
 pub(super) fn options<'a>(url: &Url, known: &[&'a str]) -> Result<Vec<(&'a str, String)>, String> {

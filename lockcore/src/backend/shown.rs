@@ -1,5 +1,5 @@
-//! The views that a store has for people: tickets ([`Locks::inspect`](crate::Locks::inspect)), and the names in use
-//! ([`Locks::list`](crate::Locks::list)).
+//! The views that a store has for people: tickets ([`Locks::inspect`](crate::Locks::inspect)), and
+//! the names in use ([`Locks::list`](crate::Locks::list)).
 
 use std::fmt;
 use std::sync::Arc;

@@ -9,8 +9,8 @@ use super::shared::Shared;
 use crate::clock::Instant;
 
 impl Shared {
-    /// A timer on the lease clock. It does not depend on the caller's runtime: the time driver of that runtime may be
-    /// off, and a test may have paused its clock.
+    /// A timer on the lease clock. It does not depend on the caller's runtime: the time driver of
+    /// that runtime may be off, and a test may have paused its clock.
     pub(crate) fn alarm(self: &Arc<Self>, at: Instant) -> Alarm {
         Alarm {
             shared: Arc::clone(self),

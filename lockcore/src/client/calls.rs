@@ -230,8 +230,8 @@ impl Shared {
         here.filter(|_| !sessions).unwrap_or(&self.keeper)
     }
 
-    /// Whether the runtime `here` receives the wake-ups of a request that was sent on the connection of the runtime
-    /// `asked`.
+    /// Whether the runtime `here` receives the wake-ups of a request that was sent on the
+    /// connection of the runtime `asked`.
     pub(crate) fn is_heard(&self, asked: runtime::Id, here: Option<runtime::Id>) -> bool {
         let sessions = self.capability.sessions;
         asked == here.filter(|_| !sessions).unwrap_or(self.keeper.id())

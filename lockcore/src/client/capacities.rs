@@ -90,7 +90,8 @@ impl Shared {
             match answer.outcome {
                 ResizeOutcome::Applied => return Ok(capacity),
                 ResizeOutcome::Mismatch { in_use } => return Err(mismatch(stated, in_use)),
-                // An earlier attempt may have been carried out before somebody else changed the capacity.
+                // An earlier attempt may have been carried out, and another client may have changed
+                // the capacity after that.
                 ResizeOutcome::Kept if sends == Sends::Several && twice == Twice::Wrong => {
                     return Err(Error::unknown(
                         "whether the capacity was changed is unknown: the answer was lost, and somebody else has changed \

@@ -1,4 +1,5 @@
-//! Events about a client: trouble with the store, locks that were lost, and the grants of each lock.
+//! Events about a client: trouble with the store, locks that were lost, and the grants of each
+//! lock.
 
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -20,10 +21,11 @@ const KEPT: usize = 256;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// The store does not answer, or a connection to it broke. Locks that are held stay held until their leases run
-    /// out. The client reconnects by itself.
+    /// The store does not answer, or a connection to it broke. Locks that are held stay held until
+    /// their leases run out. The client reconnects by itself.
     Suspended,
-    /// The store answers again. The client asks the store at once about every ticket that it holds or waits for.
+    /// The store answers again. The client asks the store at once about every ticket that it holds
+    /// or waits for.
     Restored,
     /// A held lock was lost. Work under it is stopped by [`Lock::run`](crate::Lock::run).
     Lost {
@@ -71,13 +73,15 @@ impl fmt::Debug for EventListener {
     }
 }
 
-/// Something that happened to a grant of one lock in this client: see [`Lock::grants`](crate::Lock::grants).
+/// Something that happened to a grant of one lock in this client: see
+/// [`Lock::grants`](crate::Lock::grants).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GrantEvent {
     /// A task of this client has the lock.
     Granted(GrantId),
-    /// Somebody asks for the lock ([`Locks::revoke`](crate::Locks::revoke)) while this grant holds it.
+    /// Somebody asks for the lock ([`Locks::revoke`](crate::Locks::revoke)) while this grant holds
+    /// it.
     AskedBack(GrantId),
     /// The lock was lost while this grant held it. A listener gets this at once. For a reader it
     /// comes when the reader's last guard ends, because the readers of one process share tickets.
@@ -86,9 +90,11 @@ pub enum GrantEvent {
     /// not know of the release yet. If the store then answers that the lock had been lost before,
     /// [`Lost`](Self::Lost) follows.
     Released(GrantId),
-    /// The grant was [given away](crate::Guard::detach). The client that adopts it has a grant with the same id.
+    /// The grant was [given away](crate::Guard::detach). The client that adopts it has a grant with
+    /// the same id.
     Detached(GrantId),
-    /// The listener was slow, and this number of events was dropped. Not all of them need be about this lock.
+    /// The listener was slow, and this number of events was dropped. Some of them may be about
+    /// other locks.
     Missed(u64),
 }
 

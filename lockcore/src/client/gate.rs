@@ -14,9 +14,9 @@ use crate::log::guarded;
 
 /// The verbs of a store's connection, with their gates.
 ///
-/// A store gets only as many requests at a time as it allows ([`Capability::in_flight`]). Other requests wait here, in
-/// order of arrival. So a burst of requests costs the callers time, but does not delay the renewals and heartbeats on
-/// the same connection: these pass no gate.
+/// A store gets only as many requests at a time as it allows ([`Capability::in_flight`]). Other
+/// requests wait here, in order of arrival. So a burst of requests costs the callers time, but does
+/// not delay the renewals and heartbeats on the same connection: these pass no gate.
 ///
 /// Releases have a gate of their own. They free locks that others wait for, so they must not wait
 /// behind thousands of enqueues.

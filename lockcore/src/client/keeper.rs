@@ -3,7 +3,8 @@
 //! dropped futures and guards. It has a small runtime and a connection of its own. So users may
 //! block their runtimes, pause their clocks or shut them down, and no lease is lost by that.
 //!
-//! Taking tickets is in `acquire`, connections are in `supervise`, and the list of due work is in `table`.
+//! Taking tickets is in `acquire`, connections are in `supervise`, and the list of due work is in
+//! `table`.
 
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::ThreadId;
@@ -25,8 +26,8 @@ use crate::log::{Silence, guarded};
 use crate::pauses::{Pauses, jittered};
 use crate::request::Request;
 
-/// The longest sleep while something is due. Timers stand still while the machine is suspended, but the lease clock
-/// does not. After a resume the keeper catches up within this time.
+/// The longest sleep while something is due. Timers stand still while the machine is suspended, but
+/// the lease clock does not. After a resume the keeper catches up within this time.
 const LONGEST_NAP: Duration = Duration::from_secs(1);
 
 /// How long the client waits at its end for log lines that are not written yet.
@@ -63,7 +64,8 @@ impl Keeper {
                     keep(&for_thread).await;
                     close(&for_thread).await;
                 });
-                // A subscriber that blocks must not delay the end of the thread, or the drop of the last handle.
+                // A subscriber that blocks must not delay the end of the thread, or the drop of the
+                // last handle.
                 runtime.shutdown_timeout(LAST_WORDS);
                 drop(silence);
                 drop(end);

@@ -1,6 +1,6 @@
 //! The lease record: what this process knows of one ticket, and until when it may rely on the
-//! ticket. The content of its renewals is in `renewal`, and sending them is in `keeper`. The user's
-//! view of a lease is in `hold`.
+//! ticket. `renewal` has the content of the renewals, and `keeper` sends them. The user's view of a
+//! lease is in `hold`.
 
 mod asked;
 mod renewal;
@@ -17,26 +17,26 @@ use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
 use crate::sync::{Mutex, Notify};
 use crate::token::GrantId;
 
-/// How long a grant may wait for its task to collect it, as a part of the ttl. A task that is
+/// How long a grant may wait until its task collects it, as a part of the ttl. A task that is
 /// polled collects its grant in microseconds. The keeper checks every third of the ttl, so it keeps
 /// an uncollected grant for at most one ttl.
 pub(crate) const COLLECTED_WITHIN: f64 = 2.0 / 3.0;
 
-/// One ticket's state, shared by the acquire loop, the guard, the keeper and the wake-ups.
+/// The state of one ticket. The acquire loop, the guard, the keeper and the wake-ups share it.
 #[derive(Debug)]
 pub(crate) struct Lease {
     pub(crate) request: Arc<Request>,
     /// Whether the keeper renews the ticket while it is held. A waiting ticket is always renewed.
     pub(crate) renew: bool,
-    /// The deadline in nanoseconds of the lease clock, or [`LOST`]. It moves forward only while it lies in the future.
-    /// [`LOST`] is final.
+    /// The deadline in nanoseconds of the lease clock, or [`LOST`]. The deadline may become later
+    /// only while it lies in the future. [`LOST`] is final.
     deadline: AtomicU64,
-    /// The deadline never lies beyond this (`max_hold`).
+    /// The deadline is never later than this time (`max_hold`).
     hold_until: AtomicU64,
-    /// When the holder must have given the ticket up, because it was asked back: nanoseconds of the
-    /// lease clock. 0 if the ticket was not asked back.
+    /// When the holder must have given the ticket up, because the ticket was asked back:
+    /// nanoseconds of the lease clock. 0 if the ticket was not asked back.
     give_up_at: AtomicU64,
-    /// Why the lease is lost, as [`reason_code`]. It is written before the deadline becomes
+    /// Why the lease is lost, as [`reason_code`]. This is written before the deadline becomes
     /// [`LOST`].
     reason: AtomicU8,
     /// The number of the ticket. 0 until the store has answered the enqueue.
@@ -44,14 +44,14 @@ pub(crate) struct Lease {
     /// How many times the ticket was handed over inside this process.
     hand_overs: AtomicU16,
     /// The ticket number that a wake-up or a renewal has reported as granted, else 0. A wake-up may
-    /// arrive before the reply to its own enqueue. So the number is kept here, and compared with
-    /// the ticket's number when the reply has come.
+    /// arrive before the reply to its own enqueue. So the number is kept here. When the reply has
+    /// come, the number is compared with the ticket's number.
     granted: AtomicU64,
-    /// See [`granted_at`](Self::granted_at); 0 while the ticket is not granted.
+    /// The time of [`granted_at`](Self::granted_at). 0 while the ticket is not granted.
     granted_at: AtomicU64,
     /// High half: the permits that the ticket is renewed with. Low half: the permits that the store
-    /// counts, as far as is known. Both only fall: first the high half, and the low half when the
-    /// store has acknowledged that.
+    /// counts, as far as this process knows. Both only fall. The high half falls first. The low
+    /// half falls when the store has acknowledged the smaller number.
     permits: AtomicU64,
     /// The ttl that the ticket is renewed with, in nanoseconds. It only rises, and is written under
     /// the mutex of `asked`.
@@ -61,11 +61,11 @@ pub(crate) struct Lease {
     told: AtomicBool,
     /// How many renewals in a row the store has refused, or could not carry out.
     refused: AtomicU64,
-    /// Set if an enqueue of this id was sent and never answered, so it may arrive at the store
-    /// later.
+    /// Set if an enqueue of this id was sent and never answered. The enqueue may arrive at the
+    /// store later.
     ambiguous: AtomicBool,
-    /// The [epoch](super::shared::Shared::epoch) of the latest request to which the store answered that the ticket
-    /// exists.
+    /// The [epoch](super::shared::Shared::epoch) of the latest request to which the store answered
+    /// that the ticket exists.
     confirmed: AtomicU64,
     /// Fires when the ticket is granted or lost.
     pub(crate) changed: Notify,
@@ -73,7 +73,7 @@ pub(crate) struct Lease {
 
 const LOST: u64 = 0;
 
-/// The lease was lost already, and that is final.
+/// The lease was lost before. A loss is final.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AlreadyLost;
 
@@ -103,7 +103,8 @@ impl Lease {
         }
     }
 
-    /// The record of a ticket that another client has handed over `hand_overs` times among its tasks.
+    /// The record of a ticket that another client has detached. The tasks of that client have
+    /// handed it over `hand_overs` times.
     pub(crate) fn adopted(request: Arc<Request>, hand_overs: u16) -> Self {
         Self {
             hand_overs: AtomicU16::new(hand_overs),
@@ -111,22 +112,23 @@ impl Lease {
         }
     }
 
-    /// The store has answered the enqueue: from here on the ticket has a number and a deadline.
+    /// Notes the answer of the store to the enqueue. From here on the ticket has a number and a
+    /// deadline.
     ///
-    /// Called once per lease, by the acquire loop, before the lease is given to the keeper.
+    /// The acquire loop calls this once per lease, before it gives the lease to the keeper.
     pub(crate) fn answered(&self, ticket: u64, sent: Instant, valid_for: Duration) {
         self.ticket.store(ticket, Ordering::SeqCst);
         let deadline = deadline(sent, valid_for).as_nanos().max(LOST + 1);
-        // Only from "not sent": if a shutdown has marked the lease as lost meanwhile, it stays
-        // lost.
+        // The deadline is set only if no deadline was set before. If a shutdown has marked the
+        // lease as lost meanwhile, the lease stays lost.
         let unsent = Instant::FAR_FUTURE.as_nanos();
         let _ =
             self.deadline
                 .compare_exchange(unsent, deadline, Ordering::SeqCst, Ordering::SeqCst);
     }
 
-    /// Applies an acknowledged renewal that was sent at `sent`. A deadline that has passed at `now` is final, even if
-    /// nobody has noticed it yet.
+    /// Applies an acknowledged renewal that was sent at `sent`. If the deadline has passed at
+    /// `now`, the loss is final, even if it was not noticed before.
     pub(crate) fn extend(
         &self,
         sent: Instant,
@@ -145,22 +147,23 @@ impl Lease {
         Ok(())
     }
 
-    /// Ends the lease at `until` or earlier, whatever renewals say.
+    /// Ends the lease at `until` or earlier, even if renewals are acknowledged.
     pub(crate) fn end_at(&self, until: Instant) {
         let until = until.as_nanos();
         self.hold_until.fetch_min(until, Ordering::SeqCst);
-        // This may only bring the deadline nearer. LOST is 0, so it stays.
+        // This can only bring the deadline nearer. LOST is 0, so a lost lease stays lost.
         self.deadline.fetch_min(until, Ordering::SeqCst);
     }
 
-    /// The ticket was asked back, and its holder must give it up by `until`. The answer to each
-    /// later renewal repeats the ask-back. The end that is computed from a later answer is later,
-    /// so only an earlier end counts. Returns whether this was the first call.
+    /// Notes that the ticket was asked back, and that its holder must give it up by `until`. The
+    /// answer to each later renewal repeats the ask-back. From a later answer, the client computes
+    /// a later end, so only an earlier end counts. Returns whether this was the first call.
     pub(crate) fn ask_back(&self, until: Instant) -> bool {
         let order = Ordering::SeqCst;
         let nanos = until.as_nanos();
         let sooner = |at: u64| (at == 0 || nanos < at).then_some(nanos);
-        // Written before the end, so that whoever finds the lease over also finds this reason.
+        // The time is written before the end of the lease. So a reader that finds the lease over
+        // also finds this reason.
         let before = self.give_up_at.fetch_update(order, order, sooner);
         self.end_at(until);
         self.changed.notify_waiters();
@@ -180,14 +183,15 @@ impl Lease {
         }
     }
 
-    /// The last writer has ended and readers remain: the ticket becomes a read ticket. From now on
-    /// no writer may use it, even if the store does not know that yet.
+    /// Makes the ticket a read ticket, because the last writer has ended and readers remain. From
+    /// now on no writer may use the ticket, even if the store does not know this yet.
     pub(crate) fn shrink(&self) {
         self.shrink_from(FULL.get(), 1);
     }
 
-    /// From now on the ticket is renewed with `permits`, if it has `before` permits and the store
-    /// has acknowledged that number. Returns whether this was done.
+    /// Notes that the ticket is renewed with `permits` from now on. This is done only if the ticket
+    /// has `before` permits and the store has acknowledged that number. Returns whether this was
+    /// done.
     ///
     /// There is only one change at a time. So a store need not handle two changes that may both
     /// arrive late.
@@ -203,7 +207,7 @@ impl Lease {
         (self.permits.load(Ordering::SeqCst) >> 32) as u32
     }
 
-    /// The permits that the store counts, as far as is known.
+    /// The permits that the store counts, as far as this process knows.
     pub(crate) fn counted(&self) -> u32 {
         self.permits.load(Ordering::SeqCst) as u32
     }
@@ -219,8 +223,8 @@ impl Lease {
         ttl.saturating_sub(drift(ttl))
     }
 
-    /// The store has acknowledged a renewal with this request. Returns whether this was the first
-    /// answer after which the store counts no more permits than the ticket is to have.
+    /// Notes that the store has acknowledged a renewal with this request. Returns whether this was
+    /// the first answer after which the store counts no more permits than the ticket is to have.
     pub(crate) fn acknowledged(&self, request: &Request) -> bool {
         let order = Ordering::SeqCst;
         let counted = |permits: u64| {
@@ -232,18 +236,18 @@ impl Lease {
         fewer && !self.is_shrinking()
     }
 
-    /// Whether the holder may write, and nobody else may read or write.
+    /// Whether the holder may write, while no other client may read or write.
     pub(crate) fn is_exclusive(&self) -> bool {
         self.permits() == FULL.get()
     }
 
-    /// Whether the ticket was made smaller, and the store has not acknowledged that yet.
+    /// Whether the ticket was made smaller, and the store has not acknowledged this yet.
     pub(crate) fn is_shrinking(&self) -> bool {
         let permits = self.permits.load(Ordering::SeqCst);
         (permits >> 32) as u32 != permits as u32
     }
 
-    /// Whether others may read at the same time, as far as is known.
+    /// Whether other clients may read at the same time, as far as this process knows.
     pub(crate) fn is_shared(&self) -> bool {
         self.counted() != FULL.get()
     }
@@ -254,7 +258,7 @@ impl Lease {
         self.request.capacity == FULL && self.is_shared()
     }
 
-    /// The time beyond which no renewal moves the deadline.
+    /// The time after which the lease is over, even if renewals are acknowledged.
     pub(crate) fn hold_until(&self) -> Instant {
         Instant::from_nanos(self.hold_until.load(Ordering::SeqCst))
     }
@@ -273,8 +277,8 @@ impl Lease {
             .reason
             .compare_exchange(0, code, Ordering::SeqCst, Ordering::SeqCst)
             .is_ok();
-        // Every call does this, and not only the first: the thread of the first call may be stopped
-        // just before this line.
+        // Every call does this, because the thread of the first call may be stopped just before
+        // this line.
         self.deadline.swap(LOST, Ordering::SeqCst);
         self.changed.notify_waiters();
         first
@@ -298,13 +302,13 @@ impl Lease {
         self.refused.store(0, Ordering::SeqCst);
     }
 
-    /// Whether the store has refused its last renewal.
+    /// Whether the store has refused the last renewal.
     pub(crate) fn is_refused(&self) -> bool {
         self.refused.load(Ordering::SeqCst) > 0
     }
 
-    /// Why the lease is lost, or `None`. If the deadline has passed, this call marks the lease as
-    /// lost.
+    /// Why the lease is lost, or `None` if it is not lost. If the deadline has passed, this call
+    /// marks the lease as lost.
     pub(crate) fn lost(&self, now: Instant) -> Option<LostReason> {
         let deadline = self.deadline.load(Ordering::SeqCst);
         if deadline != LOST && deadline > now.as_nanos() {
@@ -323,17 +327,17 @@ impl Lease {
         Some(reason_of(self.reason.load(Ordering::SeqCst)))
     }
 
-    /// Resolves when the lease is lost, and says why.
+    /// Resolves when the lease is lost. Returns the reason.
     pub(crate) async fn until_lost(&self, clock: &Clock) -> LostReason {
         loop {
             let changed = self.changed.notified();
             let mut changed = std::pin::pin!(changed);
-            // Registered before the check, so that a change in between is not missed.
+            // The waker is registered before the check, so that no change in between is missed.
             changed.as_mut().enable();
             if let Some(reason) = self.lost(clock.now()) {
                 return reason;
             }
-            // The keeper notifies at the deadline, even while a renewal hangs.
+            // The keeper notifies this task at the deadline, even while a renewal hangs.
             changed.await;
         }
     }
@@ -363,15 +367,15 @@ impl Lease {
         ticket != 0 && self.granted.load(Ordering::SeqCst) == ticket
     }
 
-    /// The ticket has been granted since `at` at the earliest. Only the first call counts.
+    /// Notes that the ticket has been granted since `at`. Only the first call counts.
     pub(crate) fn is_granted_since(&self, at: Instant) {
         let order = Ordering::SeqCst;
         let _ = (self.granted_at).compare_exchange(0, at.as_nanos(), order, order);
     }
 
-    /// Since when the ticket has been granted, as far as is known. If a wake-up or a renewal
-    /// reported the grant, this is when the report came. If the enqueue was answered with the
-    /// grant, this is when the enqueue was sent.
+    /// Since when the ticket has been granted, as far as this process knows. If a wake-up or a
+    /// renewal reported the grant, this is the time when the report came. If the enqueue was
+    /// answered with the grant, this is the time when the enqueue was sent.
     pub(crate) fn granted_at(&self) -> Option<Instant> {
         let at = self.granted_at.load(Ordering::SeqCst);
         (at != 0).then_some(Instant::from_nanos(at))
@@ -401,13 +405,13 @@ impl Lease {
         GrantId::of_ticket(self.ticket(), self.hand_overs())
     }
 
-    /// Notes that the store has answered a request of `epoch`: the ticket exists.
+    /// Notes that the store has answered a request of `epoch`, so the ticket existed in that epoch.
     pub(crate) fn confirm(&self, epoch: u64) {
         self.confirmed.fetch_max(epoch, Ordering::SeqCst);
     }
 
-    /// Whether the store has confirmed the ticket since the last gap. `epoch` is the one that began
-    /// with that gap.
+    /// Whether the store has confirmed the ticket since the last gap. `epoch` is the epoch that
+    /// began with that gap.
     pub(crate) fn is_confirmed_in(&self, epoch: u64) -> bool {
         self.confirmed.load(Ordering::SeqCst) >= epoch
     }
@@ -425,9 +429,9 @@ const fn both(to_have: u32, counted: u32) -> u64 {
     (to_have as u64) << 32 | counted as u64
 }
 
-/// The validity counts from the moment before the send, less the time that two clocks may drift
-/// apart over the ttl. A hundredth is far more than crystals drift (100 ppm). The 5 ms are for
-/// rounding and scheduling at the store.
+/// The deadline is the time before the send, plus the validity, less the time that two clocks may
+/// drift apart in the validity. A hundredth is far more than crystals drift (100 ppm). The 5 ms are
+/// for rounding and scheduling at the store.
 fn deadline(sent: Instant, valid_for: Duration) -> Instant {
     sent.after(valid_for).before(drift(valid_for))
 }

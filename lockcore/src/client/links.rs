@@ -1,4 +1,5 @@
-//! The connections of one client, one per runtime that uses it, in any state. `supervise` opens them and reopens them.
+//! The connections of one client, one per runtime that uses it, in any state. `supervise` opens
+//! them and reopens them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -90,7 +91,8 @@ impl Links {
         }
     }
 
-    /// An operation has ended: notes that the connection answers, or replaces the connection if it is broken.
+    /// An operation has ended: notes that the connection answers, or replaces the connection if it
+    /// is broken.
     pub(crate) fn ended<T>(&self, connected: &Connected, outcome: &Result<T, StoreError>) {
         match outcome {
             Err(error) if error.is_broken() => self.replace(connected),

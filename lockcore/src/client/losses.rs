@@ -30,8 +30,8 @@ impl Shared {
         let reason = lease.why_missing();
         lease.lose(reason);
         // A renewal in flight may have found the ticket missing earlier, when the holder was
-        // already releasing it. That renewal did not report the loss. So the condition is the reason
-        // of the loss, and not whether the call of `lose` was the first.
+        // already releasing it. That renewal did not report the loss. So the condition is the
+        // reason of the loss, and not whether the call of `lose` was the first.
         if lease.lost(self.clock.now()) == Some(reason) {
             self.lost(lease, Stage::Held, reason);
         }

@@ -1,5 +1,6 @@
-//! The table: every ticket that this process has asked for and not finished with, when the keeper must check it, the
-//! alarms, and the pending clean-ups. Plain data: it sends nothing and wakes nobody.
+//! The table of the tickets that this process has requested and has not given up: when the keeper
+//! must check each ticket, the alarms, and the pending clean-ups. This is plain data: it sends no
+//! requests and wakes no task.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -263,8 +264,8 @@ impl Table {
         Some(Arc::clone(&tracked.lease))
     }
 
-    /// Adds leases whose renewal is near, so that the batch is full. With many leases this makes fewer and fuller
-    /// requests.
+    /// Adds leases whose renewal is near, so that the batch is full. With many leases this makes
+    /// fewer and fuller requests.
     fn fill_batch(&mut self, of: u32, now: Instant, epoch: u64, batch: &mut Vec<Arc<Lease>>) {
         let room = BATCH - batch.len();
         let soon: Vec<(Instant, Id)> = self
@@ -297,7 +298,8 @@ impl Table {
         self.sweep.is_some() || self.wanted.values().any(|wanted| !wanted.is_empty())
     }
 
-    /// Sets when a lease is checked next: at `due`, or at its end if that comes first. Returns that time.
+    /// Sets when a lease is checked next: at `due`, or at its end if that comes first. Returns that
+    /// time.
     pub(crate) fn set_recheck(&mut self, id: Id, due: Instant) -> Instant {
         let Some(tracked) = self.leases.get_mut(&id) else {
             return Instant::FAR_FUTURE;

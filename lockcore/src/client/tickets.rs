@@ -1,5 +1,5 @@
-//! The tickets that this process has asked for and not finished with: the stage of each, and when the keeper checks it
-//! next.
+//! The tickets that this process has requested and has not given up: the stage of each ticket, and
+//! when the keeper checks it next.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;

@@ -7,8 +7,9 @@
 //! process continues with its write. The lock has worked correctly all the time, and the data is
 //! wrong.
 //!
-//! So the resource itself remembers the highest token that has written to it, and refuses lower tokens, *in the same
-//! step as the write*. The token to send is the [`FencingToken`] of an exclusive lock:
+//! So the resource itself remembers the highest token that has written to it, and refuses lower
+//! tokens, *in the same step as the write*. The token to send is the [`FencingToken`] of an
+//! exclusive lock:
 //!
 //! | where the data is | what checks |
 //! |---|---|
@@ -19,8 +20,8 @@
 //!
 //! # The rules
 //!
-//! - **One resource, one lock.** Every writer of the resource uses the lock of the same name, at the same store. Tokens
-//!   of different names have no order.
+//! - **One resource, one lock.** Every writer of the resource uses the lock of the same name, at
+//!   the same store. Tokens of different names have no order.
 //! - **An equal token passes, a lower one does not.** One holder may write any number of times.
 //! - **The check is a part of the write**: one statement, one transaction, one script. If the check
 //!   comes before the write, a process can be stopped between the two, as above.

@@ -63,8 +63,9 @@ pub const CHECK: &str = include_str!("redis/check.lua");
 
 /// A script that sets a value, unless a higher token has written it before.
 ///
-/// `KEYS`: the value, its fence. `ARGV`: the token, the value, and how long the fence is remembered in milliseconds
-/// (`"0"` for ever). Replies 1 when the value was set, **0 when the write was refused**. The value has no expiry.
+/// `KEYS`: the value, its fence. `ARGV`: the token, the value, and how long the fence is remembered
+/// in milliseconds (`"0"` for ever). Replies 1 when the value was set, **0 when the write was
+/// refused**. The value has no expiry.
 pub const SET_IF_NEWEST: &str = concat!(
     include_str!("redis/check.lua"),
     "\n",

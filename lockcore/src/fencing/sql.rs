@@ -10,7 +10,8 @@
 //! UPDATE orders SET state = ?, lock_token = ? WHERE id = ? AND lock_token <= ?;
 //! ```
 //!
-//! This is standard SQL; PostgreSQL uses `$1` for `?`. The number of affected rows tells the result:
+//! This is standard SQL; PostgreSQL uses `$1` for `?`. The number of affected rows tells the
+//! result:
 //!
 //! | rows | the write |
 //! |---|---|
@@ -74,8 +75,9 @@
 //! # Ok(()) }
 //! ```
 //!
-//! If the row may not exist yet, insert and guard it in one statement: `INSERT … ON CONFLICT (id) DO UPDATE SET …,
-//! lock_token = excluded.lock_token WHERE orders.lock_token <= excluded.lock_token`.
+//! If the row may not exist yet, insert and guard it in one statement: `INSERT … ON CONFLICT (id)
+//! DO UPDATE SET …, lock_token = excluded.lock_token WHERE orders.lock_token <=
+//! excluded.lock_token`.
 //!
 //! **MySQL and MariaDB** count the rows that were *changed*. With the flag `CLIENT_FOUND_ROWS` they
 //! count the rows that were found; sqlx sets this flag. Without the flag, writing the same values
@@ -128,12 +130,14 @@
 //! # Ok(()) }
 //! ```
 
-/// Makes the table `lockcore_fences (resource, highest)` if it does not exist. For PostgreSQL and SQLite.
+/// Makes the table `lockcore_fences (resource, highest)` if it does not exist. For PostgreSQL and
+/// SQLite.
 ///
 /// In MySQL and MariaDB `resource` needs a collation in which different names are never equal:
 /// `resource VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY`.
 ///
-/// A row stays until somebody deletes it. Delete the rows of resources that nobody will write to any more.
+/// A row stays until somebody deletes it. Delete the rows of resources that nobody will write to
+/// any more.
 pub const FENCES: &str = include_str!("sql/fences.sql");
 
 /// Lets a token pass the fence of a resource if no higher token has passed before, and raises the

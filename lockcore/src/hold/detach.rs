@@ -1,5 +1,5 @@
-//! Giving a held lock to another process. Taking it over is in `adopt`. The text that passes
-//! between the two processes is in `detached`.
+//! Giving a held lock to another process. `adopt` takes the lock over. The text that passes between
+//! the two processes is in `detached`.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -15,25 +15,26 @@ use crate::sync::atomic::Ordering;
 
 impl Guard {
     /// Gives the lock to another process, or to another client of this process, without releasing
-    /// it. Nobody else can get the lock in between. Returns a text, with which
+    /// it. No other client can get the lock in between. Returns a text, with which
     /// [`Locks::adopt`](crate::Locks::adopt) takes the lock over. The [fencing
     /// token](crate::Held::fencing_token) stays the same.
     ///
-    /// The lease is renewed once more, and after that nobody renews it until the lock is adopted.
-    /// So the text is valid for one ttl from this call. If nobody adopts the lock in that time, the
-    /// lock is free, as after a crash. This process may end at once. Use this when another process
-    /// continues a job: a worker that this process starts, or the next version of a service during
-    /// a deployment.
+    /// The lease is renewed once more, and after that no client renews it until the lock is
+    /// adopted. So the text is valid for one ttl from this call. If the lock is not adopted in that
+    /// time, the lock is free, as after a crash. This process may end as soon as it has the text.
+    /// Use this when another process continues a job: a worker that this process starts, or the
+    /// next version of a service during a deployment.
     ///
     /// The text has about 100 bytes more than the name of the lock. It consists of letters, digits
     /// and `. _ - : / ~ %`. It contains no address and no password of the store. But **everybody
-    /// who has the text and can reach the store can adopt the lock**, until somebody has done so.
+    /// who has the text and can reach the store can adopt the lock**, as long as it is not adopted.
     /// So pass on the text in the same way as the job itself, and do not log it.
     ///
     /// [Views](crate::Held) of this guard report [`Released`](LostReason::Released) from now on.
-    /// Their [`lost`](crate::Held::lost) stays pending, because the lock is not lost. A late write
-    /// of this process has the same token as the writes of the adopter, so the resource cannot tell
-    /// them apart. Finish all writes before this call.
+    /// Their [`lost`](crate::Held::lost) stays pending, because the lock is not lost.
+    ///
+    /// Finish all writes before this call. A late write of this process has the same token as the
+    /// writes of the adopter, so the resource cannot tell them apart.
     ///
     /// This works on memory, SQLite and Redis. On ZooKeeper a ticket belongs to the session of its
     /// client, and it cannot move to another session. A quorum of servers has no such operation
@@ -46,13 +47,14 @@ impl Guard {
     ///
     /// - [`Busy`](crate::ErrorKind::Busy) when another guard or hold uses the same ticket: a guard
     ///   made by [`reenter`](Self::reenter) or [`Held::scope`](crate::Held::scope), an inner hold,
-    ///   or readers of this process. Also when somebody [asks](crate::Locks::revoke) for the lock.
+    ///   or readers of this process. The error is also `Busy` when another client
+    ///   [asks](crate::Locks::revoke) for the lock.
     /// - [`Config`](crate::ErrorKind::Config) for a lock with a
     ///   [`max_hold`](crate::Lock::max_hold), before a [`min_hold`](crate::Lock::min_hold) is over,
     ///   and for a store that cannot detach a lock.
     /// - [`Lost`](crate::ErrorKind::Lost).
-    /// - [`Unavailable`](crate::ErrorKind::Unavailable) or [`Unknown`](crate::ErrorKind::Unknown) when the store did not
-    ///   acknowledge the renewal within one operation timeout.
+    /// - [`Unavailable`](crate::ErrorKind::Unavailable) or [`Unknown`](crate::ErrorKind::Unknown)
+    ///   when the store did not acknowledge the renewal within one operation timeout.
     ///
     /// # Cancel safety
     ///
@@ -88,8 +90,8 @@ impl Guard {
         }
     }
 
-    /// This awaits only once. If the future is dropped there, the guard is dropped with it, and
-    /// releases the lock.
+    /// This function awaits only the renewal. If the future is dropped there, the guard is dropped
+    /// with it, and releases the lock.
     async fn detached(&mut self) -> Result<String, Error> {
         self.shared().refuse_forked()?;
         let capability = self.shared().capability;
@@ -127,8 +129,8 @@ impl Guard {
         self.leave()
     }
 
-    /// Whether the limits of the hold allow it to be detached. This client keeps the limits, and
-    /// the adopter would not know them.
+    /// Returns an error if the limits of the hold do not allow a detach. This client enforces the
+    /// limits, and the adopter would not know them.
     fn may_leave(&self) -> Result<(), Error> {
         let hold = &self.held.0;
         if hold.lease.is_asked_back() {
@@ -154,10 +156,10 @@ impl Guard {
     ///
     /// A renewal of the keeper that is in flight may arrive at the store later. If the ticket has
     /// not been adopted, the renewal finds the ticket with the same id and gives it another ttl. If
-    /// the ticket was adopted, the renewal finds nothing. Both are harmless, because nobody acts on
-    /// the answer. There is one exception: the lease may have run out by then, or the ticket may
-    /// have been asked back with a grace of zero. In that case the keeper releases the ticket,
-    /// which has no effect if the ticket was adopted.
+    /// the ticket was adopted, the renewal finds no ticket with this id. Both are harmless, because
+    /// this client does not act on the answer. There is one exception: the lease may have run out
+    /// by then, or the ticket may have been asked back with a grace of zero. In these cases the
+    /// keeper releases the ticket. If the ticket was adopted, this release has no effect.
     fn leave(&mut self) -> Result<String, Error> {
         let (hold, lease) = (&self.held.0, &self.held.0.lease);
         let text = Detached {
@@ -170,13 +172,13 @@ impl Guard {
             name: lease.request.name.clone(),
         }
         .to_string();
-        // A view may have made another guard while the renewal was awaited.
+        // While the renewal was awaited, a view may have made another guard.
         if !hold.guards.end_only() {
             return Err(Error::still_used());
         }
         self.over = true;
         let was_ours = self.shared().withdraw(lease.request.id);
-        // The keeper may have found a loss since the renewal was acknowledged.
+        // After the renewal was acknowledged, the keeper may have found a loss.
         let lost = lease.lost(self.shared().clock.now());
         if was_ours && let Some(reason) = lost {
             self.shared().lost(lease, Stage::Held, reason);
@@ -192,7 +194,7 @@ impl Guard {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         if let Some(Origin::Share(share)) = origin {
-            // No other task can get the ticket since `is_only_use`, so this was its last use.
+            // Since `is_only_use`, no other task can get the ticket, so this was its last use.
             share.leave();
         }
         if !is_ours {
@@ -269,8 +271,9 @@ mod tests {
     use crate::error::{ErrorKind, LostReason};
     use crate::locks::Locks;
 
-    /// The keeper marks the lease as lost. Before it looks up who has the ticket, the detach takes the ticket from the
-    /// table. So the keeper tells nobody.
+    /// The test is in place of the keeper, and marks the lease as lost. Then the detach takes the
+    /// ticket from the table, before the keeper looks up the ticket there. So the keeper reports
+    /// nothing, and the detach must report the loss.
     #[tokio::test]
     async fn a_lock_that_is_lost_in_the_moment_of_its_detach_is_told_and_given_back() {
         let builder = || Locks::builder().namespace("detach").url("memory:");
@@ -298,7 +301,7 @@ mod tests {
             assert_eq!(grants.recv().await, Some(expected));
         }
         drop(guard);
-        // The keeper gives back what is still at the store.
+        // The keeper releases the ticket that is at the store.
         let next = other.mutex("a").wait(Duration::from_secs(5));
         next.acquire().await.unwrap().release().await.unwrap();
         locks.shutdown(Duration::from_secs(5)).await.unwrap();

@@ -80,8 +80,9 @@ impl Guard {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped before its first poll, nothing has happened. If it is dropped later, this is a read
-    /// hold, and the keeper asks the store again until it has acknowledged the change.
+    /// If the future is dropped before its first poll, nothing has happened. If it is dropped
+    /// later, this guard is a read hold, and the keeper asks the store again until it has
+    /// acknowledged the change.
     ///
     /// # Examples
     ///

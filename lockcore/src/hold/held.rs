@@ -22,8 +22,8 @@ impl Held {
         self.0.grant_id
     }
 
-    /// The fencing token of an exclusive lock. Send it with every write, and let the resource refuse lower tokens, as
-    /// [`fencing`](crate::fencing) shows.
+    /// The fencing token of an exclusive lock. Send it with every write, and let the resource
+    /// refuse lower tokens, as [`fencing`](crate::fencing) shows.
     ///
     /// A lock that is lost keeps its token, because the resource decides whether to refuse a late
     /// write.
@@ -31,8 +31,8 @@ impl Held {
     /// # Errors
     ///
     /// [`Config`](crate::ErrorKind::Config) for the read side of a read/write lock, also after a
-    /// [downgrade](crate::Guard::downgrade), and for a semaphore: several holders may hold these at once, so their
-    /// tokens define no order.
+    /// [downgrade](crate::Guard::downgrade), and for a semaphore: several holders may hold these at
+    /// once, so their tokens define no order.
     pub fn fencing_token(&self) -> Result<FencingToken, Error> {
         if !self.is_exclusive() {
             return Err(Error::config(
@@ -131,8 +131,8 @@ impl Held {
     }
 
     /// Resolves when only a third of the ttl is left, so that the lock is likely to be lost soon.
-    /// With renewal on, this means that one renewal has failed, and a second one has failed or has no
-    /// answer yet. Returns the time that is [left](Self::remaining).
+    /// With renewal on, this means that one renewal has failed, and a second one has failed or has
+    /// no answer yet. Returns the time that is [left](Self::remaining).
     ///
     /// A renewal may succeed after that. Call this again to be warned again. The future stays
     /// pending after a release.
@@ -173,9 +173,10 @@ impl Held {
     /// when the renewal was not acknowledged, or was acknowledged so late that less time is left.
     /// In both cases the lock is held for [`remaining`](Self::remaining).
     ///
-    /// [`Config`](crate::ErrorKind::Config) when `duration` is longer than the lock's [ttl](crate::Lock::ttl), less a
-    /// hundredth of it and 5 ms, or longer than [`max_hold`](crate::Lock::max_hold) leaves.
-    /// [`Guard::extend`](crate::Guard::extend) makes the ttl longer.
+    /// [`Config`](crate::ErrorKind::Config) when `duration` is longer than the lock's
+    /// [ttl](crate::Lock::ttl), less a hundredth of it and 5 ms, or longer than
+    /// [`max_hold`](crate::Lock::max_hold) leaves. [`Guard::extend`](crate::Guard::extend) makes
+    /// the ttl longer.
     ///
     /// # Cancel safety
     ///

@@ -62,7 +62,8 @@ pub(super) enum Origin {
     Outer(Guard, Option<InnerPermits>),
 }
 
-/// How many permits an exclusive inner hold takes; a shared one takes 1. This is below tokio's limit on every platform.
+/// How many permits an exclusive inner hold takes. A shared inner hold takes 1. The number is below
+/// tokio's limit on every platform.
 pub(crate) const INNER_PERMITS: u32 = 1 << 28;
 
 /// The permits of an inner hold. Inner holds that exclude each other wait for these.
@@ -220,7 +221,8 @@ impl Held {
                 // The last reader has ended meanwhile.
                 None => return,
                 Some(Origin::Ticket { .. } | Origin::Share(_)) => {
-                    // Under the mutex, so that the next user of the ticket sees that it is a read ticket.
+                    // This is done under the mutex, so that the next user of the ticket sees that
+                    // it is a read ticket.
                     hold.lease.shrink();
                     drop(origin);
                     return hold.client.lanes.mode_changed(&hold.lease);

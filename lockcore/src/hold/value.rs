@@ -74,8 +74,8 @@ impl Held {
     ///
     /// # Errors
     ///
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) when the store is down; [`Config`](crate::ErrorKind::Config) for a
-    /// store without counters.
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) when the store is down;
+    /// [`Config`](crate::ErrorKind::Config) for a store without counters.
     ///
     /// # Cancel safety
     ///

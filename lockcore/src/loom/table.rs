@@ -1,4 +1,5 @@
-//! The table of tickets and clean-ups: tasks and guards put entries in, and the keeper takes them out.
+//! The table of tickets and clean-ups: tasks and guards put entries in, and the keeper takes them
+//! out.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

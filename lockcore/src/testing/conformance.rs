@@ -1,9 +1,9 @@
-//! Checks of a store: facts that are true of every store that keeps the contract. If you write a store, run them on
-//! your [`Backend`](crate::backend::Backend).
+//! Checks of a store: facts that are true of every store that keeps the contract. If you write a
+//! store, run them on your [`Backend`](crate::backend::Backend).
 //!
-//! A fact is a sentence with a test. It checks one part of the [contract](crate::backend) at the connection itself, or
-//! it checks through a client what users get from the store. This crate's behaviour suite runs the same facts on its
-//! own stores.
+//! A fact is a sentence with a test. It checks one part of the [contract](crate::backend) at the
+//! connection itself, or it checks through a client what users get from the store. This crate's
+//! behaviour suite runs the same facts on its own stores.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -19,12 +19,12 @@
 //! # Ok(()) }
 //! ```
 //!
-//! With a test framework in which tests are values, each fact can be a test of its own: see [`facts`] and
-//! [`Fact::check`].
+//! With a test framework in which tests are values, each fact can be a test of its own: see
+//! [`facts`] and [`Fact::check`].
 //!
-//! The facts do not test what a store does when its server is killed, stopped, cut off or out of memory. They also do
-//! not test whether clients in different processes exclude each other. For such tests, the test must control the server
-//! and start processes.
+//! The facts do not test what a store does when its server is killed, stopped, cut off or out of
+//! memory. They also do not test whether clients in different processes exclude each other. For
+//! such tests, the test must control the server and start processes.
 //!
 //! This module needs the features `testing` and `backend`.
 
@@ -71,8 +71,8 @@ pub fn facts() -> Vec<Fact> {
     .concat()
 }
 
-/// Checks all facts that apply, one after the other, under each policy. Prints the name of each fact before it begins.
-/// Needs a runtime with several threads.
+/// Checks all facts that apply, one after the other, under each policy. Prints the name of each
+/// fact before it begins. Needs a runtime with several threads.
 ///
 /// # Panics
 ///

@@ -104,8 +104,8 @@ use wire::{Fate, Parcel, Wire};
 
 /// A store inside the test. The test controls its clock and its faults. Clones are the same store.
 ///
-/// Each call for a fault affects one request: the next request of that kind. Several calls affect the following
-/// requests in the order of the calls. See the [module](self) for examples.
+/// Each call for a fault affects one request: the next request of that kind. Several calls affect
+/// the following requests in the order of the calls. See the [module](self) for examples.
 #[derive(Clone)]
 pub struct Store {
     tickets: Arc<memory::Store>,
@@ -126,7 +126,8 @@ impl Store {
         }
     }
 
-    /// The same store as another process would see it: tickets and clock are shared, faults are not.
+    /// The same store as another process would see it: tickets and clock are shared, faults are
+    /// not.
     #[must_use]
     pub fn another_process(&self) -> Self {
         Self {
@@ -139,7 +140,8 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) when no thread can be started, or memory is short.
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) when no thread can be started, or memory is
+    /// short.
     pub fn client(&self) -> Result<Locks, Error> {
         self.client_with(Locks::builder())
     }
@@ -193,13 +195,14 @@ impl Store {
         self.wire.lose_next_wake_up();
     }
 
-    /// From now on no request is answered, and no wake-up is sent. Requests that are sent during the freeze are kept.
+    /// From now on no request is answered, and no wake-up is sent. Requests that are sent during
+    /// the freeze are kept.
     pub fn freeze(&self) {
         self.wire.freeze();
     }
 
-    /// Ends a [`freeze`](Self::freeze). The requests that were kept are carried out in order, even if no caller waits
-    /// for their answers any more.
+    /// Ends a [`freeze`](Self::freeze). The requests that were kept are carried out in order, even
+    /// if no caller waits for their answers any more.
     pub fn thaw(&self) {
         self.wire.thaw();
     }

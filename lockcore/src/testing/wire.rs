@@ -23,13 +23,13 @@ pub enum Verb {
     Connect,
     /// Take a ticket: it holds the lock, or waits in line.
     Enqueue,
-    /// Renew all tickets of a client that are due, or one ticket, for [`Held::ensure`](crate::Held::ensure) and
-    /// [`Guard::downgrade`](crate::Guard::downgrade).
+    /// Renew all tickets of a client that are due, or one ticket, for
+    /// [`Held::ensure`](crate::Held::ensure) and [`Guard::downgrade`](crate::Guard::downgrade).
     Renew,
     /// Remove tickets.
     Release,
-    /// Read the tickets of a name. [`Locks::inspect`](crate::Locks::inspect) does this, and also barriers, elections, and
-    /// [`Semaphore::available`](crate::Semaphore::available).
+    /// Read the tickets of a name. [`Locks::inspect`](crate::Locks::inspect) does this, and also
+    /// barriers, elections, and [`Semaphore::available`](crate::Semaphore::available).
     Inspect,
     /// Take over a lock that another client has detached.
     Adopt,
@@ -218,8 +218,8 @@ impl Wire {
 }
 
 impl WireConnection {
-    /// The request is sent at the first poll. As on a network, dropping the future later does not take the request
-    /// back.
+    /// The request is sent at the first poll. As on a network, dropping the future later does not
+    /// take the request back.
     fn ask<T: Send + 'static>(
         &self,
         verb: Option<Verb>,

@@ -270,8 +270,9 @@ async fn has_looked(kit: &Kit) {
     }
 }
 
-/// Nobody renews the lock on its way, so nobody has learnt of the request. The new holder cannot learn of it either,
-/// before its lease is nearly over.
+/// The lock is detached, so no client renews it, and no client learns of the ask-back. The client
+/// that adopts it is frozen and cannot learn of the ask-back either, before its lease is nearly
+/// over.
 async fn a_lock_that_is_adopted_after_somebody_asked_is_not_taken_before_its_holder_could_know(
     _: Store,
 ) {

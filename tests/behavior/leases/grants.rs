@@ -145,7 +145,8 @@ impl Listener {
         assert!(ended.is_pending());
     }
 
-    /// Resolves when it has been told of this since the last call, and waits again. Its waker was called.
+    /// Resolves when the listener has got these events since the last call. Checks that its waker
+    /// was called. Afterwards the listener waits again.
     async fn hears(&mut self, events: &[GrantEvent]) {
         let told = async {
             while self.told.lock().unwrap().len() < events.len() {

@@ -1,4 +1,4 @@
-//! Tests with a master that its replica replaces, because the master was killed or because it
+//! Tests with a master that is replaced by its replica, because the master was killed or because it
 //! froze. Each fact has its own cluster.
 
 use std::time::{Duration, Instant};
@@ -32,7 +32,8 @@ fn elsewhere(cluster: &Cluster, than: &RedisServer, begin: &str) -> String {
     names.find(is_elsewhere).unwrap()
 }
 
-/// All names of this check are at the master that breaks.
+/// Checks that no client loses a lock or its position in line when a master breaks. All names of
+/// this check are at that master.
 async fn nobody_loses_anything(cluster: &Cluster, breaks: impl FnOnce(&RedisServer)) {
     let url = cluster.url();
     let old = cluster.master_of(&key("a"));
@@ -112,7 +113,7 @@ async fn a_lock_unknown_to_the_new_master_is_lost_and_its_late_write_refused(_: 
     give_back(next).await;
 }
 
-/// Nothing replaces the dead master, so its slots stay unserved.
+/// No node replaces the dead master, so its slots stay unserved.
 async fn a_master_that_is_down_costs_the_locks_of_other_masters_nothing(_: Store) {
     let partial = ["--cluster-require-full-coverage", "no"];
     let cluster = Cluster::with(3, false, TIMEOUT, &partial);
@@ -135,7 +136,7 @@ async fn a_master_that_is_down_costs_the_locks_of_other_masters_nothing(_: Store
         matches!(kind, ErrorKind::Unavailable | ErrorKind::Unknown),
         "{error}"
     );
-    // One lock at each of two masters: both are acquired, or none.
+    // This needs a lock at each of two masters. Both locks are acquired, or none.
     let both = Locks::all([others.mutex(&there_too), others.mutex("a")]);
     both.try_acquire().await.unwrap_err();
     is_renewed(&guard, TTL).await;
@@ -170,14 +171,15 @@ async fn a_cluster_that_restarts_without_its_data_is_noticed(_: Store) {
     give_back(locks.mutex("a").wait(SOON).acquire().await.unwrap()).await;
 }
 
-/// Their clients send nothing by themselves: the demoted master ends their subscriptions, and that makes them listen at the
-/// new one. A wake-up that nobody hears there would cut a turn short.
+/// The clients of the waiters send no request during the failover. But the demoted master ends
+/// their subscriptions, so they subscribe at the new master. If a wake-up reached no client there,
+/// the next waiter would not be granted within the time limit.
 async fn a_master_that_is_demoted_costs_its_waiters_no_place_and_no_wake_up(_: Store) {
     let cluster = Cluster::start(NEVER);
     let url = cluster.url();
     let old = cluster.master_of(&key("a"));
     let new = cluster.replica_of(old);
-    // Renewals are 40 s apart.
+    // The time between two renewals is 40 s.
     let patient = builder(&url).ttl(4 * 3 * SOON).op_timeout(SOON);
     let clients = [(); 3].map(|()| patient.clone().build().unwrap());
     let mut last = clients[0].mutex("a").acquire().await.unwrap();

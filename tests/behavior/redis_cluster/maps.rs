@@ -1,5 +1,5 @@
-//! Tests of the map of a cluster: which nodes clients believe, how often they request the map, and
-//! which connections they keep after the answer.
+//! Tests of the map of a cluster: which maps clients use, how often they request the map, and which
+//! connections they keep after the answer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,7 +39,7 @@ fn cut(node: &RedisServer) {
     node.command::<()>(&["CLIENT", "KILL", "TYPE", "NORMAL", "SKIPME", "YES"]);
 }
 
-/// The node that is left behind answers first, and says that it has all slots.
+/// The node that was left behind answers first, and says that it has all slots.
 async fn a_node_that_knows_an_older_cluster_is_not_believed(_: Store) {
     let cluster = Cluster::with(3, false, NEVER, &[]);
     let left_behind = Cluster::of_one();
@@ -53,7 +53,7 @@ async fn a_node_that_knows_an_older_cluster_is_not_believed(_: Store) {
 
     let next = begin(locks.mutex("a").wait(LONG_WAIT));
     wait_until("it is asked", SOON, || questions(left_behind) > asked);
-    // A client that believes this node sends the lock request to it next.
+    // If a client used the map of this node, it would send the lock request to this node next.
     eventually("it is asked no more", SOON, async || {
         connections(left_behind).is_empty() || !left_behind.keys("test:*").is_empty()
     })
@@ -80,7 +80,7 @@ async fn a_master_that_slots_arrive_at_keeps_its_connections(_: Store) {
     let slot = cluster.begin_moving(&key("a"), empty);
     cluster.move_key(full, empty, &key("a"));
     // The client sends two requests, because `connections` counts a connection only if its latest
-    // request was sent by the hash of the script.
+    // request was `EVALSHA`. The first request may be the whole script.
     for round in 1..3 {
         guard.extend(round * TTL).await.unwrap();
     }
@@ -90,7 +90,8 @@ async fn a_master_that_slots_arrive_at_keeps_its_connections(_: Store) {
     for _ in 0..3 {
         let asked = questions(full);
         cut(full);
-        // If it is too early to request the map again, the next operation requests it.
+        // If it is too early to request the map again, the next operation of the client requests
+        // it.
         eventually("the map is asked for", SOON, async || {
             locks.inspect("a").await.is_ok() && questions(full) > asked
         })
@@ -106,8 +107,8 @@ async fn a_master_that_slots_arrive_at_keeps_its_connections(_: Store) {
 /// For how long the fact counts the requests for the map.
 const MEASURED: Duration = Duration::from_secs(4);
 
-/// The client has one connection for each of several runtimes, and all of these connections break
-/// again and again.
+/// The client has one connection for each of several runtimes. All of these connections break again
+/// and again.
 async fn all_connections_of_a_client_ask_for_the_map_once_a_second(_: Store) {
     let cluster = Cluster::with(3, false, NEVER, &[]);
     let locks = client(&cluster.url());
@@ -122,7 +123,7 @@ async fn all_connections_of_a_client_ask_for_the_map_once_a_second(_: Store) {
     let before: Vec<_> = cluster.nodes.iter().map(questions).collect();
     let began = Instant::now();
 
-    // The limit is a number of requests per second, so the fact has to run for some time.
+    // The limit is a number of requests per second, so this loop runs for some time.
     while began.elapsed() < MEASURED {
         cut(broken);
         wait_until("all are connected again", SOON, || {
@@ -144,8 +145,8 @@ async fn all_connections_of_a_client_ask_for_the_map_once_a_second(_: Store) {
     }
 }
 
-/// Acquires and releases locks at all masters until `ends` is set. Errors do not matter, because
-/// the connections break.
+/// Acquires and releases locks at all masters until `ends` is set. Errors are ignored, because the
+/// connections break.
 #[tokio::main(flavor = "current_thread")]
 async fn busy(locks: &Locks, number: u32, ends: &AtomicBool) {
     for round in 0.. {
@@ -177,7 +178,8 @@ async fn a_master_that_was_demoted_is_left(_: Store) {
     .await;
 }
 
-/// It answers alone, again and again, and says that it has all slots. The client knew the cluster before.
+/// The node that was left behind is the only node that answers. It says that it has all slots. The
+/// client has read the map of the cluster before.
 async fn a_node_that_knows_an_older_cluster_does_not_replace_the_map(_: Store) {
     let cluster = Cluster::with(3, false, NEVER, &[]);
     let left_behind = Cluster::of_one();
@@ -191,14 +193,15 @@ async fn a_node_that_knows_an_older_cluster_does_not_replace_the_map(_: Store) {
         node.freeze();
     }
 
-    // The first of these questions is given up, and the others wait for nobody who was silent then.
+    // The client gives up the first of these questions. The later questions do not wait for the
+    // nodes that were silent in the first.
     eventually("it is asked several times", LONG_WAIT, async || {
         let outcome = locks.mutex("a").try_acquire().await;
         assert!(outcome.is_err(), "granted by another cluster");
         questions(left_behind) >= asked + 4
     })
     .await;
-    // A new connection gets its answer only.
+    // A new connection also gets only the answer of the node that was left behind.
     let other = locks.clone();
     let is_let_in = tokio::task::spawn_blocking(move || is_let_in_elsewhere(&other));
     assert!(!is_let_in.await.unwrap(), "granted by another cluster");
@@ -211,13 +214,14 @@ async fn a_node_that_knows_an_older_cluster_does_not_replace_the_map(_: Store) {
     assert_eq!(left_behind.keys("*"), Vec::<String>::new());
 }
 
-/// Asks in a runtime of its own.
+/// Tries to acquire the lock in a runtime of its own.
 #[tokio::main(flavor = "current_thread")]
 async fn is_let_in_elsewhere(locks: &Locks) -> bool {
     locks.mutex("a").try_acquire().await.is_ok()
 }
 
-/// Nothing but its answer says that it is a replica now. Another client holds the lock, and knows nothing of the failover.
+/// Only the answer of the old master shows that it is a replica now. Another client holds the lock,
+/// and does not know of the failover.
 async fn a_request_at_a_demoted_master_is_repeated_at_the_new_one(_: Store) {
     let cluster = Cluster::start(NEVER);
     let old = cluster.master_of(&key("a"));
@@ -233,7 +237,8 @@ async fn a_request_at_a_demoted_master_is_repeated_at_the_new_one(_: Store) {
     let asked = || cluster.nodes.iter().map(questions).sum::<u64>();
     let (before, sent_away) = (asked(), redirections(old));
 
-    // One call each.
+    // The test makes one call for each name. The client must repeat the request at the new master
+    // within this call.
     let outcome = asks.mutex("a").try_acquire().await;
     let next = asks.mutex(&free).try_acquire().await.unwrap();
 
@@ -257,7 +262,7 @@ async fn a_request_at_a_demoted_master_is_repeated_at_the_new_one(_: Store) {
     nothing_left(&cluster, &["a", &free]).await;
 }
 
-/// The nodes do not say where the slots are.
+/// The proxy is frozen, so no node answers the question where the slots are.
 async fn a_shutdown_during_the_first_use_ends_it_and_leaves_nothing(_: Store) {
     let cluster = Cluster::of_one();
     let node = &cluster.nodes[0];

@@ -1,4 +1,4 @@
-//! Messages of nodes that serve a slot, and of nodes that have served it before.
+//! Tests of the messages of nodes that serve a slot, and of nodes that have served it before.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,10 +20,10 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// By so much the subscription of a waiter comes later than its request.
+/// How much later than its request the subscription of a waiter reaches the node.
 const LATER: Duration = Duration::from_secs(6);
 
-/// The next of the news that is about a ticket.
+/// The next news about a ticket.
 async fn told(news: &mut UnboundedReceiver<News>) -> News {
     loop {
         match soon(news.recv()).await.unwrap() {
@@ -33,15 +33,16 @@ async fn told(news: &mut UnboundedReceiver<News>) -> News {
     }
 }
 
-/// The same message comes from a master, and later from its replica, where this client listens because it was the master
-/// when the subscription was sent.
+/// The same message comes from a master, and from its replica. The client also listens at the
+/// replica, because the replica was the master when the client sent its subscription.
 async fn a_message_grants_a_ticket_only_if_it_is_from_the_master_of_the_slot(_: Store) {
     let partial = ["--cluster-require-full-coverage", "no"];
     let cluster = Cluster::with(1, true, NEVER, &partial);
     let [old, new] = &cluster.nodes[..] else {
         panic!()
     };
-    // While a slot is served by nobody, a client does not leave the nodes that serve none: they may only not be known.
+    // While a slot is served by no node, a client keeps its connections to nodes without slots. The
+    // reason is that the map may not be complete.
     let mut others = (0..).filter(|other| *other != slot(old, &key("a")));
     let nobodys = others.next().unwrap().to_string();
     for node in [old, new] {
@@ -96,12 +97,12 @@ async fn a_message_grants_a_ticket_only_if_it_is_from_the_master_of_the_slot(_: 
     new.command::<u64>(&["SPUBLISH", &channel, &format!("{} 17", id(2))]);
     assert_eq!(told(&mut news).await, News::Recheck(id(2), Duration::ZERO));
 
-    // Its renewal makes it listen at the master.
+    // The renewal makes the client listen at the master.
     let renewed = store.renew(vec![request(2)]);
     renewed.await.unwrap();
     wait_until("it listens at the master", SOON, || listens(new).is_some());
     new.command::<u64>(&["SPUBLISH", &channel, &format!("{} 18", id(2))]);
-    // One of the two ways is faster.
+    // The master and the replica both deliver the message, in any order.
     let both = [told(&mut news).await, told(&mut news).await];
     let wakes = |news: &News| matches!(news, News::Granted(wake) if wake.ticket == 18);
     let asks = |news: &News| *news == News::Recheck(id(2), Duration::ZERO);

@@ -63,7 +63,7 @@ async fn without_any_one_of_the_documented_rights_the_client_says_which_is_missi
     };
     let more = [(["resetchannels", "&other:*"], "spublish")];
     redis_rights::each_missing_right_is_named(node, &documented, &more, client).await;
-    // With all of these rights, a lock is handed over.
+    // With all of these rights, a lock can be handed over.
     redis_rights::command(node, &documented);
     let guard = client(USER).mutex("a").acquire().await.unwrap();
     let next = begin(client(USER).mutex("a").wait(SOON));
@@ -124,7 +124,7 @@ async fn with_tls_the_nodes_are_reached_at_their_ports_for_it(_: Store) {
     assert!(error.to_string().contains("set tls-cluster yes"), "{error}");
 }
 
-/// The warnings that are logged when a client becomes ready.
+/// The warnings about this cluster that are logged when a client becomes ready.
 async fn told(cluster: &Cluster) -> String {
     client(&cluster.url()).ready(SOON).await.unwrap(); // warnings do not make `ready` fail
     let events = EventSink::new(1, Namespace::new("test").unwrap(), |_| ());

@@ -1,4 +1,4 @@
-//! Tests with a master that is frozen: requests reach it, and it answers none of them. Each fact
+//! Tests with a master that is frozen: requests reach it, but it answers none of them. Each fact
 //! has its own cluster.
 
 use std::time::Duration;
@@ -23,7 +23,8 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// The first names that this master serves, or the first that it does not serve.
+/// The first names that this master serves if `here` is true, else the first names that it does not
+/// serve.
 fn names(cluster: &Cluster, master: &RedisServer, here: bool, count: usize) -> Vec<String> {
     let names = (0..).map(|number| format!("n{number}"));
     let is_here = |name: &String| cluster.master_of(&key(name)).port() == master.port();
@@ -41,8 +42,8 @@ async fn all(locks: &Locks, names: &[String]) -> Vec<Guard> {
     guards
 }
 
-/// Nothing replaces the frozen master. Leases of this master and of others are renewed in the same
-/// batches.
+/// No node replaces the frozen master. The leases of this master and of other masters are renewed
+/// in the same batches.
 async fn a_frozen_master_costs_the_leases_at_other_masters_nothing(_: Store) {
     let cluster = Cluster::with(3, false, NEVER, &[]);
     let frozen = cluster.master_of(&key("a"));
@@ -68,10 +69,11 @@ async fn a_frozen_master_costs_the_leases_at_other_masters_nothing(_: Store) {
     works_again(&locks, "a", LONG_WAIT).await;
 }
 
-/// Requests to the frozen master are always in flight, and the other masters answer their requests.
+/// Requests to the frozen master are in flight all the time. The other masters answer their
+/// requests.
 async fn a_frozen_master_is_left_although_requests_for_it_go_on(_: Store) {
-    // The other masters refuse no request. So their answers do not tell the client that something
-    // has changed.
+    // The other masters serve their slots even while a slot is not served. So their answers do not
+    // show the client that something has changed.
     let partial = ["--cluster-require-full-coverage", "no"];
     let cluster = Cluster::with(3, true, TIMEOUT, &partial);
     let old = cluster.master_of(&key("a"));
@@ -93,8 +95,8 @@ async fn a_frozen_master_is_left_although_requests_for_it_go_on(_: Store) {
     requests.abort();
 }
 
-/// Again and again, sends one request to the frozen master and one to another. Does not wait for
-/// the answers.
+/// Sends a request to the frozen master and a request to another master, again and again. Does not
+/// wait for the answers.
 async fn requests(locks: Locks, names: [Vec<String>; 2]) {
     let mut requests = JoinSet::new();
     let mut pace = tokio::time::interval(Duration::from_millis(50));
@@ -108,9 +110,9 @@ async fn requests(locks: Locks, names: [Vec<String>; 2]) {
     }
 }
 
-/// The master is frozen for longer than the default operation timeout. This client has a longer
-/// timeout. While the master is frozen, the keeper renews the leases in several batches, and the
-/// other masters answer their parts of each batch at once.
+/// The master is frozen for longer than the default operation timeout, but for less than the
+/// timeout of this client. While the master is frozen, the keeper renews the leases in several
+/// batches. The other masters answer their parts of each batch at once.
 async fn a_master_that_answers_within_the_operation_timeout_is_kept(_: Store) {
     let cluster = Cluster::with(3, false, NEVER, &[]);
     let stalls = cluster.master_of(&key("a"));
@@ -130,9 +132,9 @@ async fn a_master_that_answers_within_the_operation_timeout_is_kept(_: Store) {
         tokio::time::sleep(renewed_after / 2 / 8).await;
     }
     let renewed = || join_all(guards.iter().map(|guard| is_renewed(guard, ttl)));
-    // The keeper has its own connection. `connections` lists a connection if its latest command was
-    // EVALSHA. The keeper's first renewal may have sent the whole script (EVAL). So the test waits
-    // for two renewals.
+    // The keeper has its own connection. `connections` lists a connection only if its latest
+    // command was EVALSHA. The keeper's first renewal may have sent the whole script (EVAL). So the
+    // test waits for two renewals.
     for _ in 0..2 {
         renewed().await;
     }

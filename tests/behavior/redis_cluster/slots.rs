@@ -60,13 +60,13 @@ async fn line(holder: &Locks, url: &str, name: &str) -> Vec<JoinHandle<Result<Gu
     line
 }
 
-/// Checks that the waiters of `line` are granted in order, and each of them at once.
+/// Checks that the waiters of `line` are granted in order, each of them at once.
 async fn are_served(line: Vec<JoinHandle<Result<Guard, Error>>>, mut last: Guard) {
     let resource = Witness::exclusive();
     for next in line {
         let token = last.grant_id().as_u64();
         give_back(last).await;
-        // Without a wake-up, a waiter would notice its grant only at its next renewal, a third of
+        // Without a wake-up, a waiter would learn of its grant only at its next renewal, a third of
         // the ttl later.
         let next = tokio::time::timeout(TTL / 5, next).await;
         last = next.expect("was not woken").unwrap().unwrap();
@@ -96,8 +96,8 @@ async fn a_slot_that_moves_under_a_hold_costs_it_nothing(_: Store) {
     assert_eq!(old.keys("test:*"), Vec::<String>::new());
 }
 
-/// When the slot moves, the server ends the subscriptions of the waiters. Their renewals subscribe
-/// them at the new master.
+/// When the slot moves, the server ends the subscriptions of the waiters. The renewals of the
+/// waiters subscribe at the new master.
 async fn a_slot_that_moves_under_a_line_costs_nobody_a_place_or_a_wake_up(_: Store) {
     let cluster = masters();
     let url = cluster.url();
@@ -117,7 +117,7 @@ async fn a_slot_that_moves_under_a_line_costs_nobody_a_place_or_a_wake_up(_: Sto
 }
 
 /// The key with the state of the name has moved, and the key with its line has not. So the new node
-/// sees a name without a line.
+/// has a name without a line.
 async fn a_name_whose_keys_are_on_two_nodes_lets_nobody_in_out_of_turn(_: Store) {
     let cluster = masters();
     let url = cluster.url();
@@ -191,7 +191,7 @@ async fn a_name_whose_keys_are_on_two_nodes_lets_nobody_in_out_of_turn(_: Store)
     are_served(line, guard).await;
 }
 
-/// A name with one holder has one key. This key is at the old node or at the new one.
+/// A name with one holder has one key. This key is at the old node or at the new node.
 async fn a_name_that_is_alone_can_be_used_while_its_slot_moves(_: Store) {
     let cluster = masters();
     let url = cluster.url();
@@ -217,8 +217,8 @@ async fn a_name_that_is_alone_can_be_used_while_its_slot_moves(_: Store) {
     nothing_left(&cluster, &["a"]).await;
 }
 
-/// The keys of the name have arrived at the new node. This node takes no subscriptions in the slot
-/// before the move is over.
+/// The keys of the name have arrived at the new node. But this node accepts no subscriptions in the
+/// slot before the move is complete.
 async fn a_waiter_that_comes_while_its_slot_moves_waits_and_gets_its_turn(_: Store) {
     let cluster = masters();
     let url = cluster.url();
@@ -236,8 +236,8 @@ async fn a_waiter_that_comes_while_its_slot_moves_waits_and_gets_its_turn(_: Sto
     let asked = |node: &RedisServer| *node.command_stats().get("asking").unwrap_or(&0);
     let second = begin(client(&url).mutex("a").wait(LONG_WAIT));
     tickets(&locks, "a", 3).await;
-    // The second waiter cannot be woken, so it rechecks by itself. Each time, the old node
-    // redirects it to the new one for this request.
+    // The second waiter cannot be woken, so it rechecks. For each recheck, the old node redirects
+    // the request to the new node (`ASK`).
     eventually("they have looked several times", LONG_WAIT, async || {
         asked(new) >= 16
     })
@@ -255,8 +255,8 @@ async fn a_waiter_that_comes_while_its_slot_moves_waits_and_gets_its_turn(_: Sto
 }
 
 /// A caller gave up its request, and the release left a mark. The state of the name has moved to
-/// the new node, and the mark has not. If the request arrived late and got a ticket, nobody would
-/// renew this ticket, and it would keep others out for a ttl.
+/// the new node, and the mark has not. If the request arrived late and got a ticket, no client
+/// would renew this ticket, and it would keep others out for a ttl.
 async fn a_mark_that_is_on_its_way_keeps_a_late_request_out(_: Store) {
     let cluster = masters();
     let namespace = Namespace::new("test").unwrap();
@@ -285,8 +285,8 @@ async fn a_mark_that_is_on_its_way_keeps_a_late_request_out(_: Store) {
     assert_eq!(store.enqueue(request).await.unwrap(), Enqueued::Gone);
 }
 
-/// The new owner has not heard that it owns the slot. So the old node redirects to the new one, and
-/// the new one to the old one.
+/// The new owner does not know that it owns the slot. So the old node redirects a request to the
+/// new node, and the new node redirects it to the old node.
 async fn a_redirection_that_leads_to_its_own_node_ends(_: Store) {
     let cluster = masters();
     let url = cluster.url();
@@ -300,13 +300,13 @@ async fn a_redirection_that_leads_to_its_own_node_ends(_: Store) {
     let number = slot(old, &key("a")).to_string();
     let before = redirections(old);
     let id: String = new.command(&["CLUSTER", "MYID"]);
-    // A node that has keys in a slot does not give the slot away.
+    // A node does not give a slot away while it has keys in the slot.
     old.flush();
     old.command::<()>(&["CLUSTER", "SETSLOT", &number, "NODE", &id]);
 
     let error = locks.mutex("a").try_acquire().await.unwrap_err();
 
-    // On a slow machine the time may be over while the last request is in flight.
+    // On a slow machine, the operation timeout may end while the last request is in flight.
     let is_over = matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown);
     assert!(is_over, "{error}");
     let asked = redirections(old) - before;
@@ -352,7 +352,7 @@ async fn names_on_two_nodes_are_acquired_together_or_not_at_all(_: Store) {
 async fn the_slot_of_a_name_is_where_the_server_looks_for_it(_: Store) {
     let cluster = masters();
     let locks = client(&cluster.url());
-    // Opens the connections to all nodes.
+    // These acquisitions open the connections to all nodes.
     for number in 0..50 {
         give_back(
             locks
@@ -383,8 +383,8 @@ async fn the_slot_of_a_name_is_where_the_server_looks_for_it(_: Store) {
     assert_eq!(after, before, "requests were redirected");
 }
 
-/// Each slot gets one request. The stored ticket names the channel of its wake-up. This channel
-/// must be in the slot of the name.
+/// Each slot gets one request. The ticket at the store contains the channel of its wake-up. This
+/// channel must be in the slot of the name.
 async fn the_channel_of_each_slot_is_where_the_server_looks_for_it(_: Store) {
     let cluster = Cluster::of_one();
     let server = redis::Client::open(cluster.nodes[0].url()).unwrap();
@@ -438,8 +438,8 @@ async fn the_channel_of_each_slot_is_where_the_server_looks_for_it(_: Store) {
     }
 }
 
-/// A client subscribes when it waits for the first time in a while. A pair that does not wait costs
-/// no subscription.
+/// A client subscribes when it waits for the first time in a while. A pair of acquire and release
+/// that does not wait costs no subscription.
 async fn an_uncontended_pair_costs_what_it_costs_at_one_server(_: Store) {
     let cluster = masters();
     let locks = client(&cluster.url());
@@ -489,7 +489,8 @@ async fn a_hand_over_costs_what_it_costs_at_one_server(_: Store) {
     give_back(holder).await;
 }
 
-/// One name has one key, which has moved. The other has several, and neither node has all of them.
+/// One name has one key, and this key has moved. The other name has several keys, and no node has
+/// all of them.
 async fn a_lock_is_handed_over_while_its_slot_moves(_: Store) {
     let cluster = masters();
     let url = cluster.url();
@@ -531,7 +532,7 @@ async fn a_lock_is_handed_over_while_its_slot_moves(_: Store) {
     nothing_left(&cluster, &["a", "b"]).await;
 }
 
-/// The state of the name has arrived at the new node. The mark of a capacity that was forgotten has not.
+/// The state of the name has arrived at the new node. The mark of a forgotten capacity has not.
 async fn a_capacity_changes_while_its_slot_moves(_: Store) {
     let cluster = masters();
     let url = cluster.url();
@@ -549,7 +550,7 @@ async fn a_capacity_changes_while_its_slot_moves(_: Store) {
     cluster.finish_moving(slot, old, new);
     assert_eq!(pool.capacity().await.unwrap(), 4);
 
-    // A change that somebody has read before the capacity was forgotten, and that comes late.
+    // The late change below is from a client that has read the capacity before it was forgotten.
     let namespace = Namespace::new("test").unwrap();
     let name = Name::new(namespace.clone(), "a").unwrap();
     let store = backend::open(&url).unwrap();
@@ -569,7 +570,8 @@ async fn a_capacity_changes_while_its_slot_moves(_: Store) {
     let slot = cluster.begin_moving(&key("a"), new);
     cluster.move_key(old, new, &key("a"));
 
-    // As if none had ever been stored, because the mark is not seen.
+    // This change is valid only if no capacity was ever stored. At the new node it looks like that,
+    // because the mark is missing there.
     let late = store
         .resize(resize(&"2".repeat(32), set(Some(9), None)))
         .await;

@@ -229,7 +229,8 @@ async fn a_wake_up_is_confirmed_by_the_replicas(_: Store) {
     give_back(waiter.await.unwrap().unwrap()).await;
 }
 
-/// The master has carried it out. Whether the old holder or the new one has the lock after a failover is not known.
+/// The master has carried out the adoption. After a failover, the old holder or the new holder may
+/// have the lock.
 async fn an_adoption_that_too_few_replicas_have_is_refused_and_released(_: Store) {
     let (master, replicas) = servers(1).await;
     let url = durable(&master, 1);

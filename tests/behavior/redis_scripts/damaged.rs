@@ -192,8 +192,8 @@ async fn holders_of_a_lost_hash_keep_their_permits_until_the_last_has_expired(_:
     assert_eq!(renew(&server, "all"), [0, 60000, -1]);
 }
 
-/// Another program has written it, or a fault of a server. The last are numbers that this library never writes, and
-/// cannot count with.
+/// The values may come from another program, or from a fault of a server. The last values have
+/// numbers that this library never writes, and cannot count with.
 async fn a_damaged_counter_is_an_error_and_stays_as_it_is(_: Store) {
     let server = RedisServer::start();
     let locks = Locks::builder().namespace("t").url(server.url());

@@ -31,9 +31,9 @@ const DOWN_AFTER: Duration = Duration::from_secs(1);
 
 const LONG_WAIT: Duration = Duration::from_secs(60);
 
-/// Checks that nobody holds these names or waits for them. Some keys may remain: those that keep
-/// tokens rising, and the marks of requests that were given up during the outage. A mark stays for
-/// a minute.
+/// Checks that no client holds these names or waits for them. Some keys may remain: keys that keep
+/// tokens rising, and marks of requests that were given up during the outage. A mark stays for a
+/// minute.
 async fn nothing_left(set: &Sentinels, names: &[&str]) {
     let locks = client(&set.url());
     for name in names {
@@ -86,7 +86,8 @@ async fn a_frozen_master_is_replaced_and_lets_nobody_in_when_it_wakes(_: Store) 
 
     old.thaw();
 
-    // These requests come before and after the sentinels make the old master a replica.
+    // These requests come at different times: before the sentinels make the old master a replica,
+    // and after that.
     for _ in 0..20 {
         let other = client(&set.url()).mutex("held").try_acquire().await;
         assert_eq!(kind(other), ErrorKind::Busy);
@@ -131,7 +132,7 @@ async fn a_master_that_only_the_sentinels_have_given_up_is_left(_: Store) {
             .contains("role:master"),
         "it was demoted, which closes connections"
     );
-    // The leases continue at the new master, which keeps others out.
+    // The leases continue at the new master, so no other client gets the locks.
     let others = client(&set.url());
     let next = begin(others.mutex("short").wait(LONG_WAIT));
     tokio::time::timeout(Duration::from_secs(8), short.lost())
@@ -178,8 +179,8 @@ async fn a_lock_unknown_to_the_new_master_is_lost_and_its_late_write_refused(_: 
     nothing_left(&set, &["a", "warm"]).await;
 }
 
-/// The new master still has the ticket. If the client did not repeat the release there, the ticket
-/// would stay until its lease ends.
+/// The new master has the ticket, because it has not received the release. If the client did not
+/// repeat the release there, the ticket would stay until its lease ends.
 async fn a_release_that_the_new_master_had_not_received_is_repeated_there(_: Store) {
     let set = Sentinels::start(DOWN_AFTER);
     let locks = client(&set.url());
@@ -198,7 +199,7 @@ async fn a_release_that_the_new_master_had_not_received_is_repeated_there(_: Sto
     nothing_left(&set, &["a"]).await;
 }
 
-/// The servers have `min-replicas-to-write`, as `ready` recommends.
+/// The servers have the setting `min-replicas-to-write`, as `ready` recommends.
 async fn a_master_that_counts_its_replicas_grants_nothing_that_could_be_lost(_: Store) {
     let counts = [
         "--min-replicas-to-write",
@@ -226,6 +227,6 @@ async fn a_master_that_counts_its_replicas_grants_nothing_that_could_be_lost(_: 
         }
     })
     .await;
-    // These clients find the new master by the sentinels.
+    // These clients find the new master through the sentinels.
     works_again(&locks, "a", LONG_WAIT).await;
 }

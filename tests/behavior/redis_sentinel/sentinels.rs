@@ -68,7 +68,7 @@ fn says(error: &Error, parts: &[&str]) {
     }
 }
 
-/// How much later than the refusal of one sentinel the answers of the others come.
+/// How much later than the refusal of one sentinel the other sentinels answer.
 const LATER: Duration = Duration::from_millis(100);
 
 /// A client asks a failed sentinel again at once only if another of its connections has found a new
@@ -99,8 +99,8 @@ async fn a_connection_that_finds_the_master_asks_each_sentinel_once(_: Store) {
     let events = EventSink::new(1, Namespace::new("test").unwrap(), |_| ());
     let connected = backend::open(&url).unwrap().connect(events).await.unwrap();
 
-    // No event tells that the client does not ask again. The other sentinels have answered by the
-    // end of this pause.
+    // No event reports that the client does not ask again, so the test waits. The other sentinels
+    // have answered by the end of this pause.
     tokio::time::sleep(3 * LATER).await;
     assert_eq!(asked.load(Ordering::SeqCst), 1);
     drop(connected);
@@ -178,8 +178,8 @@ fn others_timeout() -> Duration {
     Duration::from_secs(1)
 }
 
-/// After the restart, the client asks the sentinels again. So it learns what they have published
-/// meanwhile.
+/// After the restart, the client asks the sentinels again. So it learns what the sentinels have
+/// published meanwhile.
 async fn sentinels_that_come_back_are_listened_to_again(_: Store) {
     let (server, sentinels) = watched();
     let locks = client(&url(&sentinels));
@@ -188,7 +188,7 @@ async fn sentinels_that_come_back_are_listened_to_again(_: Store) {
         assert!(listeners(sentinel) > 0);
         sentinel.kill();
     }
-    // All sentinels are down. Each of these requests finds them down.
+    // All sentinels are down during these requests.
     for _ in 0..20 {
         gets_in(&locks).await;
     }
@@ -210,8 +210,8 @@ async fn sentinels_that_come_back_are_listened_to_again(_: Store) {
         sentinel.restart();
     }
     eventually("the client is at the other server", SOON, async || {
-        // If the client leaves a connection while a request is in flight on it, this request has no
-        // answer.
+        // If the client closes a connection while a request is in flight on it, this request gets
+        // no answer.
         if let Ok(guard) = locks.mutex("a").acquire().await {
             let _ = guard.release().await;
         }
@@ -222,7 +222,8 @@ async fn sentinels_that_come_back_are_listened_to_again(_: Store) {
 }
 
 /// The connection of this runtime sends no requests while the sentinels restart, so it does not
-/// subscribe again. The keeper's connection renews a lease, and so asks the sentinels.
+/// subscribe again. But the keeper's connection renews a lease, so it asks the sentinels, and finds
+/// the new master.
 async fn an_idle_connection_follows_another_of_its_client_to_a_new_master(_: Store) {
     let (server, sentinels) = watched();
     let elsewhere = RedisServer::start();
@@ -249,8 +250,8 @@ async fn an_idle_connection_follows_another_of_its_client_to_a_new_master(_: Sto
     drop(held);
 }
 
-/// How many connections of lockcore clients this server has. Those of the sentinels and of the
-/// harness use the older protocol, so they are not counted.
+/// How many connections of lockcore clients this server has. The connections of the sentinels and
+/// of the harness use the older protocol, so they are not counted.
 fn clients(server: &RedisServer) -> usize {
     let clients: String = server.command(&["CLIENT", "LIST"]);
     clients
@@ -334,7 +335,7 @@ async fn a_sentinel_without_its_password_is_a_mistake_that_says_where_to_write_i
         set_password(sentinel, SECRET);
     }
     // The URL has the password of the servers. The sentinels have the same password, but a client
-    // does not offer it to them.
+    // does not send the servers' password to them.
     let url = url(&sentinels).replace("://", &format!("://:{SECRET}@"));
     let locks = |options: &str| {
         let locks = builder(format!("{url}{options}")).build().unwrap();
@@ -531,7 +532,7 @@ async fn everything_is_encrypted_with_tls_and_each_certificate_is_looked_at(_: S
     says(&refused(&quick).await, &["redis+sentinel:// is for them"]);
 }
 
-/// The sentinels do not say where the master is.
+/// The proxies are frozen, so no sentinel answers the question where the master is.
 async fn a_shutdown_during_the_first_use_ends_it_and_leaves_nothing(_: Store) {
     let (server, sentinels) = watched();
     let proxies = sentinels.iter().map(|sentinel| Proxy::to(sentinel.port()));

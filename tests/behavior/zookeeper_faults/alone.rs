@@ -1,4 +1,5 @@
-//! Tests of names that one client uses alone: their parent is created and deleted with the ticket.
+//! Tests of names that one client uses alone: the parent node is created and deleted with the
+//! ticket.
 
 use std::time::Duration;
 
@@ -26,7 +27,7 @@ async fn pair(locks: &Locks, name: &str) {
     give_back(locks.mutex(name).acquire().await.unwrap()).await;
 }
 
-/// The cost is the same for a name that was used before and for a new one.
+/// The cost is the same for a name that was used before and for a new name.
 async fn an_uncontended_pair_costs_two_requests_and_leaves_nothing(_: Store) {
     let server = ZooKeeperServer::start();
     let locks = counted(&server);
@@ -50,8 +51,8 @@ async fn an_uncontended_pair_costs_two_requests_and_leaves_nothing(_: Store) {
     assert!(names.is_empty(), "{names:?}");
 }
 
-/// If a client has seen tickets of others at a name, it uses the requests for contended names
-/// there, as long as the parent node exists.
+/// If a client has seen tickets of other clients in a line, it uses the requests for contended
+/// names there, as long as the parent node exists.
 async fn a_name_that_was_contended_costs_three_requests_and_no_failed_ones(_: Store) {
     let server = ZooKeeperServer::start();
     let (locks, other) = (counted(&server), client(&server));
@@ -86,10 +87,10 @@ async fn a_parent_that_another_client_has_made_is_no_proof_of_being_first(_: Sto
     }
 }
 
-/// After its last waiter has left, a client watches a line for five seconds more. But it stops as
-/// soon as the parent node of the line is deleted. If it did not stop, each pair of acquire and
-/// release of the other client would cost two lists and four events. The reason is that each pair
-/// creates and deletes the parent.
+/// After its last waiter has gone, a client watches a line for five seconds more. But it stops as
+/// soon as the parent node of the line is deleted. Otherwise each pair of acquire and release of
+/// the other client would cost it two lists and four events, because each pair creates and deletes
+/// the parent.
 async fn a_client_that_waited_in_vain_follows_no_longer_than_the_parent_lives(_: Store) {
     let server = ZooKeeperServer::start();
     let (locks, other) = (client(&server), client(&server));

@@ -1,4 +1,5 @@
-//! Stored capacities: the nodes that they leave, what they cost, and changes that are interrupted.
+//! Tests of stored capacities: the nodes that they leave, what they cost, and changes that are
+//! interrupted.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -43,14 +44,15 @@ async fn pair(semaphore: &Semaphore) {
     give_back(semaphore.acquire().await.unwrap()).await;
 }
 
-/// The nodes of a line that are no tickets.
+/// The nodes of stored capacities in the line.
 async fn stored(operator: &Client) -> Vec<String> {
     let children = operator.list_children(PARENT).await.unwrap_or_default();
     let is_stored = |node: &String| node.starts_with("capacity-");
     children.into_iter().filter(is_stored).collect()
 }
 
-/// Puts a halt into the line, as a client does that is stopped before it goes on.
+/// Puts a halt into the line. A client that is stopped in the middle of a change leaves the same
+/// node.
 async fn halt(operator: &Client) -> String {
     let prefix = format!("{PARENT}/{:032x}-0-0-0-0000c11e-", 7);
     let options = CreateMode::EphemeralSequential.with_acls(Acls::anyone_all());
@@ -58,7 +60,8 @@ async fn halt(operator: &Client) -> String {
     format!("{prefix}{sequence}")
 }
 
-/// The server removes a container that is empty.
+/// The server removes an empty container. The node of the stored capacity keeps the parent from
+/// being empty.
 async fn a_stored_capacity_stays_while_nobody_uses_the_name(_: Store) {
     let server = ZooKeeperServer::that_forgets_soon();
     let (locks, other) = (client(&server), client(&server));
@@ -73,14 +76,14 @@ async fn a_stored_capacity_stays_while_nobody_uses_the_name(_: Store) {
     eventually("its session is over", SOON, async || server.sessions() == 2).await;
     assert_eq!(server.ephemerals("/"), Vec::<String>::new());
     pair(&five(&other)).await;
-    // The parent of this name is a container too, which has had a ticket.
+    // The parent of this name is a container too, and it has had a ticket.
     let guard = locks.mutex("b").acquire().await.unwrap();
     let refused = other.mutex("b").try_acquire().await;
     assert_eq!(kind(refused), ErrorKind::Busy);
     give_back(guard).await;
 
     for _ in 0..2 {
-        // Its session may not live through a restart.
+        // The session of an operator may end during a restart, so each turn opens another one.
         let operator = operator(&server).await;
         let exists = async |path| operator.check_stat(path).await.unwrap().is_some();
         eventually("the other name is forgotten", 2 * SOON, async || {
@@ -89,7 +92,7 @@ async fn a_stored_capacity_stays_while_nobody_uses_the_name(_: Store) {
         .await;
         assert_eq!(five(&other).capacity().await.unwrap(), 6);
         assert_eq!(stored(&operator).await.len(), 1);
-        // A name in use is one with tickets.
+        // A list of names shows only names with tickets.
         let mut pages = locks.list("");
         assert_eq!(pages.next().await.unwrap(), None);
         server.restart();
@@ -127,13 +130,14 @@ async fn a_stored_capacity_costs_no_request_more_than_a_name_that_others_use(_: 
 
     semaphore.resize(7).await.unwrap();
 
-    // As for each name whose parent stays: create, list, delete.
+    // A pair costs the same as for each name whose parent stays: create, list, delete.
     assert_eq!(spent().await, (150, 150));
     let before = server.packets();
     semaphore.resize(8).await.unwrap();
     let spent = server.packets().since(before);
     println!("a change: {spent:?}");
-    // The read, the look, the halt with another look, and the transaction.
+    // The core reads the capacity (3 requests). The change reads the line (3), creates the halt and
+    // reads the line again (3), and commits the transaction (1).
     assert!(spent.received <= 3 + 3 + 3 + 1, "{spent:?}");
     semaphore.forget_capacity().await.unwrap();
     assert_eq!(semaphore.capacity().await.unwrap(), 5);
@@ -183,10 +187,11 @@ async fn nobody_is_granted_permits_while_a_halt_is_in_the_line(_: Store) {
     let late = begin(five(&locks).permits(2).wait(LEASE));
     tickets(&locks, "a", 2).await;
 
-    // It is busy because of the waiters in front of the halt, and not because of the halt.
+    // The answer is busy because of the waiters in front of the halt, and not because of the halt.
     let refused = five(&other).permits(1).try_acquire().await;
     assert_eq!(kind(refused), ErrorKind::Busy, "there are waiters");
-    // No event tells that a grant does not come. Clients that ignore a halt grant at once.
+    // No event reports that a grant does not come, so the test waits. A client that ignores a halt
+    // grants at once.
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(!waits.is_finished() && !late.is_finished());
     operator.delete(&halt, None).await.unwrap();
@@ -200,7 +205,7 @@ async fn nobody_is_granted_permits_while_a_halt_is_in_the_line(_: Store) {
     nothing_left(&server).await;
 }
 
-/// If it waited, and the capacity was stored then, it would wait for ever.
+/// If the mutex waited, and the capacity was then stored, the mutex would wait for ever.
 async fn a_mutex_does_not_wait_in_a_line_whose_capacity_is_being_stored(_: Store) {
     let server = ZooKeeperServer::start();
     let patience = Duration::from_millis(500);
@@ -212,20 +217,22 @@ async fn a_mutex_does_not_wait_in_a_line_whose_capacity_is_being_stored(_: Store
     let halt = halt(&operator).await;
 
     let mutex = locks.mutex("a").wait(LEASE).acquire().await;
-    // If the last attempt was not answered in time, the keeper deletes its ticket. Until then the
-    // ticket states another capacity.
+    // If the last attempt was not answered in time, the keeper deletes its ticket. Until then this
+    // ticket states another capacity than the semaphore.
     eventually("only the halt is there", SOON, async || {
         operator.list_children(PARENT).await.unwrap().len() == 1
     })
     .await;
     let permit = five(&locks).permits(1).try_acquire().await;
-    // The client repeats both until the operation timeout is over. The last answer may be missing.
+    // The client repeats both requests until the operation timeout is over. The last request may
+    // have no answer.
     for refused in [kind(mutex), kind(permit)] {
         let expected = [ErrorKind::Unavailable, ErrorKind::Unknown];
         assert!(expected.contains(&refused), "{refused:?}");
     }
 
-    // The ends of the keeper's work are seen from outside: a client that is shut down has no ticket.
+    // When the client is shut down, the keeper has completed its work, and the client has no
+    // ticket.
     locks.shutdown(SOON).await.unwrap();
     operator.delete(&halt, None).await.unwrap();
     let after = client(&server);
@@ -233,8 +240,8 @@ async fn a_mutex_does_not_wait_in_a_line_whose_capacity_is_being_stored(_: Store
     nothing_left(&server).await;
 }
 
-/// A capacity is not stored while a mutex is in the line. But a mutex may be enqueued at the same
-/// moment. The test puts the capacity into the line by hand.
+/// The store refuses to store a capacity while a mutex is in the line. But a mutex may be enqueued
+/// at the same moment. To get this state, the test creates the node of the capacity itself.
 async fn a_mutex_that_is_in_line_when_a_capacity_is_stored_is_refused(_: Store) {
     let server = ZooKeeperServer::start();
     let (locks, other) = (client(&server), client(&server));
@@ -248,8 +255,8 @@ async fn a_mutex_that_is_in_line_when_a_capacity_is_stored_is_refused(_: Store) 
     let persistent = CreateMode::Persistent.with_acls(Acls::anyone_all());
     operator.create(&stored, b"", &persistent).await.unwrap();
 
-    // The client that waits has a copy of the line by now. The next mutex of this client finds the
-    // capacity there.
+    // The client that waits has a copy of the line by now. Its next mutex finds the capacity in
+    // this copy.
     assert_eq!(
         kind(soon(waits).await.unwrap()),
         ErrorKind::CapacityMismatch
@@ -264,7 +271,8 @@ async fn a_mutex_that_is_in_line_when_a_capacity_is_stored_is_refused(_: Store) 
     nothing_left(&server).await;
 }
 
-/// The waiter is told nothing, so it learns of its grant after the capacity is smaller again.
+/// The client of the waiter gets no event, so it learns of its grant after the capacity has become
+/// smaller again.
 async fn a_grant_that_its_waiter_has_not_seen_outlives_a_smaller_capacity(_: Store) {
     let server = ZooKeeperServer::start();
     let proxy = Proxy::to(server.port());
@@ -292,7 +300,7 @@ async fn a_grant_that_its_waiter_has_not_seen_outlives_a_smaller_capacity(_: Sto
     nothing_left(&server).await;
 }
 
-/// The first time nothing was stored before.
+/// For the first waiter, no capacity was stored before.
 async fn more_permits_that_a_lost_watch_does_not_tell_cost_a_third_of_a_ttl(_: Store) {
     let server = ZooKeeperServer::start();
     let locks = client(&server);
@@ -359,7 +367,7 @@ async fn a_change_that_is_dropped_leaves_no_halt(_: Store) {
     let (locks, other) = (client(&server), client(&server));
     let held = five(&other).permits(2).acquire().await.unwrap();
     let mut dropped = 0;
-    // Each change is dropped 150 µs later than the one before, so at another of its requests.
+    // Each change is dropped 150 µs later than the change before it, so at another of its requests.
     for turn in 0..60u32 {
         let semaphore = five(&locks);
         let change = tokio::spawn(async move { semaphore.resize(2 + turn % 4).await });
@@ -379,21 +387,22 @@ async fn a_change_that_is_dropped_leaves_no_halt(_: Store) {
     nothing_left(&server).await;
 }
 
-/// What the tasks of the fact know of a semaphore.
+/// What the tasks of this fact know about the semaphore.
 #[derive(Default)]
 struct Pool {
-    /// Permits of callers that have them.
+    /// How many permits the callers hold.
     out: u32,
-    /// Counts the changes that have begun, and those that are done.
+    /// How many changes have begun, and how many are done.
     begun: u32,
     done: u32,
     capacity: u32,
-    /// Grants that were checked.
+    /// How many grants were checked.
     checked: u32,
 }
 
-/// A request that begins after a change and ends before the next one leaves no more permits out than there are. Requests
-/// that came before may hold more.
+/// When a request begins after a change and ends before the next change, all permits that are held
+/// fit into the capacity. Other requests are not checked, because they may be granted under an
+/// earlier capacity.
 async fn every_grant_fits_under_the_capacity_of_its_moment(_: Store) {
     let server = ZooKeeperServer::start();
     let pool = Arc::new(Mutex::new(Pool {
@@ -444,7 +453,7 @@ async fn every_grant_fits_under_the_capacity_of_its_moment(_: Store) {
     let semaphore = five(&client(&server));
     let mut capacity = 5;
     while !tasks.is_empty() {
-        // Never too few for long.
+        // The capacity is never too small for long.
         capacity = match capacity {
             0..3 => 5,
             _ => fastrand::u32(0..=5),

@@ -1,5 +1,5 @@
-//! Tests of the number of requests and bytes, for one client and for many clients, and tests with
-//! crowds of clients that change.
+//! Tests of the number of requests and bytes, for one client and for many clients. Also tests with
+//! many clients whose number changes.
 
 use std::collections::BTreeMap;
 use std::future::ready;
@@ -52,8 +52,8 @@ async fn only_a_client_with_tickets_has_its_leader_checked(_: Store) {
     let guard = locks.mutex("a").acquire().await.unwrap();
     let (written, sent) = written_in_a_session().await;
 
-    // The client checks in every quarter of a session that the leader still leads. It sends eleven
-    // probes in a session, so a check comes with every third probe.
+    // The client checks in every quarter of a session that the leader leads. It sends eleven probes
+    // in a session, so a check comes with every third probe.
     assert!((1..=sent / 3 + 1).contains(&written), "{written} of {sent}");
     give_back(guard).await;
 }
@@ -73,8 +73,8 @@ async fn one_hand_over_costs_the_same_with_any_number_of_waiters(_: Store) {
             server.ephemerals(&format!("/test:1/{{{name}}}/")).len() == waiters + 1
         })
         .await;
-        // The client sets its watch when its ticket is in line. After that it reads the line. The
-        // answer to this request comes later than both.
+        // The client sets its watch when its ticket is in line, and then reads the line. The answer
+        // to this `inspect` comes after both.
         eventually("the line is watched", SOON, async || server.watches() > 0).await;
         tickets(&waiting, &name, waiters + 1).await;
 
@@ -86,10 +86,10 @@ async fn one_hand_over_costs_the_same_with_any_number_of_waiters(_: Store) {
         let spent = server.packets().since(before);
 
         println!("{waiters} waiters: {spent:?}");
-        // Received: one release for each waiter, one for the holder, and one more request of the
-        // holder. The holder came when the name was unused, so it first tries to delete the parent,
-        // which fails because of the waiters. Sent: a reply to each request, and for each release
-        // one event to the waiting process.
+        // Received: one release of each waiter, one release of the holder, and one more request of
+        // the holder. The holder came when the name was unused, so it first tries to delete the
+        // parent too. This fails because of the waiters. Sent: a reply to each request, and for
+        // each release one event to the waiting process.
         let releases = waiters as u64 + 1;
         assert_eq!(
             (spent.received, spent.sent),
@@ -98,7 +98,7 @@ async fn one_hand_over_costs_the_same_with_any_number_of_waiters(_: Store) {
     }
 }
 
-/// With more than eight processes, the cost of a hand-over does not rise further.
+/// With more than eight clients, the cost of a hand-over does not rise further.
 async fn a_crowd_of_clients_costs_the_same_however_many_they_are(_: Store) {
     let server = ZooKeeperServer::start();
     for (clients, tasks) in [(4, 1), (8, 1), (16, 1), (16, 3), (32, 2)] {
@@ -151,7 +151,7 @@ async fn a_crowd_of_clients_costs_the_same_however_many_they_are(_: Store) {
             "{clients} clients of {tasks}: {received:.1} packets received and {sent:.1} sent per hand-over"
         );
         let most = match clients {
-            // The replies to a client's own requests, and two events to each client.
+            // The replies to the requests of the client itself, and two events for each client.
             ..=8 => 3.5 + 2.0 * f64::from(clients),
             _ => 10.0,
         };
@@ -177,8 +177,8 @@ async fn a_waiter_costs_the_same_bytes_however_many_others_wait(_: Store) {
         }
         tickets(&holder, &name, clients + 1).await;
 
-        // New waiters see each other arrive in the first pause. The second pause counts the
-        // renewals of one ttl.
+        // In the first pause, the new waiters get the events of each other's creates. The second
+        // pause counts the renewals of one ttl.
         tokio::time::sleep(Duration::from_secs(2)).await;
         let before = proxy.traffic();
         tokio::time::sleep(Duration::from_secs(6)).await;
@@ -194,9 +194,9 @@ async fn a_waiter_costs_the_same_bytes_however_many_others_wait(_: Store) {
     assert!(each[1] < 1.5 * each[0], "{each:?}");
 }
 
-/// Readers, writers, callers that give up and callers that do not wait. In some rounds there are
-/// many clients, in others few. A client watches the whole line if few clients wait, and only the
-/// ticket ahead if many wait. So the clients change between these two watches.
+/// The crowd has readers, writers, callers that give up and callers that do not wait. Some rounds
+/// have many clients, and others have few. A client watches the whole line if few clients wait, and
+/// only the ticket ahead if many wait. So the clients change between these two watches.
 async fn a_crowd_that_comes_and_goes_never_overlaps(_: Store) {
     let server = ZooKeeperServer::start();
     let witness = Arc::new(Witness::readers_and_writers());
@@ -254,8 +254,8 @@ async fn a_crowd_that_comes_and_goes_never_overlaps(_: Store) {
     nothing_left(&server).await;
 }
 
-/// The fact sends many requests at the same time, with all defaults, while this client and another
-/// one each hold a lock.
+/// The fact sends many requests at the same time, with all default settings. Meanwhile this client
+/// and another client each hold a lock.
 async fn a_burst_of_a_process_costs_no_lease_and_nothing_is_unknown(_: Store) {
     let server = ZooKeeperServer::start();
     let clients = [(); 2].map(|()| faults::builder(server.url()).build().unwrap());

@@ -35,8 +35,8 @@ async fn a_waiter_from_before_a_reconnect_is_woken_after_it(_: Store) {
     eventually("the watch is gone", SOON, async || server.watches() == 0).await;
     proxy.restore();
     eventually("it is watched again", SOON, async || server.watches() > 0).await;
-    // When this is answered, the renewal right after the reconnect is over. The next renewal is
-    // seconds away.
+    // When this is answered, the renewal right after the reconnect is complete. The next renewal is
+    // seconds later.
     tickets(&waiting, "a", 2).await;
 
     give_back(guard).await;
@@ -48,7 +48,7 @@ async fn a_waiter_from_before_a_reconnect_is_woken_after_it(_: Store) {
 }
 
 /// The fact checks a mutex and a semaphore. At the mutex, one ticket is in front of the waiter. At
-/// the semaphore, the released ticket is not the one in front of the waiter.
+/// the semaphore, two tickets are in front of the waiter, and the older one is released.
 async fn a_watch_that_is_lost_costs_a_third_of_a_ttl(_: Store) {
     let server = ZooKeeperServer::start();
     for capacity in [1, 2] {
@@ -81,9 +81,9 @@ async fn a_watch_that_is_lost_costs_a_third_of_a_ttl(_: Store) {
     }
 }
 
-/// A new parent numbers its nodes from the beginning. So a late event may name a number that a
-/// newer node also has. The slow client first reads the line of the newest parent, where its waiter
-/// is not the first. After that it gets the events of the old parent.
+/// A new parent numbers its nodes from the beginning. So a late event of the old parent may have
+/// the number of a node of the new parent. The slow client first reads the line of the new parent,
+/// where its waiter is not the first. After that it gets the events of the old parent.
 async fn late_events_of_a_parent_that_is_gone_grant_nothing(_: Store) {
     let server = ZooKeeperServer::start();
     let proxy = Proxy::to(server.port());
@@ -97,14 +97,14 @@ async fn late_events_of_a_parent_that_is_gone_grant_nothing(_: Store) {
     assert!(server.watches() > 0, "the slow client still follows");
     proxy.delay(Duration::ZERO, Duration::from_millis(200));
     admin.delete(PARENT, None).await.unwrap();
-    // Creates the parent, and deletes it.
+    // This pair creates the parent, and deletes it.
     give_back(alone.mutex("a").acquire().await.unwrap()).await;
     assert!(admin.check_stat(PARENT).await.unwrap().is_none());
     let holder = alone.mutex("a").acquire().await.unwrap();
 
     let waiter = begin(slow.mutex("a").wait(LEASE));
     tickets(&locks, "a", 2).await;
-    // Each answer arrives after everything that the server sent before it.
+    // Each answer arrives after all events that the server sent before it.
     for _ in 0..8 {
         slow.inspect("a").await.unwrap();
         assert!(!waiter.is_finished(), "two hold at once");

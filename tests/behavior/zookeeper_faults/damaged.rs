@@ -1,4 +1,4 @@
-//! Nodes with data that this library did not write.
+//! Tests of nodes with data that this library did not write.
 
 use libtest_mimic::Trial;
 use lockcore::ErrorKind;

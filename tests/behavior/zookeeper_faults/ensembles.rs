@@ -33,13 +33,13 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     facts
 }
 
-/// The settings of a client, with all defaults, because the facts are about time. An operation that
-/// hangs on a cut-off server must end before that server notices the cut.
+/// The settings of a client, with the default times, because the facts are about time. An operation
+/// that hangs on a cut-off server must end before that server notices the cut.
 fn builder(url: String) -> Builder {
     faults::builder(url).fair(Fair::Strict)
 }
 
-/// Waits until a check has proved the lease again, after the creation of the session.
+/// Waits until a check after the creation of the session has proved the lease again.
 async fn is_proved_again(held: &Held) {
     let mut left = held.remaining();
     eventually("it is proved again", SOON, || {
@@ -49,7 +49,7 @@ async fn is_proved_again(held: &Held) {
     .await;
 }
 
-/// The server of the holder continues to answer.
+/// The server of the holder answers the holder even after the cut.
 async fn a_follower_cut_off_from_its_leader_lets_no_second_holder_in(_: Store) {
     let ensemble = Ensemble::with_bridges();
     let follower = ensemble.followers()[1];
@@ -61,14 +61,14 @@ async fn a_follower_cut_off_from_its_leader_lets_no_second_holder_in(_: Store) {
     );
 }
 
-/// All three servers notice at the same time: the followers notice that their leader is silent, and
-/// the leader that its followers are.
+/// All three servers notice the cut at the same time: the followers notice that their leader is
+/// silent, and the leader notices that its followers are silent.
 async fn a_leader_cut_off_in_silence_lets_no_second_holder_in(_: Store) {
     let ensemble = Ensemble::with_bridges();
     no_second_holder(&ensemble, ensemble.leader(), Ensemble::cut_off).await;
 }
 
-/// The followers elect another leader long before the old leader notices it. Meanwhile the old
+/// The followers elect another leader long before the old leader notices this. Meanwhile the old
 /// leader answers `sync`.
 async fn a_leader_that_is_deposed_untold_lets_no_second_holder_in(_: Store) {
     let ensemble = Ensemble::with_bridges();
@@ -81,13 +81,13 @@ async fn a_leader_that_is_deposed_untold_lets_no_second_holder_in(_: Store) {
     );
 }
 
-/// A client's proof that its session lives relies on this fact. A majority must write down each
+/// The client's proof that its session lives relies on this fact. A majority must write down each
 /// check, even a check that fails.
 async fn a_leader_without_followers_answers_probes_and_no_checks(_: Store) {
     let ensemble = Ensemble::with_bridges();
     let leader = ensemble.leader();
-    // A server answers a connection's requests in order, so a request would wait for the check
-    // before it. These requests use separate connections.
+    // A server answers the requests of a connection in order, so each request waits for the check
+    // before it. Therefore the three kinds of requests use separate connections.
     let [probing, checking, failing] = [(); 3].map(|()| async {
         Client::connector()
             .with_session_timeout(4 * SOON)
@@ -116,7 +116,7 @@ async fn a_leader_without_followers_answers_probes_and_no_checks(_: Store) {
 }
 
 /// Compares the steps of the work of two holders. The server of the first holder is cut off. The
-/// waiter uses another server.
+/// second holder waits at another server.
 async fn no_second_holder(
     ensemble: &Ensemble,
     server: &ZooKeeperServer,
@@ -157,16 +157,16 @@ async fn no_second_holder(
     give_back(next).await;
 }
 
-/// The connections to the frozen server stay open, and no answers come.
+/// The connections to the frozen server stay open, but no answers come.
 async fn a_server_that_hangs_costs_no_lease_while_others_answer(_: Store) {
     let ensemble = Ensemble::start();
-    // Each commit of these servers waits for a disk that other facts also use. So the ttl is long.
+    // Each commit of these servers waits for a disk that other facts also use, so the ttl is long.
     let ttl = Duration::from_secs(8);
     let followers = ensemble.followers();
     let mut guards = Vec::new();
     // Each client picks a random server. The loop ends when one follower has at least eight
-    // clients. The test freezes this follower later. Some of its clients then connect to it once
-    // more, by chance, before they try another server.
+    // clients. The test freezes this follower later. Some of its clients will then, by chance,
+    // connect to it once more before they try another server.
     let hangs = loop {
         assert!(guards.len() < 200, "all are served by the leader");
         let locks = builder(ensemble.url()).ttl(ttl).build().unwrap();
@@ -199,7 +199,7 @@ async fn a_server_that_hangs_costs_no_lease_while_others_answer(_: Store) {
     hangs.thaw();
 }
 
-/// Four processes with sixteen tasks each use one key.
+/// Four processes, with sixteen tasks each, use one name.
 async fn a_crowd_overlaps_nowhere_while_leaders_die(_: Store) {
     let ensemble = Ensemble::start();
     let folder = tempfile::tempdir().unwrap();

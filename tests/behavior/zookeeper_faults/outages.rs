@@ -30,8 +30,8 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// The silent server is only a listening port: the system accepts connections for it, as for a
-/// stopped process.
+/// The silent server is only a listening port: the system accepts connections for it, as it does
+/// for a stopped process.
 async fn a_silent_server_among_others_delays_no_first_acquisition(_: Store) {
     // The timeout is shorter than the 2.5 s for which the client library waits for a silent server.
     let one_operation = Duration::from_secs(2);
@@ -65,7 +65,8 @@ async fn a_connection_attempt_that_came_second_leaves_no_session(_: Store) {
     let server = ZooKeeperServer::start();
     let proxies = [(); 2].map(|()| Proxy::to(server.port()));
     for proxy in &proxies {
-        // The delay is long enough for a second connection attempt, which is answered.
+        // The delay is so long that a second connection attempt begins, and this attempt is
+        // answered too.
         proxy.delay(Duration::from_millis(250), Duration::ZERO);
     }
     let [one, other] = [0, 1].map(|number| format!("127.0.0.1:{}", proxies[number].port()));
@@ -91,7 +92,7 @@ async fn a_client_that_was_idle_through_an_outage_works_again(_: Store) {
         .unwrap();
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
     server.stop();
-    // The pause is longer than the session, because no client learns when the session ends.
+    // The pause is longer than the session. The test cannot see when the session ends.
     tokio::time::sleep(Duration::from_secs(3)).await;
     server.restart();
 
@@ -125,7 +126,7 @@ async fn a_server_that_restarts_keeps_locks_and_line(_: Store) {
 
 async fn a_server_that_lost_its_data_takes_the_lock(_: Store) {
     let server = ZooKeeperServer::start();
-    // A client gives its session up when the session may have ended.
+    // The length of the session. When the session may have ended, the client gives it up.
     let session = Duration::from_secs(10);
     let locks = builder(server.url()).ttl(session).build().unwrap();
     let guard = locks.mutex("a").acquire().await.unwrap();
@@ -136,8 +137,8 @@ async fn a_server_that_lost_its_data_takes_the_lock(_: Store) {
 
     println!("lost {:?} after the restart: {reason:?}", lost.elapsed());
     assert!(awake_since(lost) < session);
-    // The server is behind the client's last transaction. It refuses the client's session until it
-    // has caught up.
+    // The server is behind the client's last transaction, so it refuses the client's session until
+    // it has caught up.
     works_again(&locks, "a", 2 * session).await;
     println!("works again {:?} after the restart", lost.elapsed());
     assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
@@ -197,7 +198,8 @@ async fn tokens_rise_although_the_sequence_starts_again(_: Store) {
     }
 }
 
-/// The descriptors may run out at any point of an operation.
+/// The number of free descriptors differs in each turn, so they run out at different points of an
+/// operation.
 async fn a_process_out_of_descriptors_is_refused_and_recovers(_: Store) {
     let server = ZooKeeperServer::start();
     let mut refused = 0;
@@ -212,7 +214,7 @@ async fn a_process_out_of_descriptors_is_refused_and_recovers(_: Store) {
                 .status();
             assert!(set.unwrap().success());
         };
-        // Descriptors of the runtimes are counted too.
+        // The descriptors of the runtimes are counted too.
         let open = || {
             std::fs::read_dir(format!("/proc/{pid}/fd"))
                 .unwrap()

@@ -21,8 +21,8 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// The session timeout. The client library sends probes and gives up connections after fractions of
-/// it.
+/// The session timeout. The client library sends probes, and gives up connections, after fractions
+/// of this time.
 const SESSION: Duration = Duration::from_secs(10);
 
 async fn giving_up_on_a_lost_reply_leaves_nothing(_: Store) {
@@ -51,7 +51,7 @@ async fn giving_up_on_a_lost_reply_leaves_nothing(_: Store) {
 }
 
 /// A stopped server carries out the requests when it continues, even if their sender gave up long
-/// ago.
+/// before.
 async fn a_request_sent_to_a_stopped_server_is_found_and_deleted(_: Store) {
     let server = ZooKeeperServer::start();
     let locks = builder(server.url())
@@ -65,8 +65,8 @@ async fn a_request_sent_to_a_stopped_server_is_found_and_deleted(_: Store) {
         server.freeze();
         let lock = locks.mutex("a").wait(Duration::from_millis(100));
         assert_eq!(kind(lock.acquire().await), ErrorKind::Unknown);
-        // How long the server is stopped varies. The longer time is more than 2/5 of the session,
-        // after which the client library gives up the connection.
+        // The server is stopped for a short time and for a long time. The long time is more than
+        // 2/5 of the session, after which the client library gives up the connection.
         tokio::time::sleep(stopped).await;
         server.thaw();
 
@@ -76,16 +76,17 @@ async fn a_request_sent_to_a_stopped_server_is_found_and_deleted(_: Store) {
 }
 
 /// A create may arrive after its release if it was in the buffer of a connection that has closed.
-/// Here another client sends this create, with the same id.
+/// In this test, another client sends this create, with the same id.
 async fn a_node_that_appears_after_its_release_is_deleted(_: Store) {
     let server = ZooKeeperServer::start();
-    // The server is slow when it does something for the first time, so this client does it first.
+    // A server is slow when it handles a request for the first time. So another client sends these
+    // requests first.
     let patient = client(&server);
     give_back(patient.mutex("a").acquire().await.unwrap()).await;
     drop(patient);
     let proxy = Proxy::to(server.port());
     // The operation timeout is shorter than the time between two probes of the session. So the next
-    // request is the release.
+    // request after the acquire is the release.
     let locks = builder(proxied(&proxy))
         .op_timeout(Duration::from_millis(200))
         .ttl(SESSION)
@@ -101,7 +102,8 @@ async fn a_node_that_appears_after_its_release_is_deleted(_: Store) {
     let lock = locks.mutex("a").wait(Duration::from_millis(100));
     assert_eq!(kind(lock.acquire().await), ErrorKind::Unknown);
     let asked = proxy.traffic().bytes_up;
-    // The keeper stops waiting for the reply. It first sends a release that leaves a mark.
+    // The keeper stops waiting for the reply to the create. It first sends a release that leaves a
+    // mark.
     eventually("the release is sent", SOON, async || {
         proxy.traffic().bytes_up > asked
     })

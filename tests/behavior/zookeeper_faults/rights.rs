@@ -1,5 +1,5 @@
-//! Tests of the users of a server: how much they may see of each other, the least rights that they
-//! need, and the path of their locks.
+//! Tests of the users of a server: how much they may see of each other, and the least rights that
+//! they need. Also a test of the chroot.
 
 use libtest_mimic::Trial;
 use lockcore::ErrorKind;
@@ -94,8 +94,8 @@ async fn a_lock_of_a_user_cannot_be_revoked_by_another(_: Store) {
     assert_eq!(guard.lost().await, lockcore::LostReason::Revoked);
 }
 
-/// The first connection belongs to the user, and so does each connection that replaces a broken
-/// one.
+/// The first connection belongs to the user. So does each connection that replaces a broken
+/// connection.
 async fn every_connection_with_tls_is_of_the_user(_: Store) {
     let ca = Authority::new();
     let server = ZooKeeperServer::with_tls(&ca.server(&["127.0.0.1"]), None, &[]);
@@ -129,7 +129,7 @@ async fn every_connection_with_tls_is_of_the_user(_: Store) {
     give_back(guard).await;
 }
 
-/// The servers accept any credentials, unless the scheme is switched off.
+/// A server accepts any credentials, unless the scheme is switched off.
 async fn credentials_that_are_refused_are_a_mistake(_: Store) {
     let refuses = ["DigestAuthenticationProvider.enabled=false"];
     let ca = Authority::new();
@@ -157,8 +157,8 @@ async fn credentials_that_are_refused_are_a_mistake(_: Store) {
     }
 }
 
-/// The user has the rights that the guide lists. It has none at the root. Below the chroot node it
-/// has all rights except the right to change rights.
+/// The user has the rights that the guide lists. It has no rights at the root. Below the chroot
+/// node it has all rights except the right to change rights.
 async fn a_user_with_the_documented_rights_can_do_everything(_: Store) {
     use zookeeper_client::{Acl, AuthId, Permission};
     let server = ZooKeeperServer::start();

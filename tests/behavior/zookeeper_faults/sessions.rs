@@ -1,4 +1,4 @@
-//! Tests of sessions that end, with their process or without it, and of the length of sessions.
+//! Tests of sessions that end together with their client, and of the length of sessions.
 
 use std::time::{Duration, Instant};
 

@@ -1,12 +1,20 @@
-//! Measures the cost of failovers: `failovers [--rounds 20] [--cluster | --quorum | --durability replicas:1]`.
+//! Measures the cost of failovers: `failovers [--rounds 20] [--cluster | --quorum | --durability
+//! replicas:1]`.
 //!
-//! Many tasks in several processes acquire locks again and again, at a Redis master with two replicas and three
-//! sentinels, or in a Redis Cluster of three masters with a replica each, where all shared locks are at one master. That
-//! master is replaced repeatedly: on request, because it was killed, or because it froze. Or they acquire them at a quorum of
-//! five servers, of which one after the other is killed or freezes, and comes back. Each holder
-//! enters a resource with its fencing token, writes once more a little later, and leaves. The resource is a Redis of
-//! its own. It refuses a token that is lower than one it has seen, and notices a holder that enters while another is
-//! inside. Some tasks of each process hold a lock of their own all the time.
+//! Many tasks in several processes acquire locks again and again. The store is one of these:
+//!
+//! - a Redis master with two replicas and three sentinels;
+//! - a Redis Cluster of three masters with a replica each, where all shared locks are at one
+//!   master;
+//! - a quorum of five servers.
+//!
+//! The master of the locks is replaced repeatedly: on request, because it was killed, or because it
+//! froze. In a quorum, one server after the other is killed or freezes, and comes back.
+//!
+//! Each holder enters a resource with its fencing token, writes once more a little later, and
+//! leaves. The resource is a Redis server of its own. It refuses a token that is lower than a token
+//! that it has seen, and notices a holder that enters while another holder is inside. Some tasks of
+//! each process hold a lock of their own all the time.
 //!
 //! Prints a row for each round, and the totals of all rounds.
 

@@ -13,7 +13,8 @@ use crate::frame::{BoxError, Part, of_ours};
 use crate::guard::{AnyGuard, AnyHeld, is_asked_back};
 
 pin_project! {
-    // The inner body and its lock. Fields are dropped in this order, so the body is dropped before the lock.
+    // The inner body and its lock. Fields are dropped in this order, so the body is dropped before
+    // the lock.
     pub(super) struct Holding<B> {
         #[pin]
         pub(super) inner: B,

@@ -79,7 +79,8 @@ where
             }
             let seen = slot.end.take().map(|seen| seen.part);
             return Poll::Ready(Err(Stopped {
-                // If there is no last part, the last poll has panicked. The response must not look complete.
+                // If there is no last part, the last poll has panicked. The response must not look
+                // complete.
                 part: seen.unwrap_or_else(|| Err("the body panicked".into())),
                 to_release: None,
             }));

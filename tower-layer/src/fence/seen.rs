@@ -1,4 +1,5 @@
-//! The highest token seen for each resource, and the requests that run or wait. Nothing here depends on HTTP.
+//! The highest token seen for each resource, and the requests that run or wait. Nothing here
+//! depends on HTTP.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -26,8 +27,8 @@ struct State {
     full: bool,
 }
 
-/// One resource. All requests that run have the same token, `running_under`. A request with a higher token begins when
-/// they have ended. A request with a lower token is refused.
+/// One resource. All requests that run have the same token, `running_under`. A request with a
+/// higher token begins when they have ended. A request with a lower token is refused.
 struct Fence {
     highest: FencingToken,
     running: usize,
@@ -36,8 +37,8 @@ struct Fence {
     inside: usize,
     /// The key in `idle`; `None` while a request runs or waits.
     idle_as: Option<u64>,
-    /// Notifies when the last running request has ended, and when `highest` rises. The first request that waits creates
-    /// it.
+    /// Notifies when the last running request has ended, and when `highest` rises. The first
+    /// request that waits creates it.
     changed: Option<Arc<Notify>>,
 }
 
@@ -121,7 +122,8 @@ impl Seen {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // No code that can panic runs under the mutex. Even if that changes, the maps stay consistent.
+        // No code that can panic runs under the mutex. Even if that changes, the maps stay
+        // consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -160,8 +162,8 @@ pub(crate) struct Pass {
 }
 
 impl Pass {
-    /// Waits until no request with a lower token runs. Fails with `Late` if a higher token has been seen in the
-    /// meantime.
+    /// Waits until no request with a lower token runs. Fails with `Late` if a higher token has been
+    /// seen in the meantime.
     ///
     /// # Cancel safety
     ///
@@ -175,15 +177,16 @@ impl Pass {
                     return Ok(());
                 }
                 let changed = fence.changed.get_or_insert_default();
-                // Created under the mutex, so that it sees every later change, even before it is polled.
+                // Created under the mutex, so that it sees every later change, even before it is
+                // polled.
                 Arc::clone(changed).notified_owned()
             };
             changed.await;
         }
     }
 
-    /// Begins if no request with a lower token runs. Returns whether it has begun. Fails with `Late` if a higher token
-    /// has been seen.
+    /// Begins if no request with a lower token runs. Returns whether it has begun. Fails with
+    /// `Late` if a higher token has been seen.
     pub(crate) fn begin(&mut self) -> Result<bool, Shut> {
         let mut state = self.seen.state();
         let fence = self.fence(&mut state)?;
@@ -300,8 +303,8 @@ mod tests {
         assert!(seen.enter("b", token(5)).is_ok());
     }
 
-    /// Checks the protected resource itself: each request writes its token to a variable, pauses, and reads the
-    /// variable again.
+    /// Checks the protected resource itself: each request writes its token to a variable, pauses,
+    /// and reads the variable again.
     #[test]
     fn from_many_threads_no_two_tokens_overlap_and_none_comes_late() {
         const TOKENS: i64 = 400;
@@ -315,7 +318,8 @@ mod tests {
         let (resource, refused) = (Arc::new(resource), Arc::new(refused));
         let requests: Vec<_> = (0..3 * TOKENS)
             .map(|number| {
-                // Each token has three requests: one in time, and two that come 7 and 14 tokens later.
+                // Each token has three requests: one in time, and two that come 7 and 14 tokens
+                // later.
                 let token = token((number / 3 + 1 - (number % 3) * 7).max(1));
                 let (seen, resource) = (Arc::clone(&seen), Arc::clone(&resource));
                 let refused = Arc::clone(&refused);

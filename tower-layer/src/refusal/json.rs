@@ -2,7 +2,8 @@
 
 use std::fmt::Write;
 
-/// Escapes a string as RFC 8259, section 7, requires: quotation mark, reverse solidus and control characters.
+/// Escapes a string as RFC 8259, section 7, requires: quotation mark, reverse solidus and control
+/// characters.
 pub(super) fn push_string(json: &mut String, text: &str) {
     json.push('"');
     for c in text.chars() {

@@ -67,7 +67,8 @@ pub async fn tickets(locks: &Locks, name: &str) -> usize {
     places.len() + local as usize
 }
 
-/// Waits until there are `count` tickets. The store has no event for it, so this asks again and again.
+/// Waits until there are `count` tickets. The store has no event for it, so this asks again and
+/// again.
 pub async fn until_tickets(locks: &Locks, name: &str, count: usize) {
     in_time(async {
         while tickets(locks, name).await != count {
@@ -77,8 +78,8 @@ pub async fn until_tickets(locks: &Locks, name: &str, count: usize) {
     .await;
 }
 
-/// Begins a future again and again, and drops it after 0, 1, 2 ... polls, until one ends within its polls. Returns the
-/// number of these polls. Checks that each dropped future leaves nothing behind.
+/// Begins a future again and again, and drops it after 0, 1, 2 ... polls, until one ends within its
+/// polls. Returns the number of these polls. Checks that each dropped future leaves nothing behind.
 pub async fn drop_after_each_poll<F: Future>(
     locks: &Locks,
     names: &[&str],

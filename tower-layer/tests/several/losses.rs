@@ -161,8 +161,8 @@ async fn the_longest_hold_ends_all_locks_although_nobody_polls_the_body() {
     assert!(error.is::<lockcore::Error>());
 }
 
-/// The first lock is lost while the request waits for the second. The handler is not called, so the client may try
-/// again.
+/// The first lock is lost while the request waits for the second. The handler is not called, so the
+/// client may try again.
 #[tokio::test]
 async fn a_request_that_loses_a_lock_before_it_has_all_is_told_to_try_again() {
     let store = Store::new();

@@ -96,8 +96,8 @@ fn endless() -> (
 
 // ---- exclusion
 
-/// Requests of two processes move money between accounts, which they name in every order. Each request reads two
-/// balances, and writes them after a pause.
+/// Requests of two processes move money between accounts, which they name in every order. Each
+/// request reads two balances, and writes them after a pause.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn requests_that_share_any_name_never_overlap_and_none_waits_in_a_circle() {
     const ACCOUNTS: usize = 4;

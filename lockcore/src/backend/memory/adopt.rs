@@ -14,7 +14,8 @@ impl Store {
             request,
         } = adoption;
         let now = self.clock.now();
-        // Declared before the mutex guard, so that the wake-ups are sent after the mutex is unlocked.
+        // Declared before the mutex guard, so it is dropped after the guard. So the wake-ups are
+        // sent after the mutex is unlocked.
         let mut wakes = Wakes::but(request.id);
         let mut names = self.names();
         let Names {

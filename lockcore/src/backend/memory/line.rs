@@ -124,8 +124,9 @@ impl Line {
     }
 }
 
-/// How long until a waiter must recheck. Only the first in line has to notice that a holder's lease has expired: its
-/// request removes that ticket, and wakes the others. See also [`Wakes::tell_first`](super::wakes::Wakes::tell_first).
+/// How long until a waiter must recheck. Only the first waiter in line must notice that a holder's
+/// lease has expired. The recheck of this waiter removes the holder's ticket, and wakes the others.
+/// See also [`Wakes::tell_first`](super::wakes::Wakes::tell_first).
 pub(super) fn recheck_in(queue: &Queue<Holder>, id: Id, now: Instant) -> Option<Duration> {
     queue
         .is_first_in_line(id)

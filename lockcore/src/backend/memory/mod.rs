@@ -68,8 +68,8 @@ pub(crate) struct Store {
 #[derive(Debug, Default)]
 struct Names {
     lines: Prehashed<Name, Line>,
-    /// An empty line with allocated memory, from a name that is not in use any more. The next name takes it. So a lock
-    /// that is taken and released again and again allocates nothing here.
+    /// An empty line with allocated memory, from a name that is not in use any more. The next name
+    /// uses it. So a lock that is taken and released again and again allocates nothing here.
     spare: Line,
     /// The highest number that was given to any ticket, over all names. Because of this number, an
     /// empty queue can be dropped, and numbers rise all the same.
@@ -322,7 +322,8 @@ impl Store {
     pub(crate) fn release(&self, departure: &Departure) -> Released {
         let request = &departure.request;
         let now = self.clock.now();
-        // Declared before the mutex guard, so that the wake-ups are sent after the mutex is unlocked.
+        // Declared before the mutex guard, so it is dropped after the guard. So the wake-ups are
+        // sent after the mutex is unlocked.
         let mut wakes = Wakes::but(request.id);
         let mut names = self.names();
         let Names {

@@ -72,20 +72,20 @@ impl Socket for RedisConnection {
 }
 
 impl RedisConnection {
-    /// Sends two commands in one packet, so no command of another task can come between them. Returns
-    /// the reply to the second command.
+    /// Sends two commands in one packet, so no command of another task can come between them.
+    /// Returns the reply to the second command.
     ///
     /// `ASKING` counts for the next command of the connection.
     ///
-    /// `TIME` makes the server send wake-ups before the reply. After the server has run the commands
-    /// of a packet, it writes to its clients. The client that was the last to get its first message is
-    /// written to first. Without `TIME` that is the client that has sent the script, because the reply
-    /// comes after the messages of the script. The reply wakes this process, and this process then
-    /// takes the processor that the waiter needs.
+    /// `TIME` makes the server send wake-ups before the reply. After the server has run the
+    /// commands of a packet, it writes to its clients. The client that was the last to get its
+    /// first message is written to first. Without `TIME` that is the client that has sent the
+    /// script, because the reply comes after the messages of the script. The reply wakes this
+    /// process, and this process then takes the processor that the waiter needs.
     ///
-    /// Measured on two processors: with `TIME` a waiter of another process gets its lock after 260 µs,
-    /// and without it after 320 µs. With `TIME` a pair of acquire and release without waiters takes
-    /// 3 µs more. So `TIME` is sent only if a waiter is likely.
+    /// Measured on two processors: with `TIME` a waiter of another process gets its lock after 260
+    /// µs, and without it after 320 µs. With `TIME` a pair of acquire and release without waiters
+    /// takes 3 µs more. So `TIME` is sent only if a waiter is likely.
     async fn query_behind(&mut self, first: &str, command: Cmd) -> RedisResult<Value> {
         let mut both = redis::pipe();
         both.cmd(first).add_command(command);

@@ -1,8 +1,10 @@
-//! A stream that lets the commands of several tasks go out in one write, without making the server wait for all of them.
+//! A stream that sends the commands of several tasks in one write, without making the server wait
+//! for all of them.
 //!
-//! The driver of a connection writes as soon as it has a command. Tokio runs a task that was just woken before all
-//! others. So when the answers of one read wake sixty tasks, and each sends its next command, the driver runs after each
-//! of them, and writes each command by itself: a system call for every one.
+//! The driver of a connection writes as soon as it has a command. Tokio runs a task that was just
+//! woken before all other tasks. Suppose that the answers of one read wake sixty tasks, and each
+//! task sends its next command. Then the driver runs after each task, and writes each command
+//! alone. So there is a system call for every command.
 //!
 //! Here the driver gets the answers in small parts. After each part the next read says once that
 //! there is no more, and the driver yields: the tasks that were woken run first, and their next
@@ -86,8 +88,9 @@ impl<S: AsyncRead + Unpin> AsyncRead for Gathering<S> {
         if self.in_flight.0.load(Ordering::Relaxed) < MANY {
             return Pin::new(&mut self.stream).poll_read(cx, buf);
         }
-        // The driver is scheduled again, behind the tasks that are ready. It does not yield to the scheduler's list of
-        // tasks that yielded: another thread can take it from there if one of the tasks blocks.
+        // The driver is scheduled again, behind the tasks that are ready. It does not yield to the
+        // scheduler's list of tasks that yielded: another thread can take it from there if one of
+        // the tasks blocks.
         if mem::take(&mut self.has_part) {
             cx.waker().wake_by_ref();
             return Poll::Pending;
@@ -151,7 +154,8 @@ mod tests {
         }
     }
 
-    /// Reads once. Returns how many bytes there were, if any, and whether the driver was woken to read again.
+    /// Reads once. Returns how many bytes were read, if any, and whether the driver was woken to
+    /// read again.
     fn read(stream: &mut Gathering<DuplexStream>) -> (Option<usize>, bool) {
         let woken = Arc::new(Woken::default());
         let waker = Waker::from(Arc::clone(&woken));
@@ -195,9 +199,9 @@ mod tests {
         assert_eq!(read(&mut stream), (Some(0), false), "the end");
     }
 
-    /// Works as a driver does: it takes all commands that there are and writes them, and then reads answers, each of
-    /// which wakes a task that sends its next command. The worker of this runtime runs a task that was just woken before
-    /// all others.
+    /// Works like a driver: it takes all commands and writes them, and then reads answers. Each
+    /// answer wakes a task, and this task sends its next command. The worker of this runtime runs a
+    /// task that was just woken before all other tasks.
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
     async fn the_next_commands_of_the_tasks_of_a_part_are_in_one_write() {
         tokio::spawn(answers_wake_tasks()).await.unwrap();

@@ -1,4 +1,5 @@
-//! From the URL to the file: finds its path, creates it with the right mode, and warns an operator about its location.
+//! From the URL to the file: finds its path, creates it with the right mode, and warns an operator
+//! about its location.
 
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
@@ -46,7 +47,8 @@ fn path(url: &Url) -> Result<PathBuf, Error> {
     Ok(OsString::from_vec(bytes).into())
 }
 
-/// Decodes `%20` to a space. A percent sign without two hexadecimal digits behind it stays as it is.
+/// Decodes `%20` to a space. A percent sign without two hexadecimal digits behind it stays as it
+/// is.
 fn decoded(text: &str) -> Vec<u8> {
     let digit = |byte: Option<&u8>| byte.and_then(|byte| char::from(*byte).to_digit(16));
     let bytes = text.as_bytes();
@@ -90,8 +92,8 @@ pub(super) fn locate(path: &Path) -> Result<PathBuf, StoreError> {
     }
 }
 
-/// Creates the file if it does not exist, readable only by its owner, before SQLite writes into it. The files that
-/// SQLite puts beside it get the same mode.
+/// Creates the file if it does not exist, readable only by its owner, before SQLite writes into it.
+/// The files that SQLite puts beside it get the same mode.
 ///
 /// A file that exists is not opened here. Closing it again would drop every lock that this process
 /// has on the file through other handles
@@ -130,8 +132,9 @@ pub(super) struct Identity(u64, u64);
 impl Identity {
     /// # Errors
     ///
-    /// `Config` if the file may have another path. SQLite would put another log beside that path, and processes that
-    /// use one path would not see the locks of processes that use the other.
+    /// Returns `Config` if the file may have another path. SQLite would put another log beside that
+    /// path. Processes that use one path would not see the locks of processes that use the other
+    /// path.
     pub(super) fn of(file: &Path) -> Result<Self, StoreError> {
         let metadata = fs::metadata(file).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => cannot(file, "it was removed", Fault::Retry),
@@ -150,8 +153,8 @@ impl Identity {
     }
 }
 
-/// Whether the file itself is a mount point, and not only the folder that it is in. Before Linux 5.8 this is always
-/// false.
+/// Whether the file itself is a mount point, and not only the folder that it is in. Before Linux
+/// 5.8 this is always false.
 fn is_mounted(file: &Path) -> bool {
     #[cfg(target_os = "linux")]
     {
@@ -179,7 +182,8 @@ fn is_mounted(file: &Path) -> bool {
     }
 }
 
-/// Whether this process lacks a right that it needs on the file, or on the files that SQLite puts beside it.
+/// Whether this process lacks a right that it needs on the file, or on the files that SQLite puts
+/// beside it.
 pub(super) fn is_forbidden(file: &Path) -> bool {
     use rustix::fs::{Access, access};
     use rustix::io::Errno;

@@ -57,7 +57,8 @@ struct Listed {
     /// The canonical path.
     file: PathBuf,
     number: u64,
-    /// The process that started the thread. A forked child has a copy of this list, but not the threads.
+    /// The process that started the thread. A forked child has a copy of this list, but not the
+    /// threads.
     process: u32,
     driver: Weak<Driver>,
 }
@@ -94,7 +95,8 @@ impl Driver {
                 )
             })?;
         let driver = Arc::new(Self { jobs });
-        // The thread cannot have removed itself from the list yet, because it needs the mutex for that.
+        // The thread cannot have removed itself from the list yet, because it needs the mutex for
+        // that.
         drivers.push(Listed {
             file: file.to_owned(),
             number,

@@ -247,7 +247,8 @@ impl File {
                 let text = format!("another process keeps {} locked", self.path.display());
                 return Err(StoreError::new(Fault::Retry, text));
             }
-            // A blocking sleep: this thread has nothing else to do, and tokio's timers are too coarse.
+            // The sleep may block, because this thread has nothing else to do, and tokio's timers
+            // are too coarse.
             std::thread::sleep(pause.mul_f64(0.5 + fastrand::f64()));
             pause = (pause * 2).min(Duration::from_millis(1));
         }
@@ -294,7 +295,8 @@ impl File {
         StoreError::new(Fault::Config, text)
     }
 
-    /// Whether another process has committed anything since the last call. This reads a counter in shared memory.
+    /// Whether another process has committed anything since the last call. This reads a counter in
+    /// shared memory.
     pub(super) async fn has_changed(&mut self) -> Result<bool, StoreError> {
         let rows = self.run(|| sqlx::query("PRAGMA data_version")).await?;
         let version = rows.first().and_then(|row| row.try_get(0).ok());
@@ -319,7 +321,8 @@ impl File {
         if let Err(error) = outcome
             && primary_code(&error) != Some(SQLITE_ERROR)
         {
-            // `SQLITE_ERROR` means that there is no transaction. Any other error would leave one open.
+            // `SQLITE_ERROR` means that there is no transaction. After any other error, the
+            // transaction may be open.
             self.over = Some(failed(&self.path, &error).error);
         }
     }
@@ -432,7 +435,8 @@ struct Failed {
     must_reopen: bool,
 }
 
-/// The meaning of a failure for the request. Its transaction has been rolled back, or will be when the file is closed.
+/// The meaning of a failure for the request. Its transaction has been rolled back, or will be when
+/// the file is closed.
 fn failed(path: &Path, error: &sqlx::Error) -> Failed {
     let (fault, must_reopen, hint) = match primary_code(error) {
         Some(SQLITE_BUSY | SQLITE_LOCKED) => (Fault::Retry, false, ""),
@@ -465,8 +469,8 @@ fn failed(path: &Path, error: &sqlx::Error) -> Failed {
             true,
             " (stop all processes that use it and remove it, with its -wal and -shm; tokens go on rising)",
         ),
-        // A statement does not fit the tables. Either they are from a version before the first release, or somebody has
-        // changed them.
+        // A statement does not fit the tables. Either they are from a version before the first
+        // release, or somebody has changed them.
         Some(SQLITE_ERROR) => (
             Fault::Config,
             true,

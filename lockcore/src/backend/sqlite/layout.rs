@@ -1,4 +1,5 @@
-//! How tickets are written: the file's tables and statements, and the clock of its times. All of it is wire format.
+//! How tickets are written: the file's tables and statements, and the clock of its times. All of it
+//! is wire format.
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 use std::io::ErrorKind;
@@ -74,7 +75,8 @@ pub(super) fn name_of(key: &str) -> Option<NameInUse> {
     NameInUse::of_key(key, READABLE)
 }
 
-/// The requests by id, as `schema/ask_many.sql` takes them. Ids are hexadecimal, so nothing in them needs escaping.
+/// The requests by id, as `schema/ask_many.sql` takes them. Ids are hexadecimal, so nothing in them
+/// needs escaping.
 pub(super) fn object<T: std::fmt::Display>(
     asked: impl Iterator<Item = (T, u32, Option<i64>)>,
 ) -> String {
@@ -100,7 +102,8 @@ pub(super) fn now_millis() -> i64 {
     i64::try_from(millis).unwrap_or(i64::MAX)
 }
 
-/// Microseconds of the wall clock. Ticket numbers follow it, so that they also rise over a new file and a new boot.
+/// Microseconds of the wall clock. Ticket numbers follow it, so that they also rise over a new file
+/// and a new boot.
 pub(super) fn wall_micros() -> i64 {
     // If the clock shows a time before 1970, this is 0. Ticket numbers are then counted up from the
     // last one.
@@ -114,7 +117,8 @@ pub(super) fn wall_micros() -> i64 {
 pub(super) struct Boot {
     /// The kernel's id of the boot. Some containers see an id of their own.
     pub(super) id: String,
-    /// When the clock began, in milliseconds of the wall clock. It changes when somebody sets the wall clock.
+    /// When the clock began, in milliseconds of the wall clock. It changes when somebody sets the
+    /// wall clock.
     pub(super) booted_at: i64,
 }
 

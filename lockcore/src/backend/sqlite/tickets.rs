@@ -386,8 +386,8 @@ pub(super) async fn forget(file: &mut File, name: &Name) -> Result<(), StoreErro
         .map(drop)
 }
 
-/// Handles all rows of a request, and returns the one with the answer. It is missing if the file was
-/// taken over.
+/// Handles all rows of a request, and returns the row with the answer. This row is missing if the
+/// file was taken over.
 fn the_answer<'r>(
     file: &File,
     wakes: &mut Wakes,

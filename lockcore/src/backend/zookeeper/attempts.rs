@@ -1,11 +1,11 @@
-//! Opening a session at the server that answers first.
+//! Opens a session at the server that answers first.
 //!
 //! The client library asks one server after another. It waits for a silent server as long as a
 //! connection may be silent, which is longer than the core waits for a session. (The kernel accepts
 //! connections even for a process that is stopped, so only an answer proves that a server works.)
-//! Therefore this module begins several attempts, each at another server. Each attempt knows all
-//! servers, in case that its first one fails. Once a session is open, the library itself finds
-//! another server for it.
+//! Therefore this module begins several attempts, each at another server. Each attempt also knows
+//! the other servers, and asks them if its first server fails. Once a session is open, the library
+//! itself finds another server for the session.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -15,16 +15,18 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use zookeeper_client::{Client, Error as ZkError};
 
-/// The time before the next attempt begins: longer than a healthy server takes to answer, even a distant one. An
-/// unneeded second attempt costs the servers a session, which is closed at once.
+/// The time before the next attempt begins. It is longer than a healthy server takes to answer,
+/// even a distant server. A second attempt that was not necessary costs the servers a session,
+/// which is closed at once.
 const HEAD_START: Duration = Duration::from_millis(200);
 
-/// The most attempts. With 5, the last one begins within a second, which is the default timeout of an operation.
+/// The greatest number of attempts. With 5, the last attempt begins within a second, which is the
+/// default timeout of an operation.
 const MOST: usize = 5;
 
-/// A session, from the first of several attempts that succeeds. An attempt asks each server once.
-/// This function chooses the server that the attempt asks first. Fails when all attempts have
-/// failed.
+/// Opens a session by several attempts, and returns the session of the first attempt that succeeds.
+/// An attempt asks each server once. This function chooses the server that the attempt asks first.
+/// It fails when all attempts have failed.
 ///
 /// If the future is dropped, all attempts are given up, and the servers end the sessions that they
 /// may have begun.
@@ -46,7 +48,7 @@ where
         if begun == order.len() {
             return ended.await;
         }
-        // Dropping `ended` when the next attempt is due loses no attempt that has ended.
+        // When the next attempt is due, `ended` is dropped. This loses no attempt that has ended.
         if let Ok(ended) = tokio::time::timeout(HEAD_START, ended).await {
             return ended;
         }
@@ -54,7 +56,8 @@ where
     Err(ZkError::NoHosts)
 }
 
-/// The first success of the attempts that are under way. `failure` is the failure of earlier attempts.
+/// The first success of the attempts that are in progress. `failure` is the failure of earlier
+/// attempts.
 async fn first_success(
     attempts: &mut JoinSet<Result<Client, ZkError>>,
     failure: &mut Option<ZkError>,
@@ -62,13 +65,14 @@ async fn first_success(
     while let Some(ended) = attempts.join_next().await {
         match ended {
             Ok(Ok(client)) => {
-                // The other attempts may have reached a server, and a session that is not closed stays there until its
-                // timeout. So they run to their end, and close the sessions that they get.
+                // The other attempts may have begun a session. A session that is not closed stays
+                // at the servers until its timeout. So these attempts run to their end, and close
+                // the sessions that they get.
                 attempts.detach_all();
                 return Ok(client);
             }
             // `AuthFailed` is returned only if every attempt fails with it, because only then the
-            // client is at fault.
+            // mistake is certainly the client's.
             Ok(Err(error)) => match failure {
                 None | Some(ZkError::AuthFailed) => *failure = Some(error),
                 Some(_) => {}
@@ -82,14 +86,16 @@ async fn first_success(
 
 /// Makes an attempt ask this server first.
 ///
-/// The library shuffles the servers when an attempt is first polled. It uses the thread's random number generator, so
-/// this sets the seed for that poll. If a later version of the library does this differently, the attempt begins at any
-/// server, as it would without this.
+/// The library shuffles the servers when an attempt is first polled. For this, it uses the thread's
+/// random number generator. So this function sets the seed of the generator for that poll. If a
+/// later version of the library does this differently, the attempt begins at any server, as it
+/// would without this function.
 async fn asking_first<T>(first: usize, servers: usize, attempt: impl Future<Output = T>) -> T {
     seeded_once(seed_that_begins_with(first, servers), attempt).await
 }
 
-/// The first poll uses this seed. Afterwards the generator continues as if nothing had happened.
+/// Runs the first poll of `work` with this seed. Afterwards the generator continues as if nothing
+/// had happened.
 async fn seeded_once<T>(seed: u64, work: impl Future<Output = T>) -> T {
     let mut work = pin!(work);
     let begun = poll_fn(|context| {
@@ -122,7 +128,7 @@ mod tests {
 
     use super::*;
 
-    /// The attempts rely on this, and another version of the library may behave differently.
+    /// The attempts rely on this order, and another version of the library may behave differently.
     #[tokio::test]
     async fn the_library_asks_the_server_first_that_it_is_made_to() {
         const SERVERS: usize = 5;
@@ -136,7 +142,7 @@ mod tests {
             let hosts = hosts.clone();
             let connecting = async move { Client::connector().connect(&hosts).await.map(drop) };
             let connecting = tokio::spawn(asking_first(first, SERVERS, connecting));
-            // No server answers, so the attempt stays with the first one for seconds.
+            // No server answers, so the attempt waits for the first server for seconds.
             let asked = loop {
                 tokio::task::yield_now().await;
                 let accepted = servers.iter().position(|server| {

@@ -1,51 +1,69 @@
-//! Stored capacities: how they stand beside the tickets of a line, and how they are changed.
+//! Stored capacities: how they are kept beside the tickets of a line, and how they are changed.
 //!
-//! A stored capacity is a node beside the tickets, and everything about it is in the node's name. So one list of the line
-//! has the tickets and the capacity of the same moment, and no other request is necessary. The data of the parent is the
-//! id of the last change.
+//! A stored capacity is a node beside the tickets, and the name of the node contains everything
+//! about it. So one list of the children shows the tickets and the capacity of the same moment, and
+//! no other request is necessary. The data of the parent node is the id of the last change.
 //!
 //! # Which tickets hold
 //!
-//! Without a change, a ticket that holds by the rule holds for ever: older tickets only go, or become smaller. So it does
-//! not matter when its client looks at the line, or how old the line is that it gets to see. A smaller capacity would
-//! break that. A client may not have seen yet that its ticket holds, and by the new capacity the ticket looks like a
-//! waiter. So a change must know who holds, and must write it down. It cannot find out in one transaction: servers check
-//! the version of a node there, but not whether children have come or gone.
+//! While the capacity does not change, a ticket that holds by the rule holds until it is released
+//! or expires, because older tickets only disappear or become smaller. So the client of the ticket
+//! may read the line late, or may read an old state of the line. The ticket holds in each later
+//! state too.
 //!
-//! So a change first puts a *halt* into the line: a node with a number, like a ticket, but for no permits. While the line
-//! has a halt, no ticket is granted from it, wherever it stands. Then the change reads the line, and the last step is one
-//! transaction: it writes the capacity, and deletes its halt.
+//! A smaller capacity would break this. A client may not have seen yet that its ticket holds. By
+//! the new capacity, the same ticket is a waiter. So a change must find out which tickets hold, and
+//! must write the result down. One transaction cannot do this: a ZooKeeper transaction can check
+//! the version of a node, but it cannot check that no child was created or deleted.
 //!
-//! - No line without the halt shows a ticket from behind it, so none of them has been granted. The tickets in front of the
-//!   halt may have been granted, if the old capacity lets them hold in some line before the halt. Then it still does so
-//!   in the line that the change reads, because older tickets only go. No ticket is granted between that line and the
-//!   transaction. So the tickets that hold by the line that was read are all that hold.
-//! - These are the oldest of the line, so one number tells them from the others. It is the number of a ticket, which is a
-//!   transaction of the ensemble: it never wraps, unlike the sequence numbers in the names of nodes. A client knows the
-//!   numbers of its own tickets. It does not need those of others: whoever stands in front of a ticket counts, whether
-//!   it holds or waits. So the permits of all that hold, with those of a ticket that is granted, are never more than
-//!   the capacity of that moment.
-//! - The transaction fails if the halt is gone, and with it the right to change: because the session has ended, or because an
-//!   operator has deleted it. Of several halts only the oldest has that right. A client whose halt is younger takes it
-//!   away, and the core asks again.
-//! - The halt goes last in the transaction. Whoever sees only a part of it sees the halt.
-//! - A transaction that comes late, after its answer was given up, needs its halt too. The core sends the same change again
-//!   with another halt, which has no right to change as long as the first is there. It then finds its own id, or that
-//!   nothing was changed.
+//! So a change first puts a *halt* into the line. A halt is a node with a sequence number, like a
+//! ticket, but without permits. While a halt is in the line, no client grants a ticket from this
+//! line, wherever in the line the halt is. After the halt is created, the change reads the line.
+//! The last step is one transaction: it writes the capacity and deletes the halt.
 //!
-//! A halt ends with the session of its client. If that client is stopped in the middle of a change, nobody is granted
-//! permits until then, as if it held them. A caller that gives up leaves no halt behind: a task on the keeper's runtime
-//! makes the change, and takes the halt away if nothing was changed. If an answer is lost, the halt is deleted when it is
-//! seen, like a ticket whose release came first.
+//! - A ticket behind the halt has not been granted: every list that shows this ticket shows the
+//!   halt too. A ticket in front of the halt may have been granted, because the old capacity let it
+//!   hold in a line from before the halt. Such a ticket also holds in the line that the change
+//!   reads, because older tickets only disappear or become smaller. No ticket is granted between
+//!   this read and the transaction. So the tickets that hold by the line that was read are all the
+//!   tickets that hold.
+//! - These tickets are the oldest of the line, so one number separates them from the others. It is
+//!   a ticket number: the id of a transaction of the ensemble. It never wraps, unlike the sequence
+//!   numbers in the names of nodes. A client knows the numbers of its own tickets, and does not
+//!   need the numbers of others. For a grant, all tickets in front count, whether they hold or
+//!   wait. So when a ticket is granted, its permits and those of all holders together are never
+//!   more than the capacity of that moment.
+//! - The transaction deletes the halt, so it fails if the halt is gone. The halt is gone if the
+//!   session has ended, or if an operator has deleted it. If there are several halts, only the
+//!   client of the oldest halt may make its change. Every other client deletes its own halt, and
+//!   the core sends the change again.
+//! - The transaction deletes the halt in its last step. Watch events come in the order of the
+//!   steps. So if a client has seen only some of the steps, its copy of the line contains the halt,
+//!   and it grants nothing from this copy.
+//! - A transaction whose answer was lost may be carried out late, but only while its halt exists.
+//!   The core sends the same change again with another halt. This younger halt gives no right to
+//!   change while the first halt is there. When the first halt is gone, the repetition finds its
+//!   own id (the change was made), or finds that nothing was changed.
 //!
-//! A ticket that comes during a change may be of no use after it: a mutex, when a capacity is stored, or a ticket that
-//! states another capacity, when it is forgotten. The halt tells which change it is, and such a ticket does not stay. So
-//! nobody waits in a line who would have been refused.
+//! A halt is an ephemeral node, so it ends with the session of its client. If the process of this
+//! client is stopped in the middle of a change, no client is granted permits until the session
+//! ends. This is as if the stopped process held the lock. A caller that drops its future leaves no
+//! halt behind: a task on the keeper's runtime makes the change, and deletes the halt if nothing
+//! was changed. If the answer to a request is lost, the client deletes the halt as soon as it sees
+//! it. It treats a ticket in the same way if the release of the ticket came before its create.
+//!
+//! A ticket that is created during a change may be useless after the change. If a capacity is
+//! stored, this is a ticket of a mutex. If the capacity is forgotten, it is a ticket that states
+//! another capacity than the change. The name of the halt tells which case it is, and the enqueue
+//! deletes such a ticket again. So no ticket waits in a line if its request would be refused after
+//! the change.
 //!
 //! # When a capacity is forgotten
 //!
-//! Then its node goes. If tickets hold that the capacity of the tickets does not allow, or others wait, another node takes
-//! its place, which has only the number up to which tickets hold. The next client that finds nobody waiting deletes it.
+//! The transaction deletes the node of the capacity. It creates another node in its place if
+//! tickets wait, or if more tickets hold than their own capacity allows. This node has no capacity,
+//! only the number up to which tickets hold. The next client that lists the line and finds no
+//! waiter deletes this node.
 
 use std::sync::Arc;
 
@@ -63,28 +81,32 @@ use crate::request::Id;
 
 /// Reads or changes the stored capacity of a name.
 ///
-/// If this is dropped, a change that was begun goes on in a task on the keeper's runtime, so its halt does not stay.
+/// If the future is dropped, a task on the keeper's runtime completes a change that has begun, so
+/// the halt of the change does not stay.
 pub(super) async fn resize(
     session: Arc<Session>,
     resize: Arc<Resize>,
 ) -> Result<Resized, StoreError> {
     session.usable()?;
     let parent = Parent::of(&resize.name);
-    // The server may be behind. What it tells must be at least as new as this call.
+    // The server may be behind the leader, but the answer must be at least as new as this call. So
+    // the server catches up first.
     let synced = session.client.sync(&parent.path);
     let reading = read(&session, &parent);
     synced.await.map_err(not_changed)?;
     let found = reading.await?;
     if let Some(answer) = found.answer(&resize) {
-        return Ok(answer); // without a halt, which would make others wait
+        // No halt is necessary for this, and a halt would make other clients wait.
+        return Ok(answer);
     }
     let exists = found.exists;
     let changing = change(Arc::clone(&session), parent, resize, exists);
     let changed = session.runtime.spawn(changing).await;
-    changed.unwrap_or_else(|_| Err(failed(ZkError::ClientClosed))) // the runtime ends with the session
+    // The task is cancelled only if its runtime ends, and the session ends with the runtime.
+    changed.unwrap_or_else(|_| Err(failed(ZkError::ClientClosed)))
 }
 
-/// A line, and the last change of its capacity, both of one moment.
+/// A line, and the last change of its capacity, both read at one moment.
 struct Found {
     exists: bool,
     row: Row,
@@ -92,7 +114,7 @@ struct Found {
 }
 
 impl Found {
-    /// The answer if nothing is to be changed.
+    /// The answer if nothing is to be changed. `None` if the change is still to be made.
     fn answer(&self, resize: &Resize) -> Option<Resized> {
         let answer = |outcome| {
             Some(Resized::new(
@@ -127,7 +149,7 @@ impl Found {
     }
 }
 
-/// Reads a line. Sent by the call.
+/// Reads a line. The call itself sends the requests, and the future waits for the replies.
 fn read(
     session: &Session,
     parent: &Parent,
@@ -167,11 +189,13 @@ struct Halt {
     id: Id,
     path: String,
     sequence: i32,
-    /// The transaction that created it: greater than the number of each ticket in front of it.
+    /// The id of the transaction that created the halt. It is greater than the number of each
+    /// ticket in front of the halt.
     number: u64,
 }
 
-/// Nothing in here is taken back by dropping it: it runs in a task of its own.
+/// Makes a change: creates the halt, reads the line, and commits. Runs in a task of its own,
+/// because a drop of this future would leave the halt in the line.
 async fn change(
     session: Arc<Session>,
     parent: Parent,
@@ -190,10 +214,11 @@ async fn change(
         .as_ref()
         .is_err_and(|error| error.fault() == Fault::Unknown);
     if is_unknown {
-        // The transaction may still come, but not after the halt is gone.
+        // The transaction may be carried out late, but not after the halt is deleted.
         leave_behind(&session, &parent, halt.id);
     } else if !is_changed {
-        // Sent by the call. While the session is disconnected this may take long, and the caller need not wait for it.
+        // The call itself sends the delete. While the session is disconnected, the reply may take
+        // long, so a task waits for it in place of the caller.
         let deleted = session.client.delete(&halt.path, None);
         session.runtime.clone().spawn(async move {
             match deleted.await {
@@ -205,8 +230,8 @@ async fn change(
     changed
 }
 
-/// Puts a halt into the line, and reads the line after that. If the answer to the create is lost, the halt is deleted when
-/// it is seen.
+/// Puts a halt into the line, and then reads the line. If the answer to the create is lost, the
+/// halt is deleted as soon as this client sees it.
 async fn stop(
     session: &Arc<Session>,
     parent: &Parent,
@@ -214,7 +239,8 @@ async fn stop(
     exists: bool,
 ) -> Result<(Halt, Result<Found, StoreError>), StoreError> {
     session.usable()?;
-    // Each attempt has another id, so that deleting the halt of one does not touch that of another.
+    // Each attempt has an id of its own. So a delete of the halt of one attempt does not delete the
+    // halt of another.
     let id = Id::draw().map_err(|error| StoreError::new(Fault::Retry, error.to_string()))?;
     let (client, prefix) = (&session.client, parent.halt(id, resize, session.tag()));
     let container = CreateMode::Container.with_acls(session.acls);
@@ -227,7 +253,7 @@ async fn stop(
     };
     let created = client.create(&prefix, b"", &halt);
     let reading = read(session, parent);
-    // Everything is sent by now.
+    // All requests are sent by now.
     let mut refused = None;
     for made in folders {
         match made.await {
@@ -254,7 +280,7 @@ async fn stop(
     Ok((halt, reading.await))
 }
 
-/// The change itself, behind the halt.
+/// Makes the change, after the halt was created. `found` is the line that was read after that.
 async fn behind(
     session: &Arc<Session>,
     parent: &Parent,
@@ -277,7 +303,7 @@ async fn behind(
     let through = match in_front.clone().nth(holds) {
         None => halt.number,
         Some(waits) => {
-            // It may hold nevertheless, because an earlier change found it so.
+            // This ticket may hold nevertheless, because it held at an earlier change.
             let read = session.client.get_data(&parent.child(&waits.node)).await;
             let (data, stat) = read.map_err(not_changed)?;
             let (_, number) = layout::owner_and_number(&data, stat.czxid.unsigned_abs());
@@ -294,7 +320,7 @@ async fn behind(
     added.map_err(not_changed)?;
     match writes.commit().await {
         Ok(_) => {}
-        // Nothing was changed: the halt is gone, or an operator has touched the nodes.
+        // Nothing was changed: the halt is gone, or an operator has changed the nodes.
         Err(MultiWriteError::OperationFailed { source, .. })
             if !matches!(source, ZkError::SessionExpired | ZkError::SessionMoved) =>
         {
@@ -313,7 +339,7 @@ async fn behind(
     ))
 }
 
-/// The halt goes last.
+/// Adds the steps of the change to a transaction. The delete of the halt must be the last step.
 fn add(
     writes: &mut MultiWriter<'_>,
     session: &Session,
@@ -334,8 +360,9 @@ fn add(
     writes.add_delete(&halt.path, None)
 }
 
-/// Deletes a halt as soon as it is seen, as long as it may appear: the session may be disconnected. It may not be there
-/// yet.
+/// Deletes a halt whose create or transaction was not answered. The halt may not exist yet, and the
+/// session may be disconnected. So this marks the id for as long as a node of the id may appear.
+/// The client deletes each node of a marked id when it sees the node.
 fn leave_behind(session: &Arc<Session>, parent: &Parent, halt: Id) {
     let mut state = session.state();
     state.mark_gone(halt, &parent.path);
@@ -344,9 +371,10 @@ fn leave_behind(session: &Arc<Session>, parent: &Parent, halt: Id) {
     }
     session.follow(&mut state, &parent.path);
     drop(state);
-    // If nobody uses the session for a while, nobody follows a line in it. So this task does not rely
-    // on that. The library keeps the list until the session is connected. A delete that fails is
-    // repeated for as long as the session lives: a halt that stays would keep all others out.
+    // The mark works only while this client follows the line, and while no caller uses the session,
+    // nothing is followed. So this task also lists the line itself. The library keeps the request
+    // for the list until the session is connected. If a delete fails, the task repeats it until the
+    // session ends, because a halt that stays would keep all clients from being granted.
     let (session, parent) = (Arc::clone(session), parent.clone());
     session.runtime.clone().spawn(async move {
         let mut pauses = Pauses::default();
@@ -370,7 +398,7 @@ fn leave_behind(session: &Arc<Session>, parent: &Parent, halt: Id) {
     });
 }
 
-/// Nothing was changed.
+/// An error of a change that was not made.
 fn in_the_way(what: &str) -> StoreError {
     StoreError::new(Fault::Retry, format!("ZooKeeper: {what}"))
 }

@@ -1,4 +1,4 @@
-//! From the URL to the settings of a session, and the opening of one.
+//! Reads the settings of a session from the URL, and opens sessions.
 
 use std::fmt;
 #[cfg(feature = "zookeeper-tls")]
@@ -25,11 +25,11 @@ const PORT: u16 = 2181;
 #[cfg(feature = "zookeeper-tls")]
 const ENCRYPTED_PORT: u16 = 2281;
 
-/// How long a server may be silent before another one is tried, as a part of the session timeout.
-/// The library's own value is two fifths. With that value, no time of the lease is left if the
-/// library comes back to the same server, which can happen once. With a quarter there is enough
-/// time for that. (If the server gives less than five twelfths of the session timeout that was
-/// asked for, the library uses its own value.)
+/// How long a server may be silent before the library tries another server, as a part of the
+/// session timeout. The library's own value is two fifths. With that value, no time of the lease is
+/// left if the library tries the same server again, which can happen once. With a quarter, there is
+/// enough time for this. (If the server gives less than five twelfths of the session timeout that
+/// the client asked for, the library uses its own value.)
 const SILENCE: u32 = 4;
 
 const FORM: &str = "the URL is not of the form \
@@ -40,7 +40,8 @@ const FORM: &str = "the URL is not of the form \
 pub(super) struct Settings {
     /// `h1:2181,h2:2181`
     hosts: String,
-    /// `None` for `zookeeper://`, which is never encrypted. If it is set, nothing is sent in plain text.
+    /// The servers over TLS. `None` for `zookeeper://`, which is never encrypted. If this is set,
+    /// nothing is sent in plain text.
     #[cfg(feature = "zookeeper-tls")]
     encrypted: Option<Arc<Servers>>,
     pub(super) chroot: Option<String>,
@@ -108,9 +109,9 @@ impl Settings {
 
     /// Opens a new session, at the server that answers first.
     ///
-    /// Fails when every server was asked and none answered, because only the core reconnects in a
-    /// loop. If the future is dropped, nothing is left here, and the servers end the sessions that
-    /// they may have begun.
+    /// Fails when every server was asked and none answered. This function does not try again,
+    /// because only the core reconnects in a loop. If the future is dropped, no task or connection
+    /// stays in this process, and the servers end the sessions that they may have begun.
     pub(super) async fn connect(&self, asked: Duration) -> Result<Client, StoreError> {
         driver::ready()?;
         let servers = self.hosts.split(',').count();
@@ -134,8 +135,8 @@ impl Settings {
             return connected
                 .await
                 .map_err(|error| match (error, tunnel.failure()) {
-                    // One server was reached and refused the credentials, whatever happened at the
-                    // others.
+                    // One server was reached and refused the credentials. This counts more than the
+                    // failures at other servers.
                     (ZkError::AuthFailed, _) => self.refused(),
                     (_, Some((fault, reason))) => StoreError::new(fault, reason),
                     (error, None) => not_connected(&self.hosts, error, ""),
@@ -147,7 +148,7 @@ impl Settings {
         });
         connected.await.map_err(|error| match error {
             ZkError::AuthFailed => self.refused(),
-            // The library reports every kind of failure at all servers in this way.
+            // If all servers have failed, the library gives this error for every kind of failure.
             ZkError::NoHosts => {
                 let hint = " (if these ports speak TLS, write zookeeper+tls://)";
                 not_connected(&self.hosts, error, hint)
@@ -161,9 +162,9 @@ impl Settings {
         not_connected(&self.hosts, ZkError::AuthFailed, hint)
     }
 
-    /// The library's connector, with the settings that the library may know. Others on this machine
-    /// can read what the library sends to a tunnel. So with TLS the library does not get the
-    /// credentials, and the tunnel adds them.
+    /// The library's connector, with the settings that the library may know. With TLS, the library
+    /// sends its bytes to the tunnel in plain text, and other processes on this machine can read
+    /// them. So with TLS the library does not get the credentials, and the tunnel adds them.
     fn connector(&self, asked: Duration) -> Connector {
         let connector = Client::connector()
             .with_session_timeout(asked)
@@ -186,13 +187,13 @@ impl Settings {
 
     /// The session timeout to ask for.
     pub(super) fn asked(&self, default_ttl: Duration) -> Duration {
-        // The protocol has 31 bits of milliseconds.
+        // The protocol writes this time in milliseconds, with 31 bits.
         let longest = Duration::from_millis(i32::MAX as u64);
         self.session_timeout.unwrap_or(default_ttl).min(longest)
     }
 
-    /// The access rights of the nodes: only for clients with the same credentials, or for everybody if there are no
-    /// credentials.
+    /// The access rights of the nodes: only for clients with the same credentials, or for everybody
+    /// if there are no credentials.
     pub(super) fn acls(&self) -> Acls<'static> {
         match self.digest {
             Some(_) => Acls::creator_all(),
@@ -227,7 +228,7 @@ mod tests {
         assert_eq!(one.cluster(&one.hosts), "zk1:2181");
         let one = settings("zookeeper://zk1:2182/").unwrap();
         assert_eq!((one.hosts.as_str(), one.chroot), ("zk1:2182", None));
-        // As `backend::open` passes it on.
+        // This is the URL as `backend::open` passes it on.
         let three = settings("zookeeper://zk1%3A1,zk2,%5B%3A%3A1%5D%3A3/a/b").unwrap();
         assert_eq!(three.cluster(&three.hosts), "zk1:1,zk2:2181,[::1]:3/a/b");
         let address = settings("zookeeper://[::1]:7").unwrap();
@@ -265,7 +266,8 @@ mod tests {
         String::from_utf8_lossy(&said).into_owned()
     }
 
-    /// The loopback device is between the library and the tunnel, and others can read there.
+    /// Between the library and the tunnel, the bytes cross the loopback device, where other
+    /// processes can read them.
     #[cfg(feature = "zookeeper-tls")]
     #[tokio::test]
     async fn with_tls_the_library_does_not_say_the_password() {

@@ -2,8 +2,8 @@
 //! written it in between. A client that was too late gets [`Fault::Retry`], and the core sends the
 //! request again.
 //!
-//! The times at which changes were made are those of the leader: ZooKeeper keeps the time of a
-//! node's last write. The next client that writes the node notes that time with the change.
+//! The times at which changes were made are times of the leader's clock: ZooKeeper keeps the time
+//! of a node's last write. The next client that writes the node notes that time with the change.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -33,9 +33,9 @@ pub(super) async fn count(session: Arc<Session>, count: Arc<Count>) -> Result<Co
     session.usable()?;
     let place = Place::of(&count.name);
     let (client, path) = (&session.client, place.path.as_str());
-    // The server may be behind the leader. For a change this does no harm: the server gives a
-    // version that is not the last one, so the write is refused. But the answer of a read must be
-    // at least as new as this call, so the server catches up first.
+    // The server may be behind the leader. A change is safe all the same: the server gives an old
+    // version of the node, and the leader refuses a write with an old version. But the answer of a
+    // read must be at least as new as this call, so the server catches up first.
     let synced = (count.op == CountOp::Read).then(|| client.sync(path));
     let read = client.get_data(path);
     if let Some(synced) = synced {
@@ -51,7 +51,8 @@ pub(super) async fn count(session: Arc<Session>, count: Arc<Count>) -> Result<Co
             let written = stat.mtime.unsigned_abs();
             let mut record = decode(data, path)?;
             record.made_at(written);
-            // If the counter has a version already, the next version is one more, and not a time.
+            // If the counter has a version already, the next version is greater by one. Only the
+            // first version of a counter is a time.
             let version = if record.exists() { 0 } else { micros() };
             (record, written, version)
         }
@@ -81,7 +82,7 @@ pub(super) async fn count(session: Arc<Session>, count: Arc<Count>) -> Result<Co
     Ok(answer)
 }
 
-/// Creates the node of a counter, and the folders that it is in if they are missing.
+/// Creates the node of a counter. Also creates the folders above the node if they are missing.
 async fn create(session: &Arc<Session>, place: &Place, data: &[u8]) -> Result<(), StoreError> {
     let client = &session.client;
     let node = CreateMode::Persistent.with_acls(session.acls);
@@ -112,9 +113,9 @@ async fn create(session: &Arc<Session>, place: &Place, data: &[u8]) -> Result<()
     Ok(())
 }
 
-/// If a counter was not written for long, writes it again as it is, so that it is not removed.
-/// Nobody waits for this write. It depends on this machine's clock, which does no harm unless that
-/// clock is more than a day slow.
+/// If a counter was not written for long, writes it again as it is, so that it is not removed. No
+/// caller waits for this write. Whether it is necessary is decided by this machine's clock. This
+/// does no harm unless that clock is more than a day slow.
 fn keep(session: &Arc<Session>, path: &str, data: Vec<u8>, stat: &Stat) {
     let written = Duration::from_millis(stat.mtime.unsigned_abs());
     let now = Duration::from_micros(micros());
@@ -149,7 +150,7 @@ async fn sweep(session: Arc<Session>, bucket: String, now: i64) {
     }
 }
 
-/// Tells the core of each change of the node from now on. The watch is persistent, so it need not
+/// Reports each change of the node to the core from now on. The watch is persistent, so it need not
 /// be set again after a change.
 pub(super) async fn watch(session: Arc<Session>, name: Name) -> Result<(), StoreError> {
     session.usable()?;
@@ -176,12 +177,13 @@ pub(super) async fn watch(session: Arc<Session>, name: Name) -> Result<(), Store
         }
     });
     session.state().watch(path, task.abort_handle());
-    // If the session was disconnected between the answer and the line above, there is no watch at
-    // the server. This is an error then.
+    // If the session was disconnected after the server's answer and before the line above, the
+    // server has no watch. In this case the call fails.
     session.usable()
 }
 
-/// Ends a watch. The watcher removes it at the server when its task is dropped.
+/// Ends a watch. When the task is aborted, it drops the watcher, and the watcher removes the watch
+/// at the server.
 pub(super) async fn unwatch(session: Arc<Session>, name: Name) -> Result<(), StoreError> {
     session.state().unwatch(&Place::of(&name).path);
     Ok(())
@@ -197,7 +199,7 @@ fn decode(data: &[u8], path: &str) -> Result<Record, StoreError> {
     })
 }
 
-/// The error of a request that changes nothing.
+/// The error of a request that changes nothing. Its outcome is never unknown.
 pub(super) fn not_changed(error: ZkError) -> StoreError {
     let failed = failed(error);
     match failed.fault() {
@@ -206,7 +208,8 @@ pub(super) fn not_changed(error: ZkError) -> StoreError {
     }
 }
 
-/// Versions of a new counter begin with the clock, so that they are greater than those of an earlier counter of the name.
+/// The first version of a new counter: the time of this machine's clock. So it is greater than the
+/// versions of an earlier counter of the name.
 fn micros() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(1, |since| since.as_micros().try_into().unwrap_or(1))

@@ -1,28 +1,29 @@
-//! The client library's driver: one thread for the whole process. The library starts it at the
-//! first connect, and never again. Before the library connects, this module checks what the driver
-//! needs. Without that, the driver could only panic, or wait for ever.
+//! The client library's driver: one thread for the whole process. The library starts this thread at
+//! the first connect, and never again. Before the library connects, this module checks that the
+//! driver can work. Without this check, a connect could only panic, or wait for ever.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::backend::{Fault, StoreError};
 
-/// The driver needs three descriptors (to wait, to be woken, for timers), and each connection needs one.
+/// How many file descriptors a first connection needs. The driver needs three (to wait, to be
+/// woken, for timers), and each connection needs one.
 const DESCRIPTORS: usize = 4;
 
-/// No process has this number.
+/// A process id that no process has.
 const NOBODY: u32 = 0;
 
-/// The process in which the driver was started. It is one atomic word, because a fork could copy a mutex while it is
-/// locked.
+/// The process in which the driver was started. It is one atomic word, because a fork could copy a
+/// mutex while the mutex is locked.
 static STARTED_IN: AtomicU32 = AtomicU32::new(NOBODY);
 
-/// Whether the library can connect.
+/// Returns an error if the library cannot connect.
 ///
 /// If the driver does not get its descriptors, its thread ends, and this process can never connect
-/// again. So this function first opens as many descriptors as a test. Another thread may take them
-/// before the driver does. But the time in between is short, and only the first connection of a
-/// process depends on it.
+/// again. So this function first opens as many descriptors as a test, and closes them. Another
+/// thread may take the descriptors before the driver does. But the time in between is short, and
+/// only the first connection of a process depends on them.
 pub(super) fn ready() -> Result<(), StoreError> {
     let here = std::process::id();
     is_here(STARTED_IN.load(Ordering::Relaxed), here)?;
@@ -51,7 +52,7 @@ fn has_descriptors() -> Result<(), StoreError> {
     let tried: Result<Vec<File>, _> = (0..DESCRIPTORS).map(|_| File::open("/dev/null")).collect();
     match tried {
         Ok(_) => Ok(()),
-        // Out of descriptors, here or on the whole machine (EMFILE, ENFILE).
+        // No descriptor is free, in this process (EMFILE) or on the whole machine (ENFILE).
         Err(error) if matches!(error.raw_os_error(), Some(24 | 23)) => Err(StoreError::new(
             Fault::Retry,
             format!(

@@ -4,13 +4,15 @@ use zookeeper_client::Error as ZkError;
 
 use crate::backend::{Fault, StoreError};
 
-/// The meaning of an error for the request. A broken ZooKeeper connection is not a broken connection in the core's
-/// sense: the session survives it or ends, and the driver reports both.
+/// The meaning of an error for the request. If a ZooKeeper connection breaks, the session continues
+/// at another server, or it ends. `session` reports both to the core, so none of these errors says
+/// that the connection of the core is broken.
 pub(crate) fn failed(error: ZkError) -> StoreError {
     let fault = match &error {
         // The server refused the request before it did anything, and may accept it in a moment.
         ZkError::Throttled | ZkError::NotReadOnly => Fault::Retry,
-        // As above, but an operator must do something.
+        // The server refused the request before it did anything, and accepts it only after an
+        // operator has acted.
         ZkError::QuotaExceeded => Fault::Refused,
         ZkError::NoAuth
         | ZkError::InvalidAcl
@@ -24,8 +26,8 @@ pub(crate) fn failed(error: ZkError) -> StoreError {
         | ZkError::NotEmpty
         | ZkError::BadVersion
         | ZkError::NoWatcher => Fault::Retry,
-        // The connection broke during the request, or the session ended with everything in it, or the reply makes no
-        // sense.
+        // The connection broke during the request, or the session ended with everything in it, or
+        // the reply makes no sense.
         _ => Fault::Unknown,
     };
     let hint = match &error {
@@ -38,15 +40,15 @@ pub(crate) fn failed(error: ZkError) -> StoreError {
     StoreError::new(fault, format!("ZooKeeper: {error}{hint}"))
 }
 
-/// As [`failed`], for a request about a ticket that has just been created. The ticket exists, so
-/// the core must release it, whatever became of this request.
+/// Like [`failed`], for a request about a ticket that has just been created. The ticket exists, so
+/// the core must release it, even if this request had no effect.
 pub(crate) fn failed_after_create(error: ZkError) -> StoreError {
     let failed = failed(error);
     StoreError::halfway(failed.fault(), failed.to_string())
 }
 
-/// As [`failed`], while connecting: nothing has been asked yet, so no outcome is unknown. `hint` is appended to the
-/// message.
+/// Like [`failed`], for an error while connecting. The client has sent no request before, so no
+/// outcome is unknown. `hint` is appended to the message.
 pub(crate) fn not_connected(hosts: &str, error: ZkError, hint: &str) -> StoreError {
     let failed = failed(error);
     let fault = match failed.fault() {

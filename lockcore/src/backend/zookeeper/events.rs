@@ -1,25 +1,26 @@
 //! Lines that are followed. For a name that a ticket of this session waits for, there is one
 //! persistent watch and a copy of the line. The watch's events keep the copy up to date. From the
-//! copy a waiter learns that it is its turn, without a request. (If many clients wait, a watch on
-//! the ticket ahead is used instead: see [`By`].) A ticket *of ours* is a ticket of this session.
+//! copy the client learns, without a request, that a waiter is granted. (If many clients wait, a
+//! watch on the ticket ahead is used instead: see [`By`].) A ticket *of ours* is a ticket of this
+//! session.
 //!
-//! A name for which no ticket of ours waits has no watch. A grant from the copy is safe, for these
-//! reasons:
+//! A name for which no ticket of ours waits has no watch. It is safe to grant a ticket by the copy,
+//! for these reasons:
 //!
 //! - A line is *current* from the moment when it was listed, after its watch was set, until the
 //!   connection is disturbed or the parent changes. Events come in the order of the changes, and
 //!   none is left out. (If one were left out, the next create would show it, because each create
 //!   takes exactly one number. The line would then be read again.)
-//! - If a ticket of ours is in a current line, all older tickets are in front of it there. The
-//!   reason is that its number was drawn after theirs. Events that have not arrived yet can only be
-//!   about younger tickets, and about deletions. If the copy has a ticket that is already deleted,
-//!   a waiter behind it only waits a little longer.
+//! - If a ticket of ours is in a current line, all older tickets are in front of it there, because
+//!   each new ticket gets a greater number. Events that have not arrived yet can only be about
+//!   younger tickets, and about deletions. If the copy has a ticket that is already deleted, a
+//!   waiter behind this ticket only waits a little longer.
 //! - A ticket that is made smaller gets a new node. The transaction creates the new node before it
 //!   deletes the old one, and the events come in the same order. So the line always contains one of
 //!   the two.
-//! - So a ticket of ours holds if it is *in* the line and the rule says so. A ticket that is not in
-//!   the line yet is not granted from it, whatever the line looks like. A line that is not current
-//!   is not used. Renewals then ask the store.
+//! - So a ticket of ours holds if it is *in* a current line and the rule says that it holds. A
+//!   ticket that is not in the line yet is not granted from the line, whatever the line looks like.
+//!   A line that is not current is not used. In that case the renewals ask the store.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, MutexGuard};
@@ -50,7 +51,7 @@ impl Session {
         }
     }
 
-    /// A ticket of ours waits in a line from now on.
+    /// Notes that a ticket of ours waits in a line from now on, and follows the line.
     pub(super) fn wait_in(self: &Arc<Self>, state: &mut State, path: &str, sequence: i32) {
         if let Some(line) = state.lines.get_mut(path)
             && let Some((other, _)) = line.ahead
@@ -63,8 +64,8 @@ impl Session {
         self.follow(state, path);
     }
 
-    /// Follows again every line in which a ticket of ours waits, if nobody follows the line because
-    /// a request failed.
+    /// Follows again every line in which a ticket of ours waits, if the task that followed the line
+    /// has ended because a request failed.
     pub(super) fn follow_again(self: &Arc<Self>, state: &mut State) {
         let mut paths: Vec<String> = state.lines.keys().cloned().collect();
         paths.retain(|path| state.waiting(path).next().is_some());
@@ -73,15 +74,15 @@ impl Session {
         }
     }
 
-    /// Whether our copy of a line still contains a node, which is known to be deleted.
+    /// Whether our copy of a line contains a node that is known to be deleted.
     pub(super) fn believes_in(&self, path: &str, node: &str) -> bool {
         let state = self.state();
         let line = state.lines.get(path);
         line.is_some_and(|line| line.believes_in(node))
     }
 
-    /// A node of a line has been deleted. If our copy contains the node even now, its watch has
-    /// missed the event, and the line is followed anew.
+    /// A node of a line has been deleted. If our copy contains the node at this moment, the watch
+    /// has missed the event, and the line is followed anew.
     pub(super) fn doubt(self: &Arc<Self>, path: &str, node: &str) {
         let mut state = self.state();
         if let Some(line) = state.lines.get_mut(path)
@@ -100,7 +101,8 @@ impl Session {
         line.is_some_and(|line| line.checks_terms() && line.written != written)
     }
 
-    /// As [`doubt`](Self::doubt), if the copy [is outdated](Self::is_outdated).
+    /// If our copy of a line [is outdated](Self::is_outdated), the line is followed anew, as in
+    /// [`doubt`](Self::doubt).
     pub(super) fn doubt_terms(self: &Arc<Self>, path: &str, written: i64) {
         let mut state = self.state();
         if let Some(line) = state.lines.get_mut(path)
@@ -154,7 +156,7 @@ impl Session {
         let needed = state.needs(path);
         match state.lines.get_mut(path) {
             Some(line) if needed => line.current = false,
-            // The line is removed under the mutex. So a waiter that comes next finds that nobody
+            // The line is removed under the mutex. So the next waiter of ours finds that no task
             // follows the line, and begins to follow it.
             _ => drop(state.lines.remove(path)),
         }
@@ -165,7 +167,8 @@ impl Session {
     fn came(self: &Arc<Self>, path: &str, node: &str) -> bool {
         let mut state = self.state();
         let Some(ticket) = Ticket::parse(node) else {
-            // It may be a stored capacity. Every other node took a number too, and the next create will show that.
+            // The node may be a stored capacity. Any other node has taken a number too, so the next
+            // create shows the gap.
             return state.has_stored(path, node, true);
         };
         let terms = state.lines.get(path).map(|line| line.terms.clone());
@@ -180,12 +183,12 @@ impl Session {
         complete
     }
 
-    /// Returns `false` when the line must be read again.
+    /// A node of a line was deleted. Returns `false` when the line must be read again.
     fn went(&self, path: &str, node: &str) -> bool {
         let mut state = self.state();
         let Some(ticket) = state.lines.get_mut(path).and_then(|line| line.went(node)) else {
             let complete = state.has_stored(path, node, false);
-            self.tell(state, path, false); // it may have been a halt
+            self.tell(state, path, false); // the node may have been a halt
             return complete;
         };
         let mut lost = false;
@@ -200,8 +203,8 @@ impl Session {
         true
     }
 
-    /// Deletes a node with an id of ours that is not wanted in this line. There are three cases: the
-    /// release of the id came first, the id has another node, or a mutex waits in a line with a
+    /// Deletes a node with an id of ours that is not wanted in this line. There are three cases:
+    /// the release of the id came first, the id has another node, or a mutex waits in a line with a
     /// stored capacity. If the delete fails, the node is seen again when the line is read next.
     fn disown(self: &Arc<Self>, state: &State, path: &str, terms: &Terms, ticket: &Ticket) {
         let misfits = |mine: &Standing| mine.is_waiting() && terms.misfit(ticket.capacity);
@@ -231,12 +234,13 @@ impl Session {
         self.send(state, wakes, lost);
     }
 
-    /// The wake-ups are sent after the mutex is unlocked.
+    /// Sends wake-ups after the mutex is unlocked. If a ticket of ours was lost, also reports a
+    /// gap, so that the core checks its tickets.
     fn send(&self, state: MutexGuard<'_, State>, wakes: Vec<Wake>, lost: bool) {
         let events: Option<Arc<EventSink>> = state.events.clone();
         drop(state);
         let Some(events) = events else {
-            return; // every ticket is renewed as soon as there is a connection again
+            return; // the core renews every ticket on the next connection
         };
         for wake in wakes {
             events.granted(wake);
@@ -248,8 +252,9 @@ impl Session {
 }
 
 impl State {
-    /// The tickets of ours in a line that hold now, but are not known to hold. Only the front of the line matters. It is
-    /// short, except for shared locks, and except after a smaller capacity was stored.
+    /// The tickets of ours in a line that hold now, but are not known to hold. This reads only the
+    /// front of the line, which is short in most cases. It is long for shared locks, and after a
+    /// smaller capacity was stored.
     fn holding<'a>(
         &self,
         line: impl IntoIterator<Item = &'a Ticket> + Copy,
@@ -262,7 +267,7 @@ impl State {
             let mine = mine.filter(|mine| mine.sequence == ticket.sequence);
             let may_hold = at < grants || mine.map_or(through > 0, |mine| mine.ticket <= through);
             if !may_hold {
-                break; // those behind it have greater numbers
+                break; // the tickets behind this one have greater numbers
             }
             if mine.is_some_and(Standing::is_waiting) {
                 holding.push(ticket.id);
@@ -286,7 +291,8 @@ impl State {
         wakes
     }
 
-    /// Whether a node that is no ticket has come or gone without changing what is known of a line.
+    /// Handles an event of a node that is not a ticket: the node was created if `is_there` is true,
+    /// else it was deleted. Returns `false` when the line must be read again.
     fn has_stored(&mut self, path: &str, node: &str, is_there: bool) -> bool {
         match (Stored::parse(node), self.lines.get_mut(path)) {
             (Some(stored), Some(line)) => line.has_stored(&stored, is_there),
@@ -323,8 +329,8 @@ impl State {
     }
 }
 
-/// With more clients than this in a line, the ticket ahead is watched. With fewer than `NO_CROWD`, the whole line is
-/// watched again.
+/// With more clients than this in a line, the client watches only the ticket ahead. With fewer
+/// clients than `NO_CROWD`, it watches the whole line again.
 const CROWD: usize = 8;
 const NO_CROWD: usize = 6;
 
@@ -364,13 +370,13 @@ async fn follow_line(session: &Arc<Session>, path: &str) -> Option<By> {
     let mut listed = listing.await;
     loop {
         // The server sends events and answers in one order. So the events of all changes that the
-        // list shows have arrived by now, and perhaps later ones too. If the parent has changed
-        // meanwhile, some events are about an earlier parent, whose numbers were the same. Then all
-        // of them are dropped, and the line is read again.
+        // list shows have arrived by now, and perhaps later events too. If the parent was deleted
+        // or created meanwhile, some events are about an earlier parent, whose nodes had the same
+        // numbers. In this case all events are dropped, and the line is read again.
         let mut reported = VecDeque::new();
         while let Some(event) = watcher.changed().now_or_never() {
             if event.event_type == EventType::Session {
-                return None; // as below
+                return None; // the same case as below
             }
             reported.push_back(event);
         }
@@ -401,8 +407,8 @@ async fn follow_line(session: &Arc<Session>, path: &str) -> Option<By> {
             let node = event.path.strip_prefix(path);
             let node = node.and_then(|rest| rest.strip_prefix('/'));
             let complete = match (event.event_type, node) {
-                // The watch is gone with the connection. After the end of the session the watcher cannot be used:
-                // another call would panic.
+                // The server has removed the watch with the connection. The watcher must not be
+                // used after the end of the session: another call would panic.
                 (EventType::Session, _) => return None,
                 (EventType::NodeCreated, Some(node)) => {
                     came += 1;
@@ -433,7 +439,8 @@ async fn follow_line(session: &Arc<Session>, path: &str) -> Option<By> {
     }
 }
 
-/// Whether the parent of a line was deleted or created: the numbers of a new parent begin again.
+/// Whether an event reports that the parent of a line was deleted or created. Under a new parent,
+/// the numbers of nodes begin again.
 fn is_of_parent(event: &WatchedEvent, path: &str) -> bool {
     event.path == path
         && matches!(
@@ -472,18 +479,20 @@ async fn follow_ticket_ahead(session: &Arc<Session>, path: &str) -> Option<By> {
     }
 }
 
-/// The next thing to wait for.
+/// What the client waits for next, when it watches the ticket ahead.
 enum Ahead {
     /// No ticket of ours waits. The next waiter begins to follow the line again.
     Nobody,
     NoCrowd,
-    /// A ticket of ours came after the line was read.
+    /// A ticket of ours waits, but it is not in the line that was read. So the line must be read
+    /// again.
     LookAgain,
     Ticket(String),
 }
 
 impl Session {
-    /// Whether it is better to watch only the ticket ahead. If so, the line is not current from then on.
+    /// Whether it is better to watch only the ticket ahead. If so, this also notes that the copy of
+    /// the line is not current.
     fn is_crowded(&self, path: &str) -> bool {
         let mut state = self.state();
         // A late node of a released id is seen only by the watch over the whole line.
@@ -498,8 +507,8 @@ impl Session {
         crowded
     }
 
-    /// Applies the line as it was read, and finds the ticket to wait for. `waiting` are our tickets that waited before
-    /// the line was asked for.
+    /// Applies the line as it was read, and finds the ticket to wait for. `waiting` are the tickets
+    /// of ours that waited before the list was requested.
     fn ahead(self: &Arc<Self>, path: &str, line: &Row, waiting: &[Id]) -> Ahead {
         let mut state = self.state();
         for ticket in line.iter() {
@@ -538,7 +547,7 @@ impl Session {
             Some((_, node)) => Ahead::Ticket(format!("{path}/{node}")),
             _ if state.waiting(path).next().is_some() => Ahead::LookAgain,
             _ => {
-                // This is done under the mutex. So a waiter that comes next finds that nobody
+                // This is done under the mutex. So the next waiter of ours finds that no task
                 // follows the line, and begins to follow it.
                 if let Some(line) = state.lines.get_mut(path) {
                     line.following = None;

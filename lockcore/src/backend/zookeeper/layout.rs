@@ -18,7 +18,8 @@ const VERSION: u32 = 1;
 /// Bytes of a name that stay readable in a path. ZooKeeper itself has no limit below a megabyte.
 const READABLE: usize = 512;
 
-/// The path of the tickets of one name, below the chroot: `/lock:1/{order:42}`.
+/// The path of the node whose children are the tickets of one name. It is below the chroot:
+/// `/lock:1/{order:42}`.
 #[derive(Clone, Debug)]
 pub(super) struct Parent {
     /// `/lock:1`, the folder of all names of the namespace.
@@ -81,13 +82,14 @@ impl Parent {
     }
 }
 
-/// The folder of all names of a namespace.
+/// The path of the folder of all names of a namespace.
 pub(super) fn folder(namespace: &Namespace) -> String {
     let beginning = key_prefix(namespace, VERSION, "", READABLE);
     format!("/{}", beginning.trim_end_matches([':', '{']))
 }
 
-/// The beginning of the nodes of all names that begin with `prefix`.
+/// The beginning of the nodes of all names that begin with `prefix`. These nodes are in the folder
+/// of the namespace.
 pub(super) fn nodes_like(namespace: &Namespace, prefix: &str) -> String {
     let key = key_prefix(namespace, VERSION, prefix, READABLE);
     let mut node = String::new();
@@ -97,7 +99,7 @@ pub(super) fn nodes_like(namespace: &Namespace, prefix: &str) -> String {
     node
 }
 
-/// The name of a node in the folder.
+/// The name that belongs to a node in the folder of a namespace.
 pub(super) fn name_of(node: &str) -> Option<NameInUse> {
     NameInUse::of_key(node, READABLE)
 }
@@ -115,7 +117,7 @@ pub(super) struct Place {
 impl Place {
     pub(super) fn of(name: &Name) -> Self {
         let Parent { folder, path } = Parent::of(name);
-        // No name has a folder like this, because names begin with a brace.
+        // No name has a folder like this, because the node of a name begins with a brace.
         let counters = format!("{folder}/counters");
         let bucket = format!("{counters}/{:02x}", Sha256::digest(path.as_bytes())[0]);
         let path = format!("{bucket}{}", &path[folder.len()..]);
@@ -127,9 +129,10 @@ impl Place {
 }
 
 /// Appends a character to a path. ZooKeeper refuses private use characters, specials, and all
-/// characters beyond the basic plane. (It is written in Java, where each of the last kind is two
-/// characters.) This escapes all of them. The key has escaped every `%` of the name before, and has
-/// escaped none of these characters. So two names cannot have the same path.
+/// characters beyond the basic plane. (ZooKeeper is written in Java, where each character beyond
+/// the basic plane is two characters.) This function escapes all of them. The key has escaped every
+/// `%` of the name before, and has escaped none of these characters. So two names cannot have the
+/// same path.
 fn push(path: &mut String, c: char) {
     if matches!(u32::from(c), 0xe000..=0xf8ff | 0xfff0..) {
         for byte in c.encode_utf8(&mut [0; 4]).bytes() {
@@ -147,7 +150,7 @@ pub(super) struct Ticket {
     pub(super) permits: u32,
     pub(super) capacity: u32,
     pub(super) ttl: Duration,
-    /// Tells the sessions in a line apart, in most cases.
+    /// The lower half of the session id. It tells the sessions in a line apart, in most cases.
     pub(super) client: u32,
     /// The sequence number of the node, which gives the position in line. It has 32 bits, so it
     /// becomes negative after 2³¹ tickets. When the parent node is deleted and created again, the
@@ -190,9 +193,9 @@ impl Ticket {
 
 /// The data of a ticket's node: the owner of the ticket. The number of a ticket is the id of the
 /// transaction that created its first node. If a ticket was made smaller, it has a new node. The
-/// data of this node has the number too, after the owner and a line break. If somebody asks the
-/// ticket back, the data also has the number, and the ask-back is in a line between owner and
-/// number.
+/// data of the new node also has the number, after the owner and a line break. If a client asks the
+/// ticket back, the data also has the number. In this case the ask-back is in a line of its own
+/// between the owner and the number.
 pub(super) fn data(owner: &str, number: u64) -> Vec<u8> {
     format!("{owner}\n{number}").into_bytes()
 }
@@ -207,7 +210,8 @@ pub(super) fn owner_and_number(data: &[u8], created: u64) -> (String, u64) {
     }
 }
 
-/// Sequence numbers have 32 bits today. If they grow, their lower half still tells the order.
+/// Sequence numbers have 32 bits today. If a later server has longer numbers, their lower half
+/// gives the same order.
 pub(super) const fn wrapped(sequence: i64) -> i32 {
     sequence as i32
 }
@@ -294,8 +298,8 @@ mod tests {
         assert_eq!(parent.path, "/lock:1/{order:42}");
     }
 
-    /// The characters that `PathUtils` of the server refuses. It checks each half of a surrogate
-    /// pair.
+    /// The characters that `PathUtils` of the server refuses. The server checks each half of a
+    /// surrogate pair alone.
     #[test]
     fn no_path_has_a_character_that_zookeeper_refuses() {
         for name in [
@@ -360,7 +364,7 @@ mod tests {
             (3, 5, 17)
         );
         assert_eq!(ticket.ttl, Duration::from_secs(10));
-        // As the server prints a number beyond 2³¹.
+        // The server prints a number beyond 2³¹ like this.
         assert_eq!(
             Ticket::parse(&node(1, 1, -2_147_483_648)).unwrap().sequence,
             i32::MIN
@@ -418,7 +422,7 @@ mod tests {
         assert_eq!(owner_and_number(b"a\nb", 9), ("a\nb".into(), 9));
     }
 
-    /// After 2³¹ tickets of one busy name.
+    /// This happens after 2³¹ tickets of one busy name.
     #[test]
     fn the_line_keeps_its_order_when_the_numbers_wrap() {
         let numbers = [2_147_483_647, -2_147_483_648, 2_147_483_646, -2_147_483_647];

@@ -1,4 +1,5 @@
-//! The line of one name, kept up to date by a watch: plain data.
+//! The copy of the line of one name, which a watch keeps up to date. This is plain data: it sends
+//! no requests.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -10,14 +11,14 @@ use super::layout::{self, Stored, Ticket};
 use super::row::{Row, Terms};
 use crate::clock::{Clock, Instant};
 
-/// A watch that no task of this process has needed for this time is removed. The events of a watch
-/// cost something as long as it exists. Setting it again costs only two requests.
+/// If no ticket of this process needs a watch for this time, the watch is removed. A watch costs
+/// the events that it reports as long as it exists. Setting it again costs only two requests.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// How many tickets in front of a ticket are checked when it is renewed.
+/// How many of the oldest tickets in front of a waiter are checked when the waiter is renewed.
 const HOLDERS: usize = 16;
 
-/// The line of one name, kept up to date by the watch.
+/// The line of one name, which the watch keeps up to date.
 #[derive(Debug)]
 pub(super) struct Line {
     /// Oldest first.
@@ -53,7 +54,7 @@ impl Default for Line {
 }
 
 impl Line {
-    /// Whether the copy may be relied on.
+    /// Whether the copy can be relied on.
     pub(super) fn is_current(&self) -> bool {
         self.current
     }
@@ -63,15 +64,15 @@ impl Line {
         self.tickets.front().map(|oldest| oldest.capacity)
     }
 
-    /// Nodes that show whether the copy of the line is right for our first waiter: while all of
-    /// them exist, this waiter must wait. These are the holders, but at most as many as one small
-    /// request can ask for, the ticket directly in front, and all halts. If all tickets want all
-    /// permits, only the ticket directly in front and the halts matter. `None` when nothing is
-    /// known.
+    /// Nodes that show whether the copy of the line is right for our first waiter. As long as all
+    /// of them exist, this waiter must wait. The nodes are the holders, the ticket directly in
+    /// front of the waiter, and all halts. At most `HOLDERS` holders are in the result, so that one
+    /// small request can read all nodes. If all tickets want all permits, the result has only the
+    /// ticket directly in front and the halts. `None` if nothing is known.
     pub(super) fn ahead_of(&self, sequence: i32) -> Option<Vec<String>> {
         if !self.current {
-            // If the watched node is in front of an older ticket of ours, it is in front of this
-            // ticket too. The older ticket may have been withdrawn.
+            // If the watched node is in front of an older ticket of ours, it is also in front of
+            // this ticket. The older ticket may be withdrawn by now.
             let (of, node) = self.ahead.as_ref()?;
             return (!layout::is_older(sequence, *of)).then(|| vec![node.clone()]);
         }
@@ -97,12 +98,12 @@ impl Line {
     /// Whether the renewal of our first waiter also checks that the parent was not written since
     /// the line was read. Each change of the stored capacity writes the parent, and a change may
     /// grant permits to this waiter. If all tickets want all permits, the check is not necessary,
-    /// because a stored capacity grants nothing to such tickets.
+    /// because a stored capacity grants nothing to them.
     pub(super) fn checks_terms(&self) -> bool {
         self.current && !self.tickets.iter().all(Ticket::wants_all)
     }
 
-    /// Whether a node is in the line, as far as this process knows.
+    /// Whether a node is in the line, as far as this client knows.
     pub(super) fn believes_in(&self, node: &str) -> bool {
         match self.current {
             true => {
@@ -168,9 +169,10 @@ impl Line {
     }
 
     /// Handles the create of a node whose number is not new. Either the node is from before the
-    /// line was read, or it is the new node of a ticket that was made smaller, with the ticket's
-    /// old number. In the second case the create has taken a number that no node has. If the old
-    /// node is in the copy, the line was read before that create, so the number is counted here.
+    /// line was read, or it is the new node of a ticket that was made smaller. The new node has the
+    /// ticket's old number, but its create has used up one more number of the parent. If the old
+    /// node is in the copy, the line was read before that create, so this function counts the
+    /// number.
     fn came_anew(&mut self, ticket: Ticket) {
         let is_there = self.tickets.iter().any(|other| other.node == ticket.node);
         let same = |other: &&mut Ticket| other.sequence == ticket.sequence && other.id == ticket.id;
@@ -215,10 +217,10 @@ pub(super) enum By {
     /// By a watch over the whole line. Each client with such a watch gets two events per hand-over,
     /// and sends no requests. This is the best way for a few clients.
     Line,
-    /// By a watch on the ticket directly in front of our first waiter: one event per hand-over, for
-    /// one client, which then reads the line. This costs three more requests, however many clients
-    /// there are. It is enough for tickets that want all permits, because such a ticket holds when
-    /// no ticket is in front of it.
+    /// By a watch on the ticket directly in front of our first waiter. Each hand-over is one event,
+    /// for one client. This client then reads the line. That costs three more requests, however
+    /// many clients there are. This is enough for tickets that want all permits, because such a
+    /// ticket holds when no ticket is in front of it.
     TicketAhead,
 }
 
@@ -251,7 +253,7 @@ mod tests {
         .unwrap()
     }
 
-    /// As the server computes it: twice the creates, less the present children.
+    /// The numbers are as the server computes them: twice the creates, less the present children.
     #[test]
     fn the_parent_tells_how_many_tickets_there_were() {
         let told = |creates: i32, children: i32| {
@@ -282,7 +284,7 @@ mod tests {
         assert!(!line.is_current());
     }
 
-    /// If neither of its nodes were in the line, the next ticket would seem to hold.
+    /// If both nodes of the ticket were missing in the line, the next ticket would seem to hold.
     #[test]
     fn a_ticket_that_is_made_smaller_is_never_missing_and_takes_one_number_more() {
         let (old, behind) = (ticket(7), ticket(8));
@@ -307,8 +309,8 @@ mod tests {
         }
     }
 
-    /// The events are about a node under an earlier parent with the same path. The numbers under
-    /// that parent were the same.
+    /// The node that is created was a node of an earlier parent with the same path. Tickets under
+    /// that parent had the same numbers.
     #[test]
     fn a_ticket_of_another_id_takes_the_place_of_none() {
         let (holds, waits, stranger) = (ticket(0), ticket(1), ticket(0));
@@ -323,8 +325,8 @@ mod tests {
         assert_eq!(line.highest, 1);
     }
 
-    /// The watch is set for our oldest waiter. If that waiter is withdrawn, the node is checked for
-    /// the next waiter.
+    /// The watch is set for the oldest waiter of ours. If that waiter is withdrawn, the node is
+    /// checked for the next waiter of ours.
     #[test]
     fn a_watched_node_is_looked_at_for_every_one_of_ours_behind_it() {
         let node = ticket(7).node;

@@ -2,16 +2,17 @@
 //! many requests for one name come at once, only one list is in flight at a time. This matters
 //! because a list is as long as the line.
 //!
-//! A caller must see the effect of its earlier requests. Requests of a session are carried out in
-//! the order in which they were sent. A list shows the state at the moment when it is carried out.
-//! So a list that is sent *after* a request shows the effect of that request, whoever asked for the
-//! list. A caller never gets a list that was already in flight when it asked. It shares the next
-//! list, which is sent when the first is answered. (This is also true after a change of servers:
-//! the session refuses a server that knows less than the session has seen. If another connection
-//! may still deliver a request, the caller must use `sync`.)
+//! A caller must see the effect of its earlier requests. A server carries out the requests of a
+//! session in the order in which they were sent. A list shows the state at the moment when the
+//! server carries it out. So a list that is sent *after* a request shows the effect of that
+//! request, whoever asked for the list. A caller never gets a list that was already in flight when
+//! it asked. The caller shares the next list, which is sent when the first is answered. (This is
+//! also true after a change of servers: the session refuses a server that knows less than the
+//! session has seen. If another connection may deliver a request later, the caller must use
+//! `sync`.)
 //!
-//! A caller that stops listening does not disturb the others, because a task of the keeper sends the requests. If that
-//! task ends with its runtime, no caller is left.
+//! If a caller drops its future, the other callers get their list all the same, because a task on
+//! the keeper's runtime sends the requests. If that task ends with its runtime, no caller is left.
 
 use std::sync::Arc;
 
@@ -23,8 +24,8 @@ use super::session::Session;
 use super::standing::{Asking, Listed};
 
 impl Session {
-    /// The tickets of a parent, after everything that was sent before this call. The request is
-    /// sent by this call, unless a list is in flight.
+    /// The line of a parent. It shows the effect of every request that was sent before this call.
+    /// The call itself sends the request, unless a list is in flight.
     pub(super) fn list(
         self: &Arc<Self>,
         path: &str,
@@ -45,7 +46,7 @@ impl Session {
     }
 }
 
-/// Sends one list after the other, until no caller waits for one.
+/// Sends one list after the other, until no caller waits for a list.
 async fn ask(
     session: Arc<Session>,
     path: String,
@@ -59,12 +60,13 @@ async fn ask(
             Err(ZkError::NoNode) => Ok(Arc::default()),
             Err(error) => Err(error),
         };
-        // Whoever comes next deletes it, because the client that forgot the capacity may be gone.
+        // The node of a forgotten capacity is deleted by every client that finds it unused, because
+        // the client that forgot the capacity may be gone.
         if let Ok(Some(spent)) = row.as_ref().map(|row| row.spent()) {
             session.delete_unasked(format!("{path}/{spent}"));
         }
         for tell in asking {
-            let _ = tell.send(row.clone()); // fails if the caller has given up
+            let _ = tell.send(row.clone()); // fails if the caller has dropped its future
         }
         let listing = {
             let mut state = session.state();

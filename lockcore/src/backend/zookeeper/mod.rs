@@ -1,4 +1,5 @@
-//! ZooKeeper: see [`guide::zookeeper`](crate::guide::zookeeper) for what it promises and needs.
+//! The ZooKeeper store. What it promises and needs is in
+//! [`guide::zookeeper`](crate::guide::zookeeper).
 
 mod attempts;
 mod capacities;
@@ -39,9 +40,10 @@ use session::{Attached, Session};
 /// which the server sets when it opens the session: see `tickets::enqueue`.
 const LONGEST_TTL: Duration = Duration::from_millis(i32::MAX as u64);
 
-/// A server carries out the requests of one connection in order, and the heartbeats are among them.
-/// This number of requests takes a few milliseconds, or tens of milliseconds if each is written to
-/// a disk. It is enough to keep the servers busy.
+/// How many requests may be in flight on a connection. A server carries out the requests of one
+/// connection in order, and the heartbeats are among them. This number of requests takes a few
+/// milliseconds, or tens of milliseconds if the server writes each to a disk. It is enough to keep
+/// the servers busy.
 const IN_FLIGHT: u32 = 250;
 
 /// Opens `zookeeper://…`.
@@ -65,11 +67,11 @@ pub(crate) struct ZooKeeper {
 struct Ensemble {
     settings: Settings,
     /// The session of each client, by [`EventSink::receiver`]. A session outlives its connections:
-    /// when a connection breaks, the next one continues the session with its tickets.
+    /// when a connection breaks, the next connection continues the session with its tickets.
     sessions: Mutex<HashMap<u64, Weak<Session>>>,
 }
 
-/// The use of a session while its connection is up.
+/// The connection of the core: the use of a session while the session is connected.
 #[derive(Debug)]
 pub(crate) struct ZooKeeperConnection {
     session: Attached,
@@ -111,8 +113,9 @@ impl Backend for ZooKeeper {
 }
 
 impl Ensemble {
-    /// The client's session, or a new one if there is none or it is over. If the future is dropped
-    /// while it opens a session, the server ends that session, which has no tickets.
+    /// The client's session, or a new session if the client has none or its session is over. If the
+    /// future is dropped while it opens a session, the server ends the new session, which has no
+    /// tickets.
     async fn session(&self, events: &EventSink) -> Result<Attached, super::StoreError> {
         let known = self
             .sessions()
@@ -191,7 +194,7 @@ impl Connection for ZooKeeperConnection {
 
     fn close(self: Arc<Self>) -> BoxFuture<()> {
         let closed = self.session.end();
-        // The library closes the session when the last reference to it is dropped.
+        // The library closes the session when its last reference is dropped.
         drop(self);
         Box::pin(closed)
     }

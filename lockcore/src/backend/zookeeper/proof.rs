@@ -1,4 +1,4 @@
-//! Until when a session certainly lives.
+//! The proof until when a session certainly lives.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -6,68 +6,76 @@ use std::time::Duration;
 use crate::clock::Instant;
 
 /// How old the newest commit may become while there are tickets, as a part of the session timeout.
-/// The age is checked at every probe, so the third probe after a commit finds that it is too old.
-/// By then the commit is as old as the proof by probes is at best. So this check makes no lease
-/// shorter.
+/// The age is checked at every probe, so the third probe after a commit finds that the commit is
+/// too old. By then the commit is as old as the proof by probes is at best. So this check makes no
+/// lease shorter.
 const CHECK: u32 = 4;
 
-/// Until when the session certainly lives. Two proofs are needed.
+/// Until when the session certainly lives. This needs two proofs.
 ///
 /// # What the leader has heard
 ///
-/// The leader ends a session that it has not heard of for the session timeout. A server that is not
-/// the leader answers reads and pings by itself. It reports the active sessions to the leader with
-/// the leader's own pings, every half tick. So an answered ping proves nothing. A server that is
-/// cut off from its leader continues to answer for seconds after the session's nodes are gone.
+/// The leader ends a session if it has not heard of the session for the session timeout. A server
+/// that is not the leader answers reads and pings by itself. It reports the active sessions to the
+/// leader with the leader's own pings, every half tick. So an answered ping proves nothing: a
+/// server that is cut off from its leader continues to answer for seconds after the session's nodes
+/// are gone.
 ///
-/// A `sync` is answered through the leader, and refused there if the session has ended. So its
-/// success proves that the session was alive at the leader at that time. It does not prove when the
-/// leader last heard of the session. But the way of the `sync` to the leader does, because requests
-/// and reports of active sessions go from server to leader in one stream. Suppose that an earlier
-/// probe was answered at least half a tick before this one was sent. Then a report that includes
-/// the earlier probe came before this one in that stream. Hence that leader keeps the session until
-/// the send of the *earlier* probe plus the timeout. (This is also true on a new connection. To
-/// take the session over, the new server had to ask the leader, which noted it. That was after the
-/// earlier probe.)
+/// A `sync` is answered through the leader, and the leader refuses it if the session has ended. So
+/// a `sync` that succeeds proves that the session was alive at the leader at that time. It does not
+/// prove when the leader last heard of the session.
+///
+/// The time when the leader heard of the session follows from two probes. Requests and reports of
+/// active sessions go from a server to the leader in one stream. Suppose that an earlier probe was
+/// answered at least half a tick before a later probe was sent. Then, in that stream, a report that
+/// includes the earlier probe comes before the later probe. So if the later probe is answered, the
+/// leader has this report, and keeps the session until the send of the *earlier* probe plus the
+/// timeout. (This is also true on a new connection. To take the session over, the new server had to
+/// ask the leader after the earlier probe, and the leader noted the session.)
 ///
 /// The session timeout is at least two ticks, so a quarter of it is at least half a tick.
 ///
-/// # Whether it still led
+/// # Whether the leader led
 ///
 /// A `sync` does not prove a quorum. A leader without followers answers it until the leader notices
-/// that it has none, after `syncLimit` (seen: for 11 s). By then the followers may have elected
-/// another leader, which gives each session its full timeout once and then ends it. Only a commit
-/// proves that the leader led. A commit needs the acknowledgement of a majority, and a server that
-/// has promised to follow a later leader acknowledges nothing to an earlier one. So if a request of
-/// this session was committed, a majority followed that leader *after* the request was sent. Each
-/// later leader has a majority too, and at least one server is in both. So each later leader began
-/// after that send, and keeps the session at least until that send plus the timeout. An earlier
-/// leader did not end the session, because the request would then have been refused. And an earlier
-/// leader cannot end the session any more.
+/// that it has no followers, after `syncLimit` (seen: for 11 s). By then the followers may have
+/// elected another leader. A new leader gives each session its full timeout once, and then ends it.
 ///
-/// Every write is committed, even one that fails because a node exists or does not exist. While
-/// there are tickets and no other write of this session, the session sends a `multi` that checks a
+/// Only a commit proves that the leader led. A commit needs the acknowledgement of a majority. A
+/// server that has promised to follow a later leader acknowledges nothing to an earlier leader. So
+/// if a request of this session was committed, a majority followed that leader *after* the request
+/// was sent. Each later leader has a majority too, and at least one server is in both majorities.
+/// So each later leader began after the send of the request, and keeps the session at least until
+/// that send plus the timeout. An earlier leader has not ended the session, because the request
+/// would then have been refused. An earlier leader cannot end the session later either, because it
+/// has no majority.
+///
+/// Every write is committed, even one that fails because a node exists or does not exist. If there
+/// are tickets, and this session makes no other write, the session sends a `multi` that checks a
 /// node and changes nothing.
 ///
 /// # Together
 ///
-/// The leader that ends the session is the one that our probes have reached, or a later one. Hence the session lives
-/// until the earlier of both sends plus the timeout. Both times are read before the send, on this machine's clock, and
-/// both only rise. An answer that is late or comes twice proves no more than it proved when its request was sent.
+/// The leader that ends the session is the leader that our probes have reached, or a later one.
+/// Hence the session lives until the earlier of two times plus the timeout: the send of the earlier
+/// probe, and the send of the committed request. Both times are read before the send, on this
+/// machine's clock, and both only rise. An answer that is late or comes twice proves no more than
+/// it proved when its request was sent.
 #[derive(Debug)]
 pub(super) struct Proof {
     timeout: Duration,
     /// The leader heard of the session at this time or later.
     heard: Instant,
-    /// The send time of the newest request of ours that was committed.
+    /// The send time of our newest committed request.
     committed: Instant,
-    /// Probes that were answered, but may not have been reported to the leader yet: when each was sent, and when it was
-    /// answered.
+    /// Probes that were answered, but perhaps not reported to the leader yet: when each was sent,
+    /// and when it was answered.
     answered: VecDeque<(Instant, Instant)>,
 }
 
 impl Proof {
-    /// The leader creates a session, and the creation is committed: so the first proof needs no second probe.
+    /// The leader itself creates a session, and the creation is committed. So the first proof needs
+    /// no second probe.
     pub(super) fn new(timeout: Duration, sent: Instant) -> Self {
         Self {
             timeout,
@@ -102,7 +110,8 @@ impl Proof {
         now.until(self.heard.min(self.committed).after(self.timeout))
     }
 
-    /// The same, provided that the leader leads. That is not checked while there are no tickets.
+    /// For how long from now on the session certainly lives, provided that the leader leads. While
+    /// there are no tickets, nothing checks that it leads.
     pub(super) fn heard_for(&self, now: Instant) -> Duration {
         now.until(self.heard.after(self.timeout))
     }
@@ -129,7 +138,7 @@ mod tests {
         assert_eq!(proof.heard_for(at(106)), Duration::from_secs(7));
     }
 
-    /// The server reports the session with the leader's next ping.
+    /// The server reports the session only with the leader's next ping.
     #[test]
     fn a_probe_right_after_another_proves_nothing_of_it() {
         let mut proof = Proof::new(T, at(100));
@@ -141,7 +150,7 @@ mod tests {
         assert_eq!(proof.heard_for(at(107)), Duration::from_secs(7));
     }
 
-    /// Nobody knows when the server read the probe: perhaps just before it answered.
+    /// It is unknown when the server read the probe. It may have been just before the answer.
     #[test]
     fn a_probe_that_was_answered_late_was_perhaps_read_late() {
         let mut proof = Proof::new(T, at(100));

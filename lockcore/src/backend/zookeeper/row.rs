@@ -1,4 +1,5 @@
-//! A line as it was read, and which of its tickets hold. Why this is right while the capacity changes is in `capacities`.
+//! A line as it was read, and the rule which of its tickets hold. Why the rule is safe while the
+//! capacity changes is explained in `capacities`.
 
 use std::ops::Deref;
 
@@ -6,7 +7,7 @@ use super::layout::{self, Stored, Ticket};
 use crate::queue;
 use crate::request::FULL;
 
-/// What stands beside the tickets of a line.
+/// The nodes beside the tickets of a line: the stored capacity and the halts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Terms {
     pub(super) stored: Option<Stored>,
@@ -25,7 +26,8 @@ impl Terms {
         self.stored.as_ref().map_or(0, |stored| stored.through)
     }
 
-    /// How many of the oldest tickets may be granted. There may be more that hold.
+    /// How many of the oldest tickets the rule grants now: none while there is a halt. More tickets
+    /// may hold, because tickets with numbers up to [`through`](Self::through) hold too.
     pub(super) fn grants<'a>(&self, line: impl IntoIterator<Item = &'a Ticket>) -> usize {
         match self.halts.is_empty() {
             true => self.fit(line),
@@ -33,8 +35,9 @@ impl Terms {
         }
     }
 
-    /// How many of the oldest tickets the capacity lets hold. A ticket with another capacity is being removed by its own
-    /// client, and so is a ticket of a mutex while a capacity is stored. Until then, no ticket behind it holds.
+    /// How many of the oldest tickets hold by the capacity alone. A ticket with another capacity is
+    /// being deleted by its own client. So is a ticket of a mutex while a capacity is stored. Until
+    /// such a ticket is deleted, no ticket behind it holds.
     pub(super) fn fit<'a>(&self, line: impl IntoIterator<Item = &'a Ticket>) -> usize {
         let stored = self.capacity();
         let share = |ticket: &Ticket| match stored {
@@ -55,7 +58,8 @@ impl Terms {
         capacity == FULL.get() && self.capacity().is_some()
     }
 
-    /// Whether a change is under way after which a ticket that states this capacity may have to go.
+    /// Whether the line has the halt of a change that may make the store refuse requests that state
+    /// this capacity.
     pub(super) fn bar(&self, capacity: u32) -> bool {
         let bars = |halt: &Ticket| match halt.capacity {
             0 => capacity == FULL.get(),
@@ -83,12 +87,12 @@ impl Row {
         Self { tickets, terms }
     }
 
-    /// Whether a ticket holds: its place, and its number.
+    /// Whether a ticket holds. `at` is its position in line, and `number` is its ticket number.
     pub(super) fn holds(&self, at: usize, number: u64) -> bool {
         number <= self.terms.through() || at < self.terms.grants(&self.tickets)
     }
 
-    /// The capacity that keeps a request with this one out.
+    /// If a request that states this capacity is refused: the capacity that is in use.
     pub(super) fn refuses(&self, capacity: u32) -> Option<u32> {
         match self.terms.capacity() {
             Some(stored) => (capacity == FULL.get()).then_some(stored),
@@ -99,7 +103,8 @@ impl Row {
         }
     }
 
-    /// The node of a capacity that was forgotten, if it is of no use any more.
+    /// The node of a forgotten capacity, if the node is of no use any more: no ticket waits, and
+    /// there is no halt.
     pub(super) fn spent(&self) -> Option<&str> {
         let stored = self.terms.stored.as_ref()?;
         let all_hold = self.terms.grants(&self.tickets) == self.tickets.len();
@@ -121,7 +126,8 @@ mod tests {
     use super::*;
     use crate::request::Id;
 
-    /// The nodes of a line. A ticket has its permits and its capacity; a halt has no permits.
+    /// The nodes of a line, one for each pair of permits and capacity. A pair without permits is a
+    /// halt.
     fn children(shares: &[(u32, u32)]) -> Vec<String> {
         let node = |(at, (permits, capacity)): (usize, &(u32, u32))| {
             let id = Id::draw().unwrap();

@@ -1,9 +1,10 @@
-//! The session that tickets live in: how long it certainly lasts, what this process has in it, and the task that looks
-//! after it. Following a line is in `events`, the operations are in `tickets`.
+//! The session that tickets live in: how long it certainly lasts, what this process has in it, and
+//! the task that looks after it. `events` follows lines, and `tickets` has the operations.
 //!
-//! The keeper's runtime drives the session and everything here, because the core opens this store's only connection
-//! there. For the core, a *connection* is a time in which the session is connected to some server. When it breaks, the
-//! core asks for another one, and gets the same session, with its tickets, as long as the session lives.
+//! The keeper's runtime drives the session and everything in this module, because the core opens
+//! this store's only connection there. For the core, a *connection* is a time in which the session
+//! is connected to some server. When a connection breaks, the core opens another one, and gets the
+//! same session, with its tickets, as long as the session lives.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Deref;
@@ -25,9 +26,9 @@ use crate::backend::{EventSink, Fault, StoreError};
 use crate::clock::{Clock, Instant};
 use crate::request::Id;
 
-/// How many probes are sent per session timeout. The client library pings when it has sent nothing for 3/32 of the
-/// timeout (3/8 of the time that a server may be silent). The probes are a little more frequent than that, so they
-/// replace the pings and cost nothing extra.
+/// How many probes are sent per session timeout. The client library pings when it has sent nothing
+/// for 3/32 of the timeout (3/8 of the time that a server may be silent). The probes are a little
+/// more frequent than that, so they replace the pings and cost nothing extra.
 const PROBES: u32 = 11;
 
 /// The version argument of a check that accepts any version.
@@ -37,7 +38,7 @@ const ANY_VERSION: i32 = -1;
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) client: Client,
-    /// The session timeout that was asked for, and the one that the server gave.
+    /// The session timeout that the client asked for, and the timeout that the server gave.
     pub(super) asked: Duration,
     pub(super) timeout: Duration,
     pub(super) acls: Acls<'static>,
@@ -58,7 +59,8 @@ enum Up {
     Over(StoreError),
 }
 
-/// Opens a session. The runtime that polls this looks after the session.
+/// Opens a session. The runtime that polls this future also runs the task that looks after the
+/// session.
 pub(super) async fn open(
     settings: &Settings,
     default_ttl: Duration,
@@ -101,8 +103,8 @@ pub(super) async fn open(
     Ok(Attached(session))
 }
 
-/// Follows the session's state, and probes the session. Returns when the session is over. Ends the session when nobody
-/// uses it.
+/// Follows the session's state, and probes the session. Ends the session when nobody uses it.
+/// Returns when the session is over.
 async fn look_after(session: Arc<Session>) {
     let mut states = session.client.state_watcher();
     // The state may have changed before the watcher existed.
@@ -136,7 +138,8 @@ async fn look_after(session: Arc<Session>) {
     session.stop_following();
 }
 
-/// One `sync`. If it is not answered, nothing changes here. The library's own timeout ends the connection.
+/// Sends one `sync`. If the `sync` is not answered, nothing changes here, and the library's own
+/// timeout ends the connection.
 async fn probe(session: Arc<Session>) {
     let sent = Clock::BOOT.now();
     match session.client.sync("/").await {
@@ -145,9 +148,10 @@ async fn probe(session: Arc<Session>) {
     }
 }
 
-/// One `multi` that only checks that the root exists. Its commit proves that the leader leads. If
-/// the `multi` finds no root, or has no right to read it, it is committed all the same. If it is
-/// not answered, nothing changes here, and another check follows the next probe.
+/// Sends one `multi` that only checks that the root exists. Its commit proves that the leader
+/// leads. If the root does not exist, or the user has no right to read it, the `multi` is committed
+/// all the same. If the `multi` is not answered, nothing changes here, and another check follows
+/// the next probe.
 async fn check(session: Arc<Session>) {
     let sent = Clock::BOOT.now();
     let mut writes = session.client.new_multi_writer();
@@ -167,10 +171,10 @@ async fn check(session: Arc<Session>) {
     }
 }
 
-/// Whether a failed `multi` was committed for this session. It was, if the leader refused an
-/// operation because of its node: the node exists, or does not exist, or the user has no right. If
-/// the leader does not know the session any more, or knows it at another server, it also reports
-/// the failure of one operation. These two failures prove no commit.
+/// Whether a failed `multi` was committed for this session. It was committed if the leader refused
+/// an operation because of a node: the node exists, or does not exist, or the user has no right to
+/// it. Two other failures of an operation prove no commit. In these cases the leader does not know
+/// the session any more, or knows it at another server.
 fn proves_a_commit(error: &MultiWriteError) -> bool {
     match error {
         MultiWriteError::OperationFailed { source, .. } => {
@@ -186,7 +190,7 @@ impl Session {
         self.state().proof.committed(sent);
     }
 
-    /// The error of a create. The id is forgotten if certainly nothing was created.
+    /// The error of a create. If it is certain that nothing was created, this also forgets the id.
     pub(super) fn not_created(&self, id: Id, error: ZkError) -> StoreError {
         let error = failed(error);
         if error.fault() != Fault::Unknown {
@@ -201,7 +205,7 @@ impl Session {
         !state.tickets.is_empty() && state.proof.wants_a_commit(Clock::BOOT.now())
     }
 
-    /// Uses the session, unless it is over.
+    /// Adds one use of the session. Returns `None` if the session is over.
     pub(super) fn attach(self: Arc<Self>) -> Option<Attached> {
         // The mutex is held, so that `sweep` does not end the session as unused at the same time.
         let state = self.state();
@@ -227,7 +231,7 @@ impl Session {
             // The sender lives in `self`, so this cannot fail.
             let _ = up.changed().await;
         }
-        // The connection may be dead, and nobody has noticed yet.
+        // The connection may be dead although nobody has noticed this yet.
         let synced = self.client.sync("/").await;
         synced.map_err(|error| StoreError::new(Fault::Retry, failed(error).to_string()))?;
         let mut state = self.state();
@@ -249,8 +253,8 @@ impl Session {
         Ok(())
     }
 
-    /// The number of this session in the names of its tickets. Most other sessions have another
-    /// number.
+    /// The number of this session in the names of its tickets. It is different from the numbers of
+    /// most other sessions.
     pub(super) fn tag(&self) -> u32 {
         self.client.session_id().0 as u32
     }
@@ -259,17 +263,17 @@ impl Session {
         matches!(*self.up.borrow(), Up::Yes)
     }
 
-    /// Gives the session up if it may have ended. By then every lease in it is over. The library
-    /// would try to continue the session for another two fifths of the timeout, or would believe a
-    /// server that is cut off. A new session can be used at once. This session is closed, in case
-    /// that a server knows it.
+    /// Gives the session up if it may have ended. At that time every lease in it is over. The
+    /// library would try to continue the session for another two fifths of the timeout, or would
+    /// believe a server that is cut off. A new session can be used at once. The old session is
+    /// closed, because a server may know it.
     pub(super) fn give_up_if_uncertain(&self) -> bool {
         let now = Clock::BOOT.now();
         let certain = {
             let state = self.state();
             let standing = |mine: &Mine| matches!(mine, Mine::Standing(_));
-            // A standing ticket proves a commit. Without tickets, our last commit may be very old, and that does not
-            // matter.
+            // A standing ticket proves a commit. Without tickets, our last commit may be very old,
+            // and that does not matter.
             match state.tickets.values().any(standing) {
                 true => state.proof.lives_for(now),
                 false => state.proof.heard_for(now),
@@ -282,9 +286,9 @@ impl Session {
         certain.is_zero()
     }
 
-    /// Ends the session. The tasks that look after it, or follow a line in it, end and drop their
-    /// references. When the last reference is dropped, the library closes the session. The future
-    /// resolves when the server has acknowledged this.
+    /// Ends the session. The task that looks after it and the tasks that follow its lines end, and
+    /// drop their references. When the last reference is dropped, the library closes the session.
+    /// The future resolves when the server has acknowledged the close.
     pub(super) fn end(&self) -> impl Future<Output = ()> + Send + 'static {
         let mut states = self.client.state_watcher();
         let mut state = self.client.state();
@@ -301,8 +305,8 @@ impl Session {
         matches!(*self.up.borrow(), Up::Over(_))
     }
 
-    /// Refuses requests while disconnected. The library would keep them and send them later, when their callers are
-    /// gone.
+    /// Refuses requests while the session is disconnected. The library would keep such requests,
+    /// and would send them later, when their callers are gone.
     pub(super) fn usable(&self) -> Result<(), StoreError> {
         match &*self.up.borrow() {
             Up::Yes => Ok(()),
@@ -314,8 +318,8 @@ impl Session {
         }
     }
 
-    /// Notes that the session was disconnected, or is over, or is connected again. If it is
-    /// connected again, it was disconnected before.
+    /// Notes that the session was disconnected, or is over, or is connected again. A session that
+    /// is connected again has been disconnected before, so this is a disturbance too.
     fn changed(&self, to: SessionState) {
         let over =
             |text: &str, fault| Up::Over(StoreError::new(fault, format!("ZooKeeper: {text}")));
@@ -340,9 +344,9 @@ impl Session {
         for line in state.lines.values_mut() {
             line.stop();
         }
-        // On the next connection, the core asks again for the watches that it needs.
+        // On the next connection, the core again asks for the watches that it needs.
         state.unwatch_all();
-        // Every ticket must be checked after a disturbance.
+        // After a disturbance, every ticket must be checked.
         for mine in state.tickets.values_mut() {
             if let Mine::Standing(standing) = mine {
                 standing.seen = None;
@@ -356,7 +360,8 @@ impl Session {
         drop(events);
     }
 
-    /// Removes data that is not used any more. Returns whether the session itself is unused; then it is over.
+    /// Removes data that is not used any more. If the session itself is not used any more, ends it
+    /// and returns `true`.
     fn sweep(self: &Arc<Self>) -> bool {
         let now = Clock::BOOT.now();
         let mut state = self.state();
@@ -390,12 +395,13 @@ impl Session {
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        // No code that can panic runs under the mutex. If that changes, the maps are still consistent.
+        // No code that can panic runs under this mutex. Even after a panic, the maps would be
+        // consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A use of the session. The session is ended when it has no use and nothing is in it.
+/// One use of the session. If the session has no use, no tickets and no marked ids, it is ended.
 #[derive(Debug)]
 pub(super) struct Attached(Arc<Session>);
 

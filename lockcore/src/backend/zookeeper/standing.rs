@@ -1,4 +1,5 @@
-//! The knowledge that this process has of a session: its tickets there, the lines and counters that it follows.
+//! What this process knows about a session: its tickets there, and the lines and counters that it
+//! follows.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -15,20 +16,22 @@ use crate::backend::EventSink;
 use crate::clock::{Clock, Instant};
 use crate::request::Id;
 
-/// How long a released id is watched for. This is far longer than a request can wait in a socket's buffer before the
-/// server reads it or the connection is reset.
+/// For how long the id of a released ticket stays marked. This is far longer than a request can
+/// wait in the buffer of a socket: by then the server has read it, or the connection is reset.
 const MARK: Duration = Duration::from_secs(60);
 
-/// How many names are remembered as having a parent node. Forgetting one costs a request that fails.
+/// How many names are remembered as having a parent node. If this process forgets a parent that
+/// exists, the next enqueue sends one request that fails.
 const KNOWN_PARENTS: usize = 10_000;
 
-/// The data of this process about the session.
+/// What this process knows about the session.
 #[derive(Debug)]
 pub(super) struct State {
-    /// `None` while disconnected.
+    /// Reports events to the core. `None` while the session is disconnected.
     pub(super) events: Option<Arc<EventSink>>,
     pub(super) tickets: HashMap<Id, Mine>,
-    /// Released ids whose enqueue may still arrive: a node with such an id is deleted.
+    /// Released ids whose enqueue may arrive later. A node with such an id is deleted as soon as it
+    /// is seen.
     pub(super) gone: HashMap<Id, Gone>,
     pub(super) lines: HashMap<String, Line>,
     /// The counters that are watched, by their paths, each with the task that waits for the events.

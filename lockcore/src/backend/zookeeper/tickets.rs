@@ -1,10 +1,11 @@
-//! The operations, and what their failures mean. A request is sent when the library's method is
-//! called. Requests go one after the other over one connection, and the server takes them in that
-//! order; only the reply is awaited. So if a future is dropped, the requests that it has sent are
-//! carried out. The state under the mutex records what is known of each id:
-//! - no entry: nothing was sent, or it is known that nothing is at the store;
-//! - `Mine::Asked`: a create was sent. If its future was dropped, or the reply was lost, the ticket may exist. Another
-//!   enqueue of the same id looks for it first, and so does its release;
+//! The operations, and the meaning of their failures. A request is sent when the method of the
+//! client library is called, and only its reply is awaited. All requests use one connection, and
+//! the server carries them out in the order in which they were sent. So if a future is dropped, the
+//! requests that it has sent are carried out. The state under the mutex records what is known of
+//! each id:
+//! - no entry: no request was sent, or it is known that no node is at the store;
+//! - `Mine::Asked`: a create was sent. If its future was dropped, or the reply was lost, the ticket
+//!   may exist. So another enqueue of the same id, or its release, first looks for the node;
 //! - `Mine::Standing`: the ticket exists under a known path, until its release is acknowledged.
 
 mod alone;
@@ -35,7 +36,7 @@ use crate::name::Name;
 use crate::request::{Id, Request};
 use crate::token::MAX_TICKET;
 
-/// How many nodes are read in one request. The path of each has at most two kilobytes.
+/// How many nodes are read in one request. The path of each node has at most two kilobytes.
 const READS: usize = 250;
 
 pub(super) async fn inspect(
@@ -69,8 +70,8 @@ pub(super) async fn inspect(
     for page in reading {
         read.extend(page.await.map_err(failed)?);
     }
-    // Holders are computed from the line as it was listed: if a ticket is gone by now, or has another node, no other
-    // ticket is shown as the holder in its place.
+    // The holders are computed from the line as it was listed. If a ticket is gone by now, or has
+    // another node, the result does not show another ticket as a holder in its place.
     let holders = line.terms.fit(line.iter());
     let since_1970 = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -88,20 +89,21 @@ pub(super) async fn inspect(
             at < holders || number <= line.terms.through(),
             ticket.permits,
             line.terms.capacity().unwrap_or(ticket.capacity),
-            // The servers do not tell how long a session still lasts. This is the longest possible time.
+            // The server does not report how long a session lasts. This is the longest possible
+            // time.
             ticket.ttl,
             owner,
         );
         let place = place.with_id(ticket.id);
-        // The servers do not tell their time, so this age is by the clock of this machine. A ticket
-        // that was made smaller has a younger node.
+        // The server does not report its time, so this age is by the clock of this machine. The
+        // node of a ticket that was made smaller is younger than the ticket.
         Some(place.with_age(Duration::from_millis(age)))
     });
     Ok(places.collect())
 }
 
-/// A page begins behind the last node of the page before it. The whole folder is listed for each
-/// page, because the servers have no other way.
+/// Lists the names in use. A page begins behind the last node of the page before it. The whole
+/// folder is listed for each page, because ZooKeeper has no request for a part of a folder.
 pub(super) async fn list(session: Arc<Session>, listing: Listing) -> Result<Page, StoreError> {
     session.usable()?;
     let folder = layout::folder(&listing.namespace);
@@ -136,7 +138,7 @@ pub(super) async fn list(session: Arc<Session>, listing: Listing) -> Result<Page
     for page in reading {
         read.extend(page.await.map_err(failed)?);
     }
-    // A name without tickets stays for a while.
+    // The node of a name stays for a while after the last ticket.
     let has_children = |read: &MultiReadResult| matches!(read, MultiReadResult::Data { stat, .. } if stat.num_children > 0);
     let used = nodes
         .iter()
@@ -149,8 +151,9 @@ pub(super) async fn list(session: Arc<Session>, listing: Listing) -> Result<Page
     Ok(Page::new(names.collect(), next))
 }
 
-/// The nodes of names that have a stored capacity and no ticket. Only names that have had a stored capacity have data. More
-/// than two children are not all without a ticket, except for moments.
+/// The nodes of names that have a stored capacity and no ticket. Only the nodes of names that have
+/// had a stored capacity have data. A node with more than two children has a ticket, except for
+/// moments.
 async fn without_tickets(
     session: &Session,
     folder: &str,
@@ -180,11 +183,11 @@ async fn without_tickets(
     Ok(unused)
 }
 
-/// Writes the ask behind the owner, in the data of the ticket's node. No message is sent: the holder reads its node when
-/// it renews the ticket.
+/// Writes the ask-back behind the owner, in the data of the ticket's node. No message is sent to
+/// the holder. The holder reads the node when it renews the ticket.
 ///
-/// If the future is dropped half-way, the ask-back may be written all the same. The holder then
-/// obeys it.
+/// If the future is dropped half-way, the ask-back may be written all the same. In this case the
+/// holder obeys it.
 pub(super) async fn ask_back(
     session: Arc<Session>,
     name: Name,
@@ -231,8 +234,8 @@ async fn is_gone(session: &Arc<Session>, parent: &Parent, id: Id) -> Result<bool
     }
 }
 
-/// The parent is a container, which the server removes some time after its last ticket, unless a capacity is stored. This
-/// removes it now.
+/// Removes the parent node of a name now. Without this call, the server removes the parent, which
+/// is a container, some time after its last ticket, unless a capacity is stored.
 pub(super) async fn forget(session: Arc<Session>, name: Name) -> Result<(), StoreError> {
     session.usable()?;
     let parent = Parent::of(&name);
@@ -253,15 +256,16 @@ pub(super) async fn forget(session: Arc<Session>, name: Name) -> Result<(), Stor
     match writes.commit().await {
         Ok(_) => Ok(()),
         Err(error) => match ZkError::from(error) {
-            // Somebody uses the name, or changes its capacity.
+            // Another client uses the name, or changes its capacity.
             ZkError::NoNode | ZkError::NotEmpty => Ok(()),
             error => Err(failed(error)),
         },
     }
 }
 
-/// Makes a request that old servers cannot answer: several reads in one request. Servers have this
-/// from the same version (3.6) as the watches that wake waiters.
+/// Checks the server by a request that old servers cannot answer: several reads in one request.
+/// Servers know this request since version 3.6, like the watches that wake waiters. Returns
+/// warnings about the session timeout.
 pub(super) async fn check(session: Arc<Session>) -> Result<Vec<String>, StoreError> {
     let mut reads = session.client.new_multi_reader();
     reads.add_get_children("/").map_err(failed)?;
@@ -292,8 +296,9 @@ pub(super) async fn check(session: Arc<Session>) -> Result<Vec<String>, StoreErr
     Ok(warnings)
 }
 
-/// How long a lease is valid from now on: its ttl, but at most as long as the session certainly lives. The core counts
-/// from a moment before this one, so its deadline is earlier than necessary, never later.
+/// How long a lease is valid from now on: its ttl, but at most as long as the session certainly
+/// lives. The core counts this time from a moment before now. So its deadline may be earlier than
+/// necessary, but never later.
 fn valid_for(session: &Session, request: &Request) -> Duration {
     valid_for_in(&session.state().proof, request)
 }
@@ -303,9 +308,9 @@ fn valid_for_in(proof: &Proof, request: &Request) -> Duration {
 }
 
 /// Notes that a ticket exists. The number of the ticket is the id of the transaction that created
-/// its node. No transaction creates two tickets. The ids rise, also when the servers restart, and
-/// when the parent node is deleted and created again. If the id cannot be a ticket number, deletes
-/// the node and returns an error.
+/// its node. No transaction creates two tickets. The ids rise, even when servers restart, and even
+/// when the parent node is deleted and created again. If the id cannot be a ticket number, this
+/// deletes the node and returns an error.
 fn stands(
     session: &Arc<Session>,
     request: &Request,
@@ -340,8 +345,8 @@ fn stands(
         leaving: false,
     };
     let mut state = session.state();
-    // The node exists, so its create was committed. If a later attempt found the node, it may be
-    // from the first attempt, so the time of the first send counts.
+    // The node exists, so its create was committed. This may be the create of the first attempt,
+    // even if a later attempt found the node. So the time of the first send counts.
     if let Some(Mine::Asked(sent)) = state.tickets.get(&request.id) {
         let sent = *sent;
         state.proof.committed(sent);

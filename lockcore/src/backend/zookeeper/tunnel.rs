@@ -1,15 +1,17 @@
 //! TLS for the client library. The library connects to a port on the loopback device. This module
-//! forwards its bytes to the server over TLS, with the client's certificate files. User and
-//! password do not come from the library: this module adds them after the connection is encrypted.
+//! forwards the library's bytes to the server over TLS, with the client's certificate files. User
+//! and password do not come from the library: this module adds them after the connection is
+//! encrypted.
 //!
-//! The library has TLS of its own. But that TLS installs a cryptography provider for the whole
-//! process, and panics if there are two to choose from. It also does not report why a handshake
-//! failed.
+//! The library has TLS of its own. But the library's TLS installs a cryptography provider for the
+//! whole process, and panics if there are two to choose from. It also does not report why a
+//! handshake failed.
 //!
-//! No other process may use such a port: the client's certificate may give access to what that
-//! process must not see. So only connections of this process are accepted. Others are not passed
-//! on, not even to a handshake. (It would not be enough to check the user. Containers of a pod
-//! share the loopback device and often the user number, but not the files.)
+//! No other process may use such a port, because the client's certificate may give access to data
+//! that the other process must not see. So only connections of this process are forwarded. Any
+//! other connection is closed before its TLS handshake begins. (It would not be enough to check the
+//! user. Containers of a pod share the loopback device and often the user number, but not the
+//! files.)
 
 mod credentials;
 
@@ -29,11 +31,12 @@ use crate::error::Error;
 use crate::tls::{Connector, Tls};
 use credentials::Credentials;
 
-/// The time limit for making a TLS connection. The library itself gives up after a quarter of the session timeout. This
-/// limit is for attempts that the library has already left.
+/// The time limit for making a TLS connection. The library itself gives up after a quarter of the
+/// session timeout. This limit ends the dials that the library does not wait for any more.
 const DIAL: Duration = Duration::from_secs(5);
 
-/// The pause after the system could not accept a connection (for example because no file descriptor is free).
+/// The pause after the system could not accept a connection (for example because no file descriptor
+/// is free).
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// The servers, and the TLS configuration for each.
@@ -48,12 +51,12 @@ struct Server {
     credentials: Option<Credentials>,
 }
 
-/// One local port for each server. The ports are closed when this is dropped; connections that were
-/// accepted before stay open.
+/// One local port for each server. The ports are closed when the tunnel is dropped. Connections
+/// that were accepted before stay open.
 #[derive(Debug)]
 pub(super) struct Tunnel {
     hosts: String,
-    /// These tasks end when this is dropped.
+    /// The tasks that accept connections. They end when the tunnel is dropped.
     _doors: JoinSet<()>,
     failures: Arc<Failures>,
 }
@@ -63,7 +66,8 @@ pub(super) struct Tunnel {
 struct Failures(Mutex<Vec<Option<(Fault, String)>>>);
 
 impl Servers {
-    /// For `h1:2281,[::1]:2281`, and for `user:password` if given. Reads the files, once.
+    /// Prepares TLS for the servers `h1:2281,[::1]:2281`, with the credentials `user:password` if
+    /// they are given. Reads the certificate files once, here.
     pub(super) fn new(hosts: &str, digest: Option<&str>, tls: &Tls) -> Result<Arc<Self>, Error> {
         if cfg!(not(target_os = "linux")) && tls.cert_file.is_some() {
             return Err(Error::config(
@@ -120,8 +124,8 @@ impl Tunnel {
         &self.hosts
     }
 
-    /// The failure to report. It is the client's mistake only if every server reports a mistake, because a single
-    /// server may be out of reach for a moment.
+    /// The failure to report. It is a mistake of the client only if every server reports a mistake,
+    /// because a single server may be out of reach for a moment.
     pub(super) fn failure(&self) -> Option<(Fault, String)> {
         let failures = self.failures.each();
         let known = failures.iter().flatten();
@@ -134,8 +138,9 @@ impl Tunnel {
         (!reasons.is_empty()).then(|| (fault, reasons.join("; ")))
     }
 
-    /// Keeps the ports open as long as the library may connect again. If a port were closed earlier, another process
-    /// could get it, and with it the bytes that the library sends to its server.
+    /// Keeps the ports open as long as the library may connect again. If a port were closed
+    /// earlier, another process could get it, and with it the bytes that the library sends to its
+    /// server.
     pub(super) fn stay_open_for(self: Arc<Self>, client: &Client) {
         let mut states = client.state_watcher();
         let mut state = client.state();
@@ -148,7 +153,7 @@ impl Tunnel {
     }
 }
 
-/// Accepts connections of the library, any number of times.
+/// Accepts connections of the library until the tunnel is dropped.
 async fn admit(door: TcpListener, server: Arc<Server>, failures: Slot) {
     loop {
         let Ok((inside, from)) = door.accept().await else {
@@ -158,7 +163,8 @@ async fn admit(door: TcpListener, server: Arc<Server>, failures: Slot) {
         // The replies to the library are small and come one by one. With Nagle's algorithm each
         // would be delayed by 40 ms.
         let here = inside.set_nodelay(true).and_then(|()| inside.local_addr());
-        // The check reads the table of connections from a file, which may be long.
+        // The check runs on a blocking thread, because it reads the table of connections from a
+        // file, which may be long.
         let ours = tokio::task::spawn_blocking(move || is_ours(from, here?));
         match ours.await.map_err(io::Error::other).flatten() {
             Ok(true) => {
@@ -172,7 +178,7 @@ async fn admit(door: TcpListener, server: Arc<Server>, failures: Slot) {
 }
 
 /// Forwards one connection of the library until either end closes it. If this fails, the library
-/// sees only a closed connection. The reason is noted before that.
+/// sees only a closed connection. The reason is noted before the connection is closed.
 async fn carry(server: &Server, mut inside: TcpStream, failures: &Slot) {
     let dialled = tokio::time::timeout(DIAL, server.dial()).await;
     let outside = match dialled.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
@@ -195,14 +201,14 @@ async fn carry(server: &Server, mut inside: TcpStream, failures: &Slot) {
         copy(&mut from_server, &mut to_library).await
     };
     let ended = tokio::select! {
-        // A server that ends the connection may have sent the reason, and the reason is passed on
-        // first.
+        // If the server ends the connection, it may have sent the reason. The library gets this
+        // reason first.
         biased;
         ended = down => ended.map(drop),
         ended = up => ended,
     };
     // With TLS 1.3 the server checks our certificate only after our side of the handshake has
-    // ended.
+    // ended. So a refusal of the certificate appears only here.
     if let Err(error) = ended {
         failures.of(server, &error);
     }
@@ -239,7 +245,8 @@ impl Slot {
                 format!("cannot connect to {server}: {mistake}"),
             );
         }
-        // A server without TLS ends the connection in this way, and so does a server in trouble.
+        // A server without TLS ends the connection in this way. A server with a problem of its own
+        // may do the same.
         let hint = match error.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
                 " (if this port does not speak TLS, write zookeeper://)"
@@ -271,8 +278,8 @@ fn is_ours(from: SocketAddr, to: SocketAddr) -> io::Result<bool> {
     };
     let socket = format!("socket:[{inode}]");
     for file in std::fs::read_dir("/proc/self/fd")? {
-        // A descriptor that is closed meanwhile is not the library's: the library keeps its own
-        // open while it waits for an answer.
+        // A descriptor that is closed at this moment is not the library's: the library keeps its
+        // descriptor open while it waits for an answer.
         if std::fs::read_link(file?.path()).is_ok_and(|link| link.as_os_str() == &*socket) {
             return Ok(true);
         }
@@ -280,15 +287,16 @@ fn is_ours(from: SocketAddr, to: SocketAddr) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Client certificates are refused on these systems, so another process gains nothing by this port.
+/// A client certificate is refused on these systems, so another process gains nothing by using this
+/// port.
 #[cfg(not(target_os = "linux"))]
 fn is_ours(_: SocketAddr, _: SocketAddr) -> io::Result<bool> {
     Ok(true)
 }
 
-/// The inode of the socket with the address `from`, from the kernel's table of connections: `sl local remote state
-/// queues timer retransmits uid timeout inode …`. Addresses are written in the byte order of memory.
-/// <https://docs.kernel.org/networking/proc_net_tcp.html>
+/// The inode of the socket with the address `from`, from the kernel's table of connections: `sl
+/// local remote state queues timer retransmits uid timeout inode …`. Addresses are written in the
+/// byte order of memory. <https://docs.kernel.org/networking/proc_net_tcp.html>
 #[cfg(target_os = "linux")]
 fn inode(from: SocketAddr, to: SocketAddr) -> io::Result<Option<String>> {
     let named = |address| match address {
@@ -302,7 +310,8 @@ fn inode(from: SocketAddr, to: SocketAddr) -> io::Result<Option<String>> {
     let table = std::fs::read_to_string("/proc/self/net/tcp")?;
     Ok(table.lines().find_map(|line| {
         let field: Vec<&str> = line.split_whitespace().collect();
-        // If the process has closed its end, the state is not "established" (01) any more, and there is no inode.
+        // If the process has closed its end, the state of the socket is not "established" (01) any
+        // more, and the socket has no inode.
         let is_it = field.len() >= 10
             && (field[1], field[2], field[3]) == (&from, &to, "01")
             && field[9] != "0";
@@ -352,7 +361,7 @@ mod tests {
         assert!(!is_ours(from, at).unwrap(), "closed, so of nobody");
     }
 
-    /// Another process of the same user: a shell on this machine.
+    /// The other process is a shell of the same user on this machine.
     #[tokio::test]
     async fn no_other_process_is_carried_to_the_server() {
         let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
@@ -361,7 +370,7 @@ mod tests {
         let tunnel = tunnel.open().await.unwrap();
         let port = tunnel.hosts().rsplit_once(':').unwrap().1.to_owned();
 
-        // The shell ends when the connection is refused, without having read anything.
+        // The shell ends when its connection is closed, without having read anything.
         let stranger = tokio::task::spawn_blocking(move || {
             let script = format!("exec 3<>/dev/tcp/127.0.0.1/{port} && cat <&3");
             std::process::Command::new("bash")

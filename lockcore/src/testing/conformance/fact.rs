@@ -57,8 +57,8 @@ impl Fact {
         (self.needs)(capability)
     }
 
-    /// The policies under which to check the fact. There is only one for a fact that is checked at the connection,
-    /// because no policy changes its result.
+    /// The policies under which to check the fact. There is only one for a fact that is checked at
+    /// the connection, because no policy changes its result.
     #[must_use]
     pub fn policies(&self) -> &'static [Fair] {
         const BOTH: [Fair; 2] = [Fair::Local(Duration::from_millis(50)), Fair::Strict];
@@ -68,8 +68,8 @@ impl Fact {
         }
     }
 
-    /// Checks the fact in a namespace of its own, so that facts can run at the same time. Needs a runtime with several
-    /// threads.
+    /// Checks the fact in a namespace of its own, so that facts can run at the same time. Needs a
+    /// runtime with several threads.
     ///
     /// ```
     /// # #[tokio::main]

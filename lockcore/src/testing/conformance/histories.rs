@@ -1,4 +1,5 @@
-//! Random histories: each answer of the store is compared with [the rule](crate::backend::queue) in plain code.
+//! Random histories: each answer of the store is compared with [the rule](crate::backend::queue) in
+//! plain code.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -17,7 +18,8 @@ pub(super) fn all() -> Vec<Fact> {
     group_of!["histories", false, that_queues; every_answer_of_a_random_history_follows_the_rule]
 }
 
-/// The number of steps of one history. There are few tickets at a time, so most combinations of tickets occur.
+/// The number of steps of one history. There are few tickets at a time, so most combinations of
+/// tickets occur.
 const STEPS: usize = 150;
 
 /// The most tickets of a name at a time.
@@ -199,7 +201,8 @@ async fn leave(clients: &[Asker], line: &mut Line, at: usize) {
     assert_eq!(client.renew(&ticket.request).await, Renewed::Lost);
 }
 
-/// Checks that each ticket holds or waits as it should. A client may learn of a release a moment later.
+/// Checks that each ticket holds or waits as it should. A client may learn of a release a moment
+/// later.
 async fn agree(store: &Store, clients: &[Asker], line: &Line, granted: &mut HashMap<Id, u64>) {
     let holds = line.granted();
     for (at, ticket) in line.tickets.iter().enumerate() {

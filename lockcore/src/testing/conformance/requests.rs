@@ -1,4 +1,5 @@
-//! The contract at the connection: what each request answers, what it leaves in the store, and which wake-ups it sends.
+//! The contract at the connection: what each request answers, what it leaves in the store, and
+//! which wake-ups it sends.
 
 use std::num::NonZeroU32;
 use std::pin::pin;
@@ -512,7 +513,8 @@ async fn a_renewal_sets_when_a_ticket_expires(store: Store) {
     client.close().await;
 }
 
-/// The batch has tickets of two names. For each name, all of its tickets must become smaller before the waiter fits.
+/// The batch has tickets of two names. For each name, all of its tickets must become smaller before
+/// the waiter fits.
 async fn tickets_are_made_smaller_in_one_batch(store: Store) {
     let client = store.connect().await;
     let pool = |permits| store.permits("pool", permits, 4);

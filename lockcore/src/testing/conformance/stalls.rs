@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 const TICK: Duration = Duration::from_millis(50);
 
-/// A tick that is later than this means that the machine stood still. On two saturated cores a tick is late by tens of
-/// milliseconds only.
+/// A tick that is later than this means that the machine stood still. On two saturated cores a tick
+/// is late by tens of milliseconds only.
 const STALL: Duration = Duration::from_millis(500);
 
 static SEEN: Mutex<Seen> = Mutex::new(Seen {
@@ -74,8 +74,8 @@ pub fn stalled_since(began: Instant) -> Duration {
 fn split(began: Instant) -> (Duration, Duration) {
     let mut seen = seen();
     let now = Instant::now();
-    // After a stall, this thread may run before the thread that watches, so it records the stall itself. If no thread
-    // watches, there is no tick to compare with.
+    // After a stall, this thread may run before the thread that watches, so it records the stall
+    // itself. If no thread watches, there is no tick to compare with.
     if seen.last_tick.is_some() {
         seen.tick(now);
     }

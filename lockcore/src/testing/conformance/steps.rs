@@ -1,4 +1,5 @@
-//! The steps that many facts take, and their times. The behaviour suite of this project takes the same steps.
+//! The steps that many facts take, and their times. The behaviour suite of this project takes the
+//! same steps.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -33,7 +34,8 @@ pub fn begin(lock: Lock) -> JoinHandle<Result<Guard, Error>> {
     tokio::spawn(async move { lock.acquire().await })
 }
 
-/// Waits until a name has `count` holders and waiters together: tickets at the store, and waiters inside this client.
+/// Waits until a name has `count` holders and waiters together: tickets at the store, and waiters
+/// inside this client.
 pub async fn tickets(locks: &Locks, name: &str, count: usize) {
     eventually("the line has formed", SOON, async || {
         let places = locks.inspect(name).await.unwrap();
@@ -43,7 +45,8 @@ pub async fn tickets(locks: &Locks, name: &str, count: usize) {
     .await;
 }
 
-/// The result of a future that has to end [soon](SOON). Time in which the machine stalls does not count.
+/// The result of a future that has to end [soon](SOON). Time in which the machine stalls does not
+/// count.
 pub async fn soon<T>(coming: impl Future<Output = T>) -> T {
     let began = Instant::now();
     let came = coming.await;

@@ -5,7 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// A resource that records whether visits overlap. It does not know about locks. Visits overlap if
 /// the permits of all visits at one time are more than the capacity.
 ///
-/// Enter after the lock was granted, and leave before it is released. Then each recorded overlap is a real one.
+/// Enter after the lock was granted, and leave before the lock is released. Then each recorded
+/// overlap is a real overlap.
 #[derive(Debug)]
 pub struct Witness {
     capacity: u64,
@@ -54,8 +55,8 @@ impl Witness {
         }
     }
 
-    /// Enters with this many permits. An overlap is recorded and does not panic, because a panic in a spawned task can
-    /// stay unseen.
+    /// Enters with this many permits. An overlap is recorded and does not panic, because a panic in
+    /// a spawned task can stay unseen.
     pub fn enter(&self, permits: u32) -> Visit<'_> {
         self.begin(permits.into())
     }

@@ -19,17 +19,18 @@ pub(super) struct Map {
     is_connected: bool,
     /// The epoch of the cluster. It grows with each change that the masters agree on.
     epoch: u64,
-    /// The moves of single slots that other nodes have told since then.
+    /// Single slots for which a node has reported another master since this map was read.
     moved: HashMap<u16, Address>,
     /// Whether a master has no port of the kind that this client needs: with TLS, or without.
     pub(super) lacks_ports: bool,
-    /// No more nodes had answered than were silent when it was taken for the newest one.
+    /// Whether at most as many nodes had answered as were silent when this map was chosen as the
+    /// newest.
     pub(super) is_of_few: bool,
 }
 
 impl Map {
     /// Reads the answers to `CLUSTER SHARDS` and `CLUSTER INFO` of the node `told_by`. `None` if
-    /// one cannot be read.
+    /// one of them cannot be read.
     pub(super) fn parse(
         answer: Value,
         info: &str,
@@ -51,8 +52,8 @@ impl Map {
                 node.get(field).and_then(text).as_deref() == Some(value)
             };
             let master = |node: &&HashMap<String, Value>| is(node, "role", "master");
-            // For a moment after a failover, a shard may list two nodes as masters. The one that
-            // has failed serves nothing.
+            // For a moment after a failover, a shard may list two nodes as masters. The master that
+            // has failed serves no slot.
             let masters = || nodes.iter().filter(master);
             let sound = || masters().filter(|node| is(node, "health", "online"));
             let listed = sound().filter_map(|node| address(node, told_by, encrypted));
@@ -82,7 +83,7 @@ impl Map {
         (slot <= *last).then_some(address)
     }
 
-    /// Notes that a node has said that another node serves this slot.
+    /// Notes the report of a node that another node serves this slot.
     pub(super) fn moved(&mut self, slot: u16, to: Address) {
         self.moved.insert(slot, to);
     }
@@ -93,28 +94,28 @@ impl Map {
         ranges.chain(self.moved.values()).cloned().collect()
     }
 
-    /// Whether this node is a master that is not down. It may have no slots, for two reasons: slots
-    /// are being moved to it, or it was demoted and not all nodes know of that yet.
+    /// Whether this node is a master that is not down. Such a master may have no slots, for two
+    /// reasons: slots are being moved to it, or it was demoted and some nodes do not know this yet.
     pub(super) fn lists(&self, node: &Address) -> bool {
         self.listed.contains(node)
     }
 
     /// Whether `other` is more likely to be out of date than this map. A node that is cut off from
-    /// the others sends the last map that it knows. This map has a lower epoch, and after a while
-    /// the node notices that it is cut off.
+    /// the other nodes sends the last map that it knows. This map has a lower epoch. After a while
+    /// the node notices that it is cut off, and reports this too.
     pub(super) fn is_newer_than(&self, other: &Self) -> bool {
         let rank = |map: &Self| (map.is_connected, map.epoch, Reverse(map.uncovered()));
         rank(self) > rank(other)
     }
 
-    /// Whether this map is probably older than `known`. It has a lower epoch, and at least as many
-    /// nodes are silent as have answered. So the nodes that have told it may be cut off from those that
-    /// have told `known`.
+    /// Whether this map is probably older than `known`. This is so if it has a lower epoch, and at
+    /// least as many nodes are silent as have answered. The nodes that have sent it may be cut off
+    /// from the nodes that have sent `known`.
     pub(super) fn is_doubtful_beside(&self, known: &Self) -> bool {
         self.is_of_few && self.epoch < known.epoch
     }
 
-    /// How many slots no node serves.
+    /// How many slots are served by no node.
     pub(super) fn uncovered(&self) -> usize {
         let covered = self
             .ranges
@@ -124,7 +125,8 @@ impl Map {
     }
 }
 
-/// The address at which clients reach a node. `None` if the node has no port of this kind.
+/// The address at which clients reach a node. `None` if the node has no port with TLS, or without
+/// TLS, as this client needs it.
 fn address(node: &HashMap<String, Value>, told_by: &Address, encrypted: bool) -> Option<Address> {
     let port = node.get(if encrypted { "tls-port" } else { "port" })?;
     let port = redis::from_redis_value_ref(port).ok()?;
@@ -135,8 +137,8 @@ fn address(node: &HashMap<String, Value>, told_by: &Address, encrypted: bool) ->
     })
 }
 
-/// The host of a node. If a node does not know its own address, it names none, or `?`. Its host is
-/// then the one at which it was asked.
+/// The host of a node. If a node does not know its own address, it gives an empty host, or `?`. In
+/// this case the host is the host at which the node was asked.
 pub(super) fn known_host(host: String, told_by: &Address) -> String {
     match host.as_str() {
         "" | "?" => told_by.host.clone(),

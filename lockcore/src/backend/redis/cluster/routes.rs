@@ -1,5 +1,5 @@
-//! Chooses the node that a request goes to. Keeps the map of the cluster. Asks for a new map if an
-//! answer shows that the map is out of date, or if no answer comes.
+//! Chooses the node that a request goes to, and keeps the map of the cluster. If an answer shows
+//! that the map is out of date, or if no answer comes, this module asks for a new map.
 
 use std::collections::{BTreeSet, HashMap};
 use std::future::Future;
@@ -39,14 +39,15 @@ struct State {
     alive: Option<Task>,
 }
 
-/// An answer, and where it came from.
+/// An answer, and the node that has sent it.
 pub(super) struct Answered<T> {
     pub(super) answer: T,
     pub(super) node: Arc<Node>,
-    /// Whether this client listened at the node, in this slot, before it sent the request.
+    /// Whether this client listened at the node for wake-ups in this slot before it sent the
+    /// request.
     pub(super) heard: bool,
     /// Whether the slot is being moved to the node. Such a node accepts requests for single names,
-    /// and no subscriptions yet.
+    /// but no subscriptions yet.
     pub(super) ahead: bool,
 }
 
@@ -82,7 +83,7 @@ impl Routes {
         let whole = Weak::clone(&routes.context.whole);
         let receivers = &routes.context.seeds.receivers;
         receivers.begin(receiver, whole);
-        // The other connections get the map too. Without this, a connection that nobody uses would
+        // The other connections get the map too. Without this, a connection that is not used would
         // not notice that a master was replaced.
         let mut is_old = false;
         for connection in receivers.connections() {
@@ -97,8 +98,8 @@ impl Routes {
         routes
     }
 
-    /// Sends a request to the node that serves a slot. If that node redirects it to another node,
-    /// sends it there, once.
+    /// Sends a request to the node that serves a slot. If that node redirects the request to
+    /// another node, sends the request there, once.
     pub(super) async fn ask<T, F>(
         self: &Arc<Self>,
         slot: u16,
@@ -148,8 +149,8 @@ impl Routes {
     }
 
     /// Returns the node that serves a slot, after waiting for its connection. If the node cannot be
-    /// reached, nothing was sent. Then this function asks for the map, and returns the node of the
-    /// new map.
+    /// reached, no request was sent. In this case the function asks for the map, and returns the
+    /// node of the new map.
     async fn reached(self: &Arc<Self>, slot: u16) -> Result<Arc<Node>, StoreError> {
         let node = self.master_of(slot)?;
         let asks = Asks::begin(self, &node);
@@ -200,8 +201,8 @@ impl Routes {
     }
 
     /// Reacts to an error from a node, and returns the error for the core. The returned error never
-    /// says that the connection is broken. Only the connection to this node may be broken, and
-    /// those to the other nodes work.
+    /// says that the connection is broken, because only the connection to this node may be broken.
+    /// The connections to the other nodes work.
     fn understood(self: &Arc<Self>, node: &Arc<Node>, error: StoreError) -> StoreError {
         match (error.fault(), error.is_broken()) {
             // The node refuses every request on this connection, because it has become a replica.
@@ -256,8 +257,7 @@ impl Routes {
         Some(node)
     }
 
-    /// Asks for the map again, for all connections of the client, unless it has just been asked
-    /// for.
+    /// Asks for the map again, for all connections of the client, unless a question has just begun.
     fn ask_again(self: &Arc<Self>) {
         let Context {
             seeds,
@@ -278,13 +278,13 @@ impl Routes {
             for connection in seeds.receivers.connections() {
                 match &told {
                     Ok(map) => connection.adopt(map),
-                    // No node is left to ask. The core connects again, as after a break.
+                    // No node is left to ask. As after a break, the core connects again.
                     Err(error) => connection.end(error),
                 }
             }
         });
         let given_up = self.state().refresh.replace(task);
-        drop(given_up); // outside of the mutex
+        drop(given_up); // outside of the mutex, because the drop cancels the task
     }
 
     fn nodes_to_ask(&self) -> BTreeSet<Address> {
@@ -297,22 +297,22 @@ impl Routes {
         nodes
     }
 
-    /// Asks for the map, unless somebody has just asked. Resolves when no question is unanswered.
+    /// Asks for the map, unless a question has just begun. Resolves when no question is unanswered.
     async fn refreshed(self: &Arc<Self>) {
         self.ask_again();
         self.context.seeds.question.until_over().await;
     }
 
-    /// Gives up a node that is silent. The next request for it opens another connection, unless the
-    /// new map names another node.
+    /// Gives up a node that is silent. The next request for this node opens another connection,
+    /// unless the new map has another node in its place.
     fn give_up(self: &Arc<Self>, node: &Arc<Node>) {
         if self.leave(node) {
             self.state().given_up.insert(node.address.clone());
         }
     }
 
-    /// Closes the connection to a node, and asks whether another node serves its slots now. Returns
-    /// whether this was the connection that new requests to the node would use.
+    /// Closes the connection to a node, and asks for the map, because another node may serve its
+    /// slots now. Returns whether this was the connection that new requests to the node would use.
     fn leave(self: &Arc<Self>, node: &Arc<Node>) -> bool {
         let known = {
             let nodes = &mut self.state().nodes;
@@ -328,14 +328,15 @@ impl Routes {
         known.is_some()
     }
 
-    /// Tells the core that wake-ups or data may have been lost.
+    /// Reports to the core that wake-ups or data may have been lost.
     fn missed(&self) {
         if let Some(events) = self.context.events.upgrade() {
             events.gap();
         }
     }
 
-    /// Called before a request for a ticket in this slot is sent, if the ticket may wait.
+    /// Notes that a ticket in this slot may wait. Called before the request for this ticket is
+    /// sent.
     pub(super) fn want(&self, slot: u16, ticket: Duration) {
         self.context
             .seeds
@@ -343,7 +344,7 @@ impl Routes {
             .want(self.context.receiver, slot, ticket);
     }
 
-    /// Whether this connection listens in the slot at the node that serves it.
+    /// Whether this connection listens for wake-ups in the slot, at the node that serves it.
     pub(super) fn hears(&self, slot: u16) -> bool {
         let state = self.state();
         let node = state.map.master(slot).and_then(|at| state.nodes.get(at));
@@ -363,7 +364,7 @@ impl Routes {
         })
     }
 
-    /// All masters that serve slots, and how many slots nobody serves.
+    /// All masters that serve slots, and how many slots are served by no node.
     pub(super) fn masters(self: &Arc<Self>) -> (Vec<Arc<Node>>, usize) {
         let state = &mut *self.state();
         let masters = state.map.masters();
@@ -404,8 +405,8 @@ impl Whole for Routes {
                 .map(|(_, node)| node)
                 .collect()
         };
-        // A master that was replaced may be silent. Its requests would wait for it, so its
-        // connection is closed.
+        // A master that was replaced may be silent. Requests on its connection would wait for its
+        // answers, so the connection is closed.
         for node in &left {
             node.close();
         }
@@ -417,7 +418,7 @@ impl Whole for Routes {
     fn end(&self, error: &StoreError) {
         tracing::debug!(%error, "no node of the cluster can be asked");
         let alive = self.state().alive.take();
-        drop(alive); // outside of the mutex
+        drop(alive); // outside of the mutex, because the drop cancels the task
     }
 
     fn serves(&self, slot: u16, node: &Address) -> bool {
@@ -490,7 +491,8 @@ impl Drop for Asks<'_> {
     }
 }
 
-/// The address in a redirection: `host:port`, or `:port` for the host of the node that answered.
+/// The address in a redirection: `host:port`, or `:port`, which means the host of the node that
+/// answered.
 fn address(text: &str, told_by: &Address) -> Option<Address> {
     let (host, port) = text.rsplit_once(':')?;
     Some(Address {

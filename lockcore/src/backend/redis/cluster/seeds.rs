@@ -1,4 +1,4 @@
-//! The nodes of the URL, how to log in at every node, and the request that asks them where the
+//! The nodes of the URL, how to log in at every node, and the request that asks the nodes where the
 //! slots are.
 
 use std::collections::BTreeSet;
@@ -31,9 +31,9 @@ const PORT: u16 = 6379;
 const FORM: &str = "the URL is not of the form redis+cluster://[user[:password]@]host[:port][,host[:port]…] \
     (rediss+cluster:// with TLS)";
 
-/// For how long a map with a lower epoch is not believed while many nodes are silent. A master that
-/// is cut off from most others stops serving after `cluster-node-timeout` (15 s by default). If a
-/// lower epoch is told for longer than this, the cluster was made anew.
+/// For how long a map with a lower epoch is not used while many nodes are silent. A master that is
+/// cut off from most other masters stops serving after `cluster-node-timeout` (15 s by default). If
+/// nodes send a lower epoch for longer than this, the cluster was made anew.
 const DOUBT: Duration = Duration::from_secs(60);
 
 /// The nodes of a URL, and how to log in at every node of their cluster.
@@ -47,9 +47,9 @@ pub(in crate::backend::redis) struct Seeds {
     pub(super) receivers: Receivers,
     pub(super) question: Arc<Question>,
     /// Nodes that had not answered when a question was given up. Later questions do not wait for
-    /// them.
+    /// these nodes.
     silent: Mutex<BTreeSet<Address>>,
-    /// The map that counts, and when nodes have told it last. It outlives the connections.
+    /// The map that counts, and when nodes have last sent it. It outlives the connections.
     known: Mutex<Option<(Map, Instant)>>,
 }
 
@@ -79,7 +79,7 @@ impl Seeds {
         })
     }
 
-    /// Reads `rediss+cluster://…`: the same, with TLS to all nodes.
+    /// Reads `rediss+cluster://…`: like [`plain`](Self::plain), with TLS to all nodes.
     #[cfg(feature = "redis-tls")]
     pub(in crate::backend::redis) fn encrypted(url: &Url, tls: &Tls) -> Result<Self, Error> {
         let mut seeds = Self::plain(url)?;
@@ -123,9 +123,10 @@ impl Seeds {
         })
     }
 
-    /// Asks these nodes for the map, all at once. Returns the newest map, or the known one. It waits for more answers
-    /// than there are nodes left that may answer soon. One answer is not enough: it may be from a
-    /// node that was cut off from the others, or was stopped for a while.
+    /// Asks these nodes for the map, all at once. Returns the newest map of the answers, or the
+    /// known map if this must not be replaced yet. The function waits until more nodes have
+    /// answered than may answer soon. One answer is not enough: it may be from a node that was cut
+    /// off from the others, or was stopped for a while.
     ///
     /// If this future is dropped, the requests are cancelled, and the nodes that have not answered
     /// count as silent.
@@ -171,7 +172,8 @@ impl Seeds {
             }
         }
         let silent = missing.nodes.len();
-        missing.nodes.clear(); // they are slower than the others, but nobody has waited for them in vain
+        // These nodes are only slower than the others, so they do not count as silent.
+        missing.nodes.clear();
         let mut best = best.ok_or_else(|| no_map(errors))?;
         best.is_of_few = answers <= silent;
         Ok(self.believed(best))
@@ -188,8 +190,8 @@ impl Seeds {
         let answers = async {
             let shards = shards.query_async::<Value>(&mut asks);
             let info = info.query_async::<String>(&mut asks_too);
-            // The outer result is `Ok` even if these fail, so the errors of the checks come first.
-            // They have a better message for a server that is not part of a cluster.
+            // The outer result is `Ok` even if these requests fail, so the errors of the checks
+            // come first. They have a better message for a server that is not part of a cluster.
             Ok(tokio::try_join!(shards, info))
         };
         let answers = checked(&server, &connection, namespace, &channel, answers).await?;
@@ -213,12 +215,12 @@ impl Seeds {
         Ok(map)
     }
 
-    /// Returns the map that counts: the one that a question has brought, or the known one if that must
-    /// not be replaced yet. The known map may lead to nodes that are silent. Then requests fail for at
-    /// most [`DOUBT`], and no node that may have been replaced grants anything.
+    /// Returns the map that counts: the map of the answers, or the known map if this must not be
+    /// replaced yet. The known map may lead to nodes that are silent. In this case requests fail
+    /// for at most [`DOUBT`]. Meanwhile no node grants anything if it may have been replaced.
     ///
-    /// A question that is given up does not come here. Of two questions at the same time, the second
-    /// to come here is compared with the first.
+    /// If a question is given up, it does not call this. If two questions run at the same time, the
+    /// map of the second is compared with the map of the first.
     fn believed(&self, told: Map) -> Map {
         let now = Clock::BOOT.now();
         let known = &mut *self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -237,7 +239,7 @@ impl Seeds {
 }
 
 /// The nodes that have not answered a question yet. If this value is dropped because the question
-/// is given up, they count as silent.
+/// is given up, these nodes count as silent.
 struct Missing<'a> {
     seeds: &'a Seeds,
     nodes: BTreeSet<Address>,
@@ -249,7 +251,7 @@ impl Missing<'_> {
         self.seeds.silent().remove(node);
     }
 
-    /// How many of them may answer soon.
+    /// How many of these nodes may answer soon: those that do not count as silent.
     fn count(&self) -> usize {
         let silent = self.seeds.silent();
         self.nodes.difference(&silent).count()
@@ -262,8 +264,8 @@ impl Drop for Missing<'_> {
     }
 }
 
-/// The error if no node has said where the slots are. It is a mistake that a person must correct
-/// only if every node has reported one. Otherwise another node may answer later.
+/// The error if no node has sent a map. It is a mistake that a person must correct only if every
+/// node has reported a mistake. Otherwise another node may answer later.
 fn no_map(errors: Vec<StoreError>) -> StoreError {
     let is_mistake = |error: &StoreError| error.fault() == Fault::Config;
     let fault = match errors.iter().all(is_mistake) {

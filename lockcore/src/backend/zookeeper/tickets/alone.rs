@@ -1,13 +1,15 @@
-//! Tickets of names that nobody else uses at the moment. The parent is created with the ticket, and deleted with it, each
-//! in one transaction. So an uncontended lock is two requests, and leaves nothing behind.
+//! Tickets of names that no other client uses at the moment. One transaction creates the parent
+//! together with the ticket, and another transaction deletes both. So an uncontended lock costs two
+//! requests, and leaves nothing at the store.
 //!
-//! - A transaction that has created the parent proves that there is no other ticket: the new one is first.
-//! - A transaction deletes the parent only if no other ticket is there. Otherwise it changes nothing, and the ticket is
-//!   deleted by itself.
+//! - A transaction that has created the parent proves that there is no other ticket. So the new
+//!   ticket is the first.
+//! - A transaction deletes the parent only if no other ticket is there. Otherwise it changes
+//!   nothing, and the ticket is deleted by itself.
 //!
-//! If either transaction fails because others use the name, this process remembers the parent. It
-//! then uses the name in the ordinary way as long as the parent exists. The server removes the
-//! parent some time after its last ticket.
+//! If either transaction fails because others use the name, this process remembers the parent. Then
+//! it uses the name in the ordinary way as long as the parent exists. The server removes the parent
+//! some time after its last ticket.
 
 use std::sync::Arc;
 
@@ -22,10 +24,10 @@ use crate::backend::zookeeper::standing::Standing;
 use crate::backend::{Fault, StoreError};
 use crate::request::{Id, Request};
 
-/// Creates a ticket with its parent. `None` if the parent exists, or cannot be created in this way; then nothing was
-/// created.
+/// Creates a ticket with its parent. Returns `None` if the parent exists, or cannot be created in
+/// this way. In both cases nothing was created.
 ///
-/// If this is dropped or not answered, the ticket may exist. Its id is [`Mine::Asked`].
+/// If the future is dropped, or no answer comes, the ticket may exist. Its id is [`Mine::Asked`].
 ///
 /// [`Mine::Asked`]: crate::backend::zookeeper::standing::Mine::Asked
 pub(super) async fn create(
@@ -40,11 +42,11 @@ pub(super) async fn create(
     }) = created
     {
         // The folder is missing, because this is the first name of the namespace. Both requests are
-        // sent before anything is awaited.
+        // sent before the first reply is awaited.
         let container = CreateMode::Container.with_acls(session.acls);
         let folder = session.client.create(&parent.folder, b"", &container);
         let again = send(session, request, parent);
-        let _ = folder.await; // if it failed, so has the other
+        let _ = folder.await; // if this failed, the other request fails too
         created = again.await;
     }
     let created = match created {
@@ -107,8 +109,9 @@ fn not_created(
     }
 }
 
-/// The path, the sequence number and the transaction of the ticket. Some servers do not tell what they have created in a
-/// transaction, or only some of it (ZOOKEEPER-4026, ZOOKEEPER-4667). Both nodes are from the same transaction.
+/// The path, the sequence number and the creating transaction of the ticket. Some servers do not
+/// report what a transaction has created, or report only a part of it (ZOOKEEPER-4026,
+/// ZOOKEEPER-4667). One of the two nodes is enough, because one transaction created both.
 fn read(created: &[MultiWriteResult]) -> Option<(String, i32, Option<i64>)> {
     let [
         MultiWriteResult::Create { stat: parent, .. },
@@ -123,15 +126,17 @@ fn read(created: &[MultiWriteResult]) -> Option<(String, i32, Option<i64>)> {
     Some((path.clone(), sequence, told.map(|stat| stat.czxid)))
 }
 
-/// Deletes a ticket. If the ticket was created together with its parent, the first request tries to delete both. If
-/// that fails because another ticket is there, a second request deletes the ticket alone. A task on the keeper's
-/// runtime sends both, so one poll of a release is enough.
+/// Deletes a ticket. If the ticket was created together with its parent, the first request tries to
+/// delete both. If that fails because there is another ticket, a second request deletes the ticket
+/// alone. A task on the keeper's runtime sends both requests. So if the future of a release is
+/// dropped after its first poll, both are sent all the same.
 pub(super) fn delete(
     session: &Arc<Session>,
     id: Id,
     ticket: Standing,
 ) -> impl Future<Output = Result<(), ZkError>> {
-    // A ticket that may have been made smaller may have another path, so it is deleted by itself.
+    // If a ticket may have been made smaller, its path may be another one, so it is deleted without
+    // its parent.
     let together = ticket.alone && ticket.shrinks_to.is_none();
     let deleted = match together {
         true => {
@@ -147,8 +152,8 @@ pub(super) fn delete(
     };
     async move {
         match deleted {
-            // The task ends early only if its runtime ends. The session then ends too, and with it
-            // the ticket.
+            // The task is cancelled only if its runtime ends. The session ends with the runtime,
+            // and the ticket with the session.
             Either::Left(task) => task.await.unwrap_or(Err(ZkError::ClientClosed)),
             Either::Right(deleted) => deleted.await,
         }

@@ -1,4 +1,4 @@
-//! Takes a ticket: finds or creates its node, and determines whether it holds.
+//! Takes a ticket: finds or creates its node, and finds out whether the ticket holds.
 
 use std::sync::Arc;
 
@@ -15,9 +15,9 @@ use crate::clock::Clock;
 use crate::queue::MOST_TICKETS;
 use crate::request::Request;
 
-/// A lock is requested only if at least this part of the session timeout (an eighth) is certain.
+/// An enqueue is sent only if at least this part of the session timeout (an eighth) is certain.
 /// After the process was stopped for a while, no time is certain until two more probes are
-/// answered. A ticket that was taken before that would be of no use.
+/// answered. A ticket that is taken before that would be useless.
 const LEAST_CERTAIN: u32 = 8;
 
 pub(crate) async fn enqueue(
@@ -31,12 +31,13 @@ pub(crate) async fn enqueue(
         Begin::Gone => return Ok(Enqueued::Gone),
         Begin::Stands(standing) if standing.leaving => {
             // An earlier delete of the ticket may be in flight. If this enqueue granted the ticket,
-            // that delete would take the lock away from its holder.
+            // that delete would end the lock of its holder.
             withdraw(&session, &request, &standing).await?;
             return Ok(Enqueued::Gone);
         }
         Begin::Stands(standing) => found(&session, &parent, standing).await?,
-        // If an earlier request was interrupted, this looks for its node before it creates another.
+        // If an earlier enqueue of this id was interrupted, this looks for its node before it
+        // creates another.
         Begin::AskedBefore => match find(&session, &request, &parent).await? {
             Some(standing) => found(&session, &parent, standing).await?,
             None => create(&session, &request, &parent, Flush::WITH_PARENT).await?,
@@ -62,10 +63,10 @@ enum Begin {
 /// Requests that are sent together with the create of a ticket.
 #[derive(Clone, Copy)]
 struct Flush {
-    /// The folder of the namespace, and the parent, are created before it.
+    /// The folder of the namespace, and the parent, are created before the ticket.
     folder: bool,
     parent: bool,
-    /// The children of the parent are listed after it.
+    /// The children of the parent are listed after the create.
     list: bool,
 }
 
@@ -82,7 +83,7 @@ enum Place {
     /// There is no older ticket.
     First,
     Listed(Arc<Row>),
-    /// The events of the line tell it.
+    /// The events of the line show the position.
     Followed,
 }
 
@@ -94,7 +95,8 @@ fn begin(session: &Arc<Session>, request: &Request, parent: &Parent) -> Begin {
     match state.tickets.get(&request.id) {
         Some(Mine::Standing(standing)) => return Begin::Stands(standing.clone()),
         Some(Mine::Asked(_)) => {
-            // From now on a node of the first attempt is seen, however late it appears.
+            // From now on this client sees a node of the first attempt, however late the node
+            // appears.
             session.follow(&mut state, &parent.path);
             return Begin::AskedBefore;
         }
@@ -103,8 +105,9 @@ fn begin(session: &Arc<Session>, request: &Request, parent: &Parent) -> Begin {
     state
         .tickets
         .insert(request.id, Mine::Asked(Clock::BOOT.now()));
-    // If the line is followed and has the same capacity, its events tell whether this ticket holds. A request that does
-    // not wait needs the answer now.
+    // If the line is followed and has the same capacity, its events tell whether this ticket holds,
+    // so no list is necessary. A request that does not wait needs its answer now, so it lists the
+    // line.
     let told_by_events = request.wait
         && state.lines.get(&parent.path).is_some_and(|line| {
             line.is_current()
@@ -113,7 +116,7 @@ fn begin(session: &Arc<Session>, request: &Request, parent: &Parent) -> Begin {
                 && line.len() < MOST_TICKETS
         });
     if told_by_events {
-        session.follow(&mut state, &parent.path); // the line is in use
+        session.follow(&mut state, &parent.path); // notes that the line is in use
     }
     let knows_parent = state.knows_parent(&parent.path);
     Begin::New((told_by_events || knows_parent).then_some(Flush {
@@ -137,8 +140,8 @@ fn can_be_kept(session: &Session, request: &Request) -> Result<(), StoreError> {
             ),
         ));
     }
-    // It is enough that the leader has heard of the session: the create itself will prove that the
-    // leader leads.
+    // It is enough that the leader has heard of the session lately. This need not prove that this
+    // leader leads, because the create itself will prove it.
     if session.state().proof.heard_for(Clock::BOOT.now()) < timeout / LEAST_CERTAIN {
         let text = "ZooKeeper: it is not certain that the session still lives";
         return Err(StoreError::new(Fault::Retry, text));
@@ -146,10 +149,10 @@ fn can_be_kept(session: &Session, request: &Request) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Looks for the node that an earlier attempt may have left. The `sync` makes everything that the leader has done
-/// visible here, even after a change of servers.
+/// Looks for a node that an earlier attempt may have left. After the `sync`, the list shows
+/// everything that the leader had done, even after a change of servers.
 ///
-/// If this fails or is dropped, the id stays `Mine::Asked`.
+/// If this fails, or the future is dropped, the id stays `Mine::Asked`.
 async fn find(
     session: &Arc<Session>,
     request: &Request,
@@ -176,7 +179,7 @@ async fn find(
                 false,
             )?);
         } else {
-            // The node is of an earlier session of this client, which nobody renews, or it is a
+            // The node is of an earlier session of this client, which nobody renews. Or it is a
             // second node of this id.
             session.delete_unasked(path);
         }
@@ -184,8 +187,8 @@ async fn find(
     Ok(found)
 }
 
-/// Lists the line of a ticket that exists. If this is dropped or not answered, the next attempt
-/// finds the ticket again.
+/// Lists the line of a ticket that exists. If the future is dropped, or the list is not answered,
+/// the next attempt finds the ticket again.
 async fn found(
     session: &Arc<Session>,
     parent: &Parent,
@@ -208,7 +211,7 @@ async fn create(
     if let Err(ZkError::NoNode) = replies.created
         && !flush.folder
     {
-        // The server has removed the parent after its last ticket, or there never was one.
+        // The server has removed the parent after its last ticket, or there never was a parent.
         session.state().forget_parent(&parent.path);
         let everything = Flush {
             folder: true,
@@ -246,7 +249,7 @@ struct Replies {
 }
 
 /// Sends all requests before it awaits a reply. If the future is dropped, the requests were sent
-/// all the same, and the id is [`Mine::Asked`].
+/// all the same, and the id stays [`Mine::Asked`].
 async fn send(
     session: &Arc<Session>,
     request: &Request,
@@ -285,7 +288,7 @@ async fn send(
     }
 }
 
-/// Whether a ticket holds, by its position in line.
+/// The answer of an enqueue: whether the ticket holds, by its position in line.
 async fn answer(
     session: &Arc<Session>,
     request: &Request,
@@ -313,7 +316,7 @@ async fn answer(
             session.delete_unasked(standing.path);
             return Ok(Enqueued::Gone);
         };
-        // A grant is never taken back, whatever the capacity is by now.
+        // A grant is never taken back, even if the capacity was made smaller since.
         let is_granted = |mine: &Standing| mine.granted;
         if line.holds(at, ticket) || session.state().standing(request.id).is_some_and(is_granted) {
             session.state().granted(request.id);
@@ -324,7 +327,8 @@ async fn answer(
             return Ok(Enqueued::CapacityMismatch { in_use });
         }
         let fit = line.terms.fit(line.iter());
-        // It could hold, or not be here at all, but for a change that is under way.
+        // Without the change that is under way, this ticket might hold, or its request might be
+        // refused. So the core sends the enqueue again.
         if line.terms.bar(request.capacity.get()) || !request.wait && at < fit {
             withdraw(session, request, &standing).await?;
             let text = "ZooKeeper: the capacity is being changed at this moment";
@@ -338,8 +342,9 @@ async fn answer(
             });
         }
     }
-    // A capacity may have been stored since this request was sent. If the line was read before the
-    // ticket was noted, nobody has deleted the ticket. If it is read later, `disown` deletes it.
+    // A capacity may have been stored since this request was sent. If the client read the new line
+    // before it noted this ticket, `disown` has not deleted the ticket, so the copy of the line is
+    // checked here. If the client reads the new line later, `disown` deletes the ticket.
     let stored = {
         let mut state = session.state();
         session.wait_in(&mut state, &parent.path, standing.sequence);
@@ -355,7 +360,7 @@ async fn answer(
         return Ok(Enqueued::CapacityMismatch { in_use });
     }
     let state = session.state();
-    // Events that came before the ticket was noted do not come again, so the copy of the line is
+    // Events that came before this ticket was noted do not come again, so the copy of the line is
     // checked now.
     session.tell(state, &parent.path, false);
     let holds = |mine: &Standing| mine.granted;
@@ -372,8 +377,8 @@ async fn answer(
     )
 }
 
-/// Takes back a ticket that is of no use. If the delete is not answered, the ticket may exist. The
-/// core then learns that the outcome is unknown, and releases the ticket.
+/// Takes back a ticket that is useless. If the delete is not answered, the ticket may exist. In
+/// this case the core gets an error with an unknown outcome, and releases the ticket.
 async fn withdraw(
     session: &Arc<Session>,
     request: &Request,

@@ -1,4 +1,4 @@
-//! Gives tickets back.
+//! Releases: deletes the nodes of tickets.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use crate::clock::Clock;
 /// Deletes nodes. The core repeats a release until it is acknowledged. A node that does not exist
 /// is acknowledged too: an earlier attempt has deleted it, or its session is over.
 ///
-/// If the future is dropped half-way, the requests that were sent are carried out. The ids stay
-/// known, so a repetition finds its nodes.
+/// If the future is dropped half-way, the requests that were sent are carried out. The state keeps
+/// the ids of the tickets, so a repetition finds their nodes.
 pub(crate) async fn release(
     session: Arc<Session>,
     tickets: Vec<Departure>,
@@ -26,8 +26,8 @@ pub(crate) async fn release(
     }
     let outcome = delete(&session, &tickets).await;
     match outcome {
-        // A process that was stopped learns first that its connection is gone, and only later that its session has
-        // ended.
+        // If a process was stopped for a while, it first learns that its connection is gone, and
+        // only later that its session has ended.
         Err(error) if session.give_up_if_uncertain() => {
             went_with_the_session(&session, &tickets).ok_or(error)
         }
@@ -53,10 +53,10 @@ async fn delete(
         state.leaves(id);
         let mut mine = state.standing(id).cloned();
         if departure.enqueue_may_follow {
-            // If a node appears later, the line's watch sees it and deletes it. But the watch must
-            // not delete the known ticket before this release does, because then nobody would know
-            // that the ticket was there. So the delete of the ticket is sent at once, without its
-            // parent.
+            // If a node of this id appears later, this client sees it through the line's watch and
+            // deletes it. But the known ticket must be deleted by this release, and not by the
+            // watch. Otherwise the release would report that it has found no ticket. So the delete
+            // of the ticket is sent at once, without its parent.
             if let Some(mine) = &mut mine {
                 mine.alone = false;
             }
@@ -64,8 +64,8 @@ async fn delete(
             session.follow(&mut state, &parent.path);
         }
         drop(state);
-        // Even if we do not know the id, a node of it may exist: of an attempt that was never answered, or of an
-        // earlier session.
+        // Even if this process does not know the id, a node of it may exist. The node may be from
+        // an attempt that was never answered, or from an earlier session.
         let search = departure.enqueue_may_follow || mine.is_none();
         let smaller = mine.as_ref().and_then(|mine| mine.shrinks_to.as_ref());
         let smaller = smaller.map(|path| client.delete(path, None));
@@ -73,7 +73,8 @@ async fn delete(
         sent.push((deleted, smaller, search));
     }
     // After this `sync`, the lists show the effect of requests that were sent on an earlier
-    // connection. This is true for both paths of a ticket that was made smaller.
+    // connection. This includes a request that makes a ticket smaller. So the lists show the ticket
+    // under either of its two paths.
     let may_follow = |departure: &Departure| departure.enqueue_may_follow;
     let synced = tickets.iter().any(may_follow).then(|| client.sync("/"));
     let mut lists = HashMap::new();
@@ -124,9 +125,9 @@ async fn delete(
     Ok(answers)
 }
 
-/// The answers if the session is over and any of the tickets was in it. Nobody continues a session
-/// that is over. So its nodes disappear, and its requests in flight have no effect. Tickets that
-/// were not in it must be released in the next session.
+/// The answers if the session is over and any of the tickets was in it. A session that is over is
+/// never continued. So its nodes disappear, and its requests in flight have no effect. A ticket
+/// that was not in this session must be released in the next session.
 fn went_with_the_session(session: &Session, tickets: &[Departure]) -> Option<Vec<Released>> {
     if !session.is_over() {
         return None;
@@ -144,11 +145,13 @@ fn went_with_the_session(session: &Session, tickets: &[Departure]) -> Option<Vec
     answers.contains(&Released::NotFound).then_some(answers)
 }
 
-/// An error that concerns only this ticket does not stop the acknowledgement of the others.
+/// The answer for one ticket. An error that concerns only this ticket does not stop the
+/// acknowledgement of the others.
 fn was_deleted(outcome: Result<(), ZkError>) -> Result<Released, StoreError> {
     match outcome {
         Ok(()) => Ok(Released::Released),
-        // Nodes end with their session, and its requests in flight are not carried out.
+        // The nodes of a session end with the session, and its requests in flight are not carried
+        // out.
         Err(ZkError::NoNode | ZkError::SessionExpired) => Ok(Released::NotFound),
         Err(ZkError::NoAuth) => {
             tracing::debug!("ZooKeeper: no right to delete a ticket (see the guide of the store)");

@@ -1,4 +1,4 @@
-//! Checks how tickets stand, and makes tickets smaller.
+//! Renewals: checks whether tickets exist and whether they hold, and makes tickets smaller.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,16 +17,21 @@ use crate::clock::Clock;
 use crate::request::{Id, Request};
 
 /// Checks whether tickets exist, and whether they hold. Their deadlines depend on the proof that
-/// the session lives (`proof`), which has probes of its own. A renewal only checks whether somebody
-/// has deleted a node, and whether a watch has missed an event.
+/// the session lives (`proof`), which has probes of its own. A renewal only checks whether an
+/// operator or another client has deleted a node, and whether a watch has missed an event.
 ///
-/// - A ticket that holds: its node is read. Renewals come more often than every third of the ttl, because the proof is
-///   always some time old; nodes are not read more often than every third of the ttl.
-/// - Our first waiter in a line that is followed: its node, and the nodes in front of it that matter (see
-///   [`Line::ahead_of`] and [`Line::checks_terms`]), in the same request. The copy of a line is believed if it says that a ticket holds. It is not
-///   believed if it says that nothing has happened. So a watch that was lost costs a third of a ttl.
-/// - Our other waiters in that line: by the line's events. If only the ticket ahead is watched, by their own nodes.
-/// - A line that nobody follows is read. So is a line that differs from its copy.
+/// - A ticket that holds: its node is read. Renewals come more often than every third of the ttl,
+///   because the proof is always some time old. But the node is not read more often than every
+///   third of the ttl.
+/// - Our first waiter in a line that is followed: one request reads its node, and the nodes in
+///   front of it that matter. [`Line::ahead_of`] and [`Line::checks_terms`] say which nodes these
+///   are. If the copy of the line says that a ticket holds, the copy is trusted. If the copy says
+///   that nothing has happened, it is not trusted, because the watch may be lost. A lost watch
+///   delays a grant by about a third of the ttl.
+/// - Our other waiters in a line that is followed: their state comes from the events of the line.
+///   If only the ticket ahead is watched, their own nodes are read.
+/// - A waiter in a line that nobody follows, or in a line that differs from its copy: the line is
+///   read.
 ///
 /// Tickets that must become smaller are made smaller first. All other requests only read, so a drop
 /// of the future at any point does no harm.
@@ -36,8 +41,8 @@ pub(crate) async fn renew(
 ) -> Result<Vec<Renewed>, StoreError> {
     session.usable()?;
     let shrunk = shrink(&session, &tickets).await;
-    // The validity is computed before the requests are sent, because the answers describe a later
-    // time.
+    // The validity is computed before the requests are sent. This is safe, because the answers
+    // describe a later time.
     let mut answers = Vec::with_capacity(tickets.len());
     let mut looks = Looks::default();
     let mut unclear = Vec::new();
@@ -48,7 +53,7 @@ pub(crate) async fn renew(
         for (at, request) in tickets.iter().enumerate() {
             let mine = match state.tickets.get(&request.id) {
                 Some(Mine::Standing(mine)) if !mine.lost => mine,
-                // An enqueue that was never answered.
+                // The enqueue of this ticket was never answered.
                 Some(Mine::Asked(_)) => {
                     answers.push(Renewed::Failed);
                     continue;
@@ -65,7 +70,8 @@ pub(crate) async fn renew(
             }
             let valid_for = valid_for_in(&state.proof, request);
             answers.push(how_it_stands(mine.granted, valid_for));
-            // A single ticket is checked in any case: its holder asks before a step that needs the lock.
+            // A renewal of a single ticket always reads the node: the holder asks in this way
+            // before a step that needs the lock.
             let seen_lately = tickets.len() > 1
                 && mine
                     .seen
@@ -78,7 +84,7 @@ pub(crate) async fn renew(
             }
             let line = state.lines.get(&mine.parent);
             let ahead = line.and_then(|line| line.ahead_of(mine.sequence));
-            // A waiter may hold now because it has become smaller.
+            // If a waiter has become smaller, it may hold now, so its line is read.
             let Some(ahead) = ahead.filter(|_| !shrunk.contains(&(request.id, true))) else {
                 unclear.push((at, mine.clone()));
                 continue;
@@ -109,7 +115,8 @@ pub(crate) async fn renew(
                     answers[at] = Renewed::holding(valid_for, &owner);
                 }
                 if let Some(mine) = session.state().standing_mut(tickets[at].id) {
-                    // A ticket that was asked back is read each time, so that each answer says so.
+                    // The node of a ticket that is asked back is read at each renewal, so that each
+                    // answer reports the ask-back.
                     let is_asked_back = matches!(answers[at], Renewed::AskedBack { .. });
                     mine.seen = (!is_asked_back).then_some(now);
                 }
@@ -121,7 +128,8 @@ pub(crate) async fn renew(
                     unclear.push((at, mine));
                 }
             }
-            // The watch may have reported this by now: then the tickets that hold because of it were woken too.
+            // If the copy of the line does not contain the node any more, the watch has reported
+            // the delete. Then the tickets that hold because of it have got their wake-ups.
             (Some(node), Some(Node::Gone)) => {
                 if session.believes_in(&mine.parent, &node) {
                     doubtful.push((mine.parent.clone(), node));
@@ -174,11 +182,11 @@ async fn read_lines(
     Ok(())
 }
 
-/// The nodes that are read for one renewal.
+/// The nodes that are read for one call of `renew`.
 #[derive(Default)]
 struct Looks(Vec<Look>);
 
-/// One node: a ticket of ours, or a node in front of it.
+/// One node to read: a ticket of ours, a node in front of it, or its parent.
 struct Look {
     /// The index of the ticket in the renewal.
     ticket: usize,
@@ -186,12 +194,13 @@ struct Look {
     ahead: Option<String>,
 }
 
-/// Stands for the parent among the nodes that are read for a ticket. No node has this name.
+/// Used as a node in front of a ticket, this means the parent. No node has this name.
 const PARENT: &str = "";
 
 /// A node that was read.
 enum Node {
-    /// It exists. Its owner, with the ask behind it, and the transaction that wrote it last.
+    /// The node exists: its owner, followed by the ask-back if there is one, and the id of the
+    /// transaction that wrote the node last.
     There(String, i64),
     Gone,
 }
@@ -205,9 +214,9 @@ impl Looks {
         });
     }
 
-    /// Reads the nodes. Returns for each node whether it exists, or `None` if its read failed. The
-    /// requests are sent together. Their size is limited as for an inspection: a hundred tickets
-    /// with all nodes in front of them are a megabyte.
+    /// Reads the nodes. Returns for each node whether it exists, or `None` if its read failed. All
+    /// requests are sent together. Their size is limited as in an inspection: the nodes of a
+    /// hundred tickets with all nodes in front of them are a megabyte.
     async fn answered(self, session: &Session) -> Result<Vec<(Look, Option<Node>)>, StoreError> {
         let mut reading = Vec::new();
         for page in self.0.chunks(READS) {
@@ -240,13 +249,14 @@ impl Looks {
     }
 }
 
-/// Makes tickets smaller that have more permits than their renewal. Each gets another node with the same sequence
-/// number, and in the same transaction the old node is deleted. Returns which tickets were to become smaller, and for
-/// each whether it is known to be done.
+/// Makes a ticket smaller if it has more permits than its renewal asks for. One transaction creates
+/// another node with the same sequence number and deletes the old node. Returns the tickets that
+/// had to become smaller. The flag of each ticket tells whether its outcome is known.
 ///
-/// If this is dropped half-way or not answered, the transaction may be carried out all the same. Both paths are noted
-/// before it is sent, and a release deletes both. After a release the old node does not exist, so the whole transaction
-/// fails.
+/// If the future is dropped half-way, or the answer is lost, the transaction may be carried out all
+/// the same. This is harmless: both paths are noted before the transaction is sent, and a release
+/// deletes both. A transaction that arrives after the release finds no old node, so it fails as a
+/// whole.
 async fn shrink(session: &Arc<Session>, tickets: &[Arc<Request>]) -> Vec<(Id, bool)> {
     let mut sent = Vec::new(); // does not allocate while it is empty
     for request in tickets {
@@ -266,8 +276,8 @@ async fn shrink(session: &Arc<Session>, tickets: &[Arc<Request>]) -> Vec<(Id, bo
         drop(state);
         let mut writes = session.client.new_multi_writer();
         let node = CreateMode::Ephemeral.with_acls(session.acls);
-        // The create comes first. Followers of the line get the events in this order, and must
-        // never see the line without either node.
+        // The create comes first. Clients that follow the line get the events in this order, and
+        // must never see the line without one of the two nodes.
         let both = writes.add_create(&new, &data, &node);
         let both = both.and_then(|()| writes.add_delete(&old, None));
         let at = Clock::BOOT.now();
@@ -281,7 +291,7 @@ async fn shrink(session: &Arc<Session>, tickets: &[Arc<Request>]) -> Vec<(Id, bo
             Err(error) => Err(error),
         };
         let done = match outcome {
-            // An earlier attempt without an answer may have made the ticket smaller already.
+            // An earlier attempt whose answer was lost may have made the ticket smaller already.
             Ok(()) | Err(ZkError::NodeExists) => {
                 session.committed(at);
                 session.state().shrunk(id, new, permits);

@@ -1,26 +1,29 @@
-//! User and password. The tunnel itself sends them to each server, because others can read what the library sends over
-//! the loopback device.
+//! User and password. The tunnel itself sends them to each server, because other processes can read
+//! the bytes that the library sends over the loopback device.
 //!
-//! A message is a length, followed by that number of bytes, in both directions. The library's first message opens or
-//! resumes the session. The credentials come directly after it, where the library would put its own. A server handles
-//! requests in their order, so it knows the user before it handles anything else on the connection.
+//! In both directions, a message is a length, followed by that number of bytes. The library's first
+//! message opens or resumes the session. The tunnel sends the credentials directly after this
+//! message, where the library would send its own credentials. A server handles requests in their
+//! order, so it knows the user before it handles any other request of the connection.
 
 use std::fmt;
 use std::io;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
-/// The request number of credentials, and of the reply to them.
+/// The number of a request with credentials, and of the reply to it.
 const XID: i32 = -4;
-/// The type of that request.
+/// The type of a request with credentials.
 const AUTH: i32 = 100;
-/// A reply begins with its length, the number of its request, the number of a transaction, and an error.
+/// The reply begins with its length, the number of its request, the number of a transaction, and an
+/// error.
 const REPLY_XID: std::ops::Range<usize> = 4..8;
 const REPLY_ERROR: std::ops::Range<usize> = 16..20;
-/// Servers refuse longer messages (`jute.maxbuffer`). The few messages that are read here are far shorter.
+/// Servers refuse longer messages (`jute.maxbuffer`). The few messages that this module reads are
+/// far shorter.
 const LONGEST: usize = 1 << 20;
 
-/// The request with the credentials. It is sent on each connection.
+/// The request with the credentials. The tunnel sends it on each connection.
 #[derive(Clone)]
 pub(super) struct Credentials {
     request: Vec<u8>,
@@ -42,7 +45,7 @@ impl Credentials {
         Self { request }
     }
 
-    /// Passes the library's first message on, followed by the credentials.
+    /// Forwards the library's first message to the server, followed by the credentials.
     pub(super) async fn show(
         &self,
         from_library: &mut (impl AsyncRead + Unpin),
@@ -57,14 +60,15 @@ impl Credentials {
     }
 }
 
-/// Passes on the server's messages until it has answered the credentials. An acceptance is not passed on, because the
-/// library has not asked. A refusal is passed on: the library ends the session because of it, whatever request it
-/// answers.
+/// Forwards the server's messages to the library until the server has answered the credentials. If
+/// the server has accepted them, the answer is not forwarded, because the library has not sent the
+/// request. A refusal is forwarded: the library ends the session when it gets a refusal, whatever
+/// request the refusal belongs to.
 pub(super) async fn pass_until_answered(
     from_server: &mut (impl AsyncRead + Unpin),
     to_library: &mut (impl AsyncWrite + Unpin),
 ) -> io::Result<()> {
-    // The first message is about the session, and has another form than a reply.
+    // The first message is about the session. Its form is not the form of a reply.
     let mut is_reply = false;
     while let Some(message) = message(from_server).await? {
         let is = |place, number: i32| message.get(place) == Some(&number.to_be_bytes()[..]);
@@ -81,7 +85,7 @@ pub(super) async fn pass_until_answered(
     Ok(())
 }
 
-/// The next message, with its length. `None` at the end of the stream.
+/// The next message, including its length. `None` at the end of the stream.
 async fn message(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<Vec<u8>>> {
     let mut length = [0; 4];
     match from.read_exact(&mut length).await {
@@ -164,7 +168,8 @@ mod tests {
 
     #[tokio::test]
     async fn only_a_refusal_is_for_the_library() {
-        // A message about the session that has the number of such a reply at the same place.
+        // The first message is about the session. At the place of the request number, it has the
+        // number of a request with credentials.
         let session = reply(XID, 0);
         let other = reply(7, 0);
         let accepted = [session.clone(), other.clone(), reply(XID, 0)];

@@ -136,7 +136,8 @@ fn newly(rule: &Queue<usize>, before: &[(Id, usize)]) -> Vec<(Id, usize)> {
     holders
 }
 
-/// Each process has been told of its own new grants, or finds them when it checks the file, and of no others.
+/// Checks that each process gets a wake-up for each of its own new grants, or finds them when it
+/// checks the file. It must get no other wake-ups.
 async fn told(processes: &mut [Process; 2], granted: &[(Id, usize)], seed: u64, step: u32) {
     for (at, process) in processes.iter_mut().enumerate() {
         look(&mut process.file, &mut process.wakes).await.unwrap();
