@@ -175,10 +175,10 @@ async fn a_repair_that_outlives_its_runtime_leaves_nothing_behind_the_release(_:
     let slow = SlowLast::start().await;
     for _ in 0..5 {
         let (runtime, guard) = slow.held_with_a_repair_in_flight().await;
+        let before = slow.scripts();
         // Dropping a runtime waits for its tasks, so another thread does it.
         let ended = tokio::task::spawn_blocking(move || drop(runtime));
         ended.await.unwrap();
-        let before = slow.scripts();
 
         give_back(guard).await;
 

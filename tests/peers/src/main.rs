@@ -6,8 +6,9 @@
 //! peers redis://127.0.0.1/ w1 20000
 //! ```
 //!
-//! So far there is one library, rslock. Its lock is a key that `SET NX PX` sets on one server. If
-//! another task holds it, rslock tries again every 200 ms. `--poll` sets a shorter pause.
+//! So far there is one library, rslock. Its lock is a key that `SET NX PX` sets on one server, or on
+//! a majority of several servers (`redlock://host,host,host`). If another task holds it, rslock
+//! tries again every 200 ms. `--poll` sets a shorter pause.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
@@ -31,7 +32,7 @@ const GRACE: Duration = Duration::from_secs(1);
 /// Drives rslock in one way; the last line of the output is one JSON object with what it took.
 #[derive(Parser)]
 struct Arguments {
-    /// As redis://host
+    /// As redis://host or redlock://host,host,host
     url: String,
     #[command(subcommand)]
     mode: Mode,
@@ -244,7 +245,14 @@ async fn take_turns(
 
 fn main() {
     let Arguments { url, mode, poll } = Arguments::parse();
-    let mut locks = LockManager::new(vec![url]);
+    let urls = match url.strip_prefix("redlock://") {
+        Some(hosts) => hosts
+            .split(',')
+            .map(|host| format!("redis://{host}"))
+            .collect(),
+        None => vec![url],
+    };
+    let mut locks = LockManager::new(urls);
     if let Some(millis) = poll {
         locks.set_retry(3, Duration::from_millis(millis));
     }

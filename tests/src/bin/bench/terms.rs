@@ -89,6 +89,10 @@ pub(crate) fn of(scheme: &str) -> Terms {
             hand_over: Some(Bar::OfFloor(0.75)),
             ..UNKNOWN
         },
+        "redlock" => Terms {
+            peer: Some("rslock"),
+            ..UNKNOWN
+        },
         _ => UNKNOWN,
     }
 }
