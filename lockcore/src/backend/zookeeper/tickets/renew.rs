@@ -11,9 +11,9 @@ use crate::backend::zookeeper::errors::failed;
 use crate::backend::zookeeper::layout::{self, Parent};
 use crate::backend::zookeeper::line::Line;
 use crate::backend::zookeeper::session::Session;
-use crate::backend::zookeeper::standing::{Mine, Standing};
+use crate::backend::zookeeper::standing::{Mine, Standing, State};
 use crate::backend::{Renewed, StoreError};
-use crate::clock::Clock;
+use crate::clock::{Clock, Instant};
 use crate::request::{Id, Request};
 
 /// Checks whether tickets exist, and whether they hold. Their deadlines depend on the proof that
@@ -41,177 +41,248 @@ pub(crate) async fn renew(
 ) -> Result<Vec<Renewed>, StoreError> {
     session.usable()?;
     let shrunk = shrink(&session, &tickets).await;
-    // The validity is computed before the requests are sent. This is safe, because the answers
-    // describe a later time.
-    let mut answers = Vec::with_capacity(tickets.len());
-    let mut looks = Looks::default();
-    let mut unclear = Vec::new();
-    let now = Clock::BOOT.now();
-    {
+    let mut round = Round::begin(&session, &tickets, &shrunk);
+    for (look, node) in round.looks.take().answered(&session).await? {
+        round.learn(look, node);
+    }
+    round.read_lines().await?;
+    Ok(round.end())
+}
+
+/// One call of [`renew`].
+struct Round<'a> {
+    session: &'a Arc<Session>,
+    tickets: &'a [Arc<Request>],
+    /// The answer for each ticket, as far as is known.
+    answers: Vec<Renewed>,
+    /// The nodes to read.
+    looks: Looks,
+    /// The tickets whose line must be read, with their indices.
+    unclear: Vec<(usize, Standing)>,
+    /// The nodes that a copy of a line contains and that do not exist, with the paths of the lines.
+    gone: Vec<(String, String)>,
+    /// The lines whose parent was written since they were read, and the id of that transaction.
+    outdated: Vec<(String, i64)>,
+    /// When the nodes are read, at the earliest.
+    now: Instant,
+}
+
+impl<'a> Round<'a> {
+    /// Answers from what is known of the tickets, and chooses the nodes to read.
+    ///
+    /// The validity is computed before the requests are sent. This is safe, because their answers
+    /// describe a later time.
+    fn begin(
+        session: &'a Arc<Session>,
+        tickets: &'a [Arc<Request>],
+        shrunk: &[(Id, bool)],
+    ) -> Self {
+        let mut round = Self {
+            session,
+            tickets,
+            answers: Vec::with_capacity(tickets.len()),
+            looks: Looks::default(),
+            unclear: Vec::new(),
+            gone: Vec::new(),
+            outdated: Vec::new(),
+            now: Clock::BOOT.now(),
+        };
         let state = session.state();
         let mut first = HashMap::new();
         for (at, request) in tickets.iter().enumerate() {
             let mine = match state.tickets.get(&request.id) {
-                Some(Mine::Standing(mine)) if !mine.lost => mine,
-                // The enqueue of this ticket was never answered.
-                Some(Mine::Asked(_)) => {
-                    answers.push(Renewed::Failed);
-                    continue;
-                }
                 // The ticket is of an earlier session, or released, or deleted.
-                Some(Mine::Standing(_)) | None => {
-                    answers.push(Renewed::Lost);
-                    continue;
+                None => Err(Renewed::Lost),
+                Some(Mine::Standing(mine)) if mine.lost => Err(Renewed::Lost),
+                // The enqueue of this ticket was never answered.
+                Some(Mine::Asked(_)) => Err(Renewed::Failed),
+                Some(Mine::Standing(_)) if shrunk.contains(&(request.id, false)) => {
+                    Err(Renewed::Failed)
                 }
+                Some(Mine::Standing(mine)) => Ok(mine),
             };
-            if shrunk.contains(&(request.id, false)) {
-                answers.push(Renewed::Failed);
-                continue;
-            }
-            let valid_for = valid_for_in(&state.proof, request);
-            answers.push(how_it_stands(mine.granted, valid_for));
-            // A renewal of a single ticket always reads the node: the holder asks in this way
-            // before a step that needs the lock.
-            let seen_lately = tickets.len() > 1
-                && mine
-                    .seen
-                    .is_some_and(|seen| now < seen.after(request.ttl / 3));
-            if mine.granted {
-                if !seen_lately {
-                    looks.at(at, mine, None);
+            match mine {
+                Err(answer) => round.answers.push(answer),
+                Ok(mine) => {
+                    let valid_for = valid_for_in(&state.proof, request);
+                    round.answers.push(how_it_stands(mine.granted, valid_for));
+                    let is_smaller = shrunk.contains(&(request.id, true));
+                    let first = || {
+                        let first = first.entry(&mine.parent);
+                        *first.or_insert_with(|| state.first_waiting(&mine.parent))
+                    };
+                    round.choose(&state, (at, mine), is_smaller, first);
                 }
-                continue;
-            }
-            let line = state.lines.get(&mine.parent);
-            let ahead = line.and_then(|line| line.ahead_of(mine.sequence));
-            // If a waiter has become smaller, it may hold now, so its line is read.
-            let Some(ahead) = ahead.filter(|_| !shrunk.contains(&(request.id, true))) else {
-                unclear.push((at, mine.clone()));
-                continue;
-            };
-            let first = first
-                .entry(&mine.parent)
-                .or_insert_with(|| state.first_waiting(&mine.parent));
-            if *first == Some(mine.sequence) {
-                looks.at(at, mine, None);
-                for node in ahead {
-                    looks.at(at, mine, Some(node));
-                }
-                if line.is_some_and(Line::checks_terms) {
-                    looks.at(at, mine, Some(PARENT.to_owned()));
-                }
-            } else if !line.is_some_and(Line::is_current) && !seen_lately {
-                looks.at(at, mine, None);
             }
         }
+        drop(state);
+        round
     }
-    let (mut doubtful, mut outdated) = (Vec::new(), Vec::new());
-    for (look, there) in looks.answered(&session).await? {
-        let (at, mine) = (look.ticket, look.mine);
-        match (look.ahead, there) {
-            (_, None) => answers[at] = Renewed::Failed,
-            (None, Some(Node::There(owner, _))) => {
-                if let Renewed::Granted { valid_for } = answers[at] {
-                    answers[at] = Renewed::holding(valid_for, &owner);
+
+    /// Chooses the nodes to read for one ticket. `first` returns the sequence number of our first
+    /// waiter in the line.
+    fn choose(
+        &mut self,
+        state: &State,
+        (at, mine): (usize, &Standing),
+        is_smaller: bool,
+        first: impl FnOnce() -> Option<i32>,
+    ) {
+        // A renewal of a single ticket always reads the node: the holder asks in this way before a
+        // step that needs the lock.
+        let third = self.tickets[at].ttl / 3;
+        let seen_lately =
+            self.tickets.len() > 1 && mine.seen.is_some_and(|seen| self.now < seen.after(third));
+        if mine.granted {
+            if !seen_lately {
+                self.looks.at(at, mine, What::Ticket);
+            }
+            return;
+        }
+        let line = state.lines.get(&mine.parent);
+        let ahead = line.and_then(|line| line.ahead_of(mine.sequence));
+        // If a waiter has become smaller, it may hold now, so its line is read.
+        let Some(ahead) = ahead.filter(|_| !is_smaller) else {
+            self.unclear.push((at, mine.clone()));
+            return;
+        };
+        if first() == Some(mine.sequence) {
+            self.looks.at(at, mine, What::Ticket);
+            for node in ahead {
+                self.looks.at(at, mine, What::Ahead(node));
+            }
+            if line.is_some_and(Line::checks_terms) {
+                self.looks.at(at, mine, What::Parent);
+            }
+        } else if !line.is_some_and(Line::is_current) && !seen_lately {
+            self.looks.at(at, mine, What::Ticket);
+        }
+    }
+
+    /// Applies the answer to the read of one node. `None` if the read failed.
+    fn learn(&mut self, look: Look, node: Option<Node>) {
+        let Look { at, mine, what } = look;
+        match (what, node) {
+            (_, None) => self.answers[at] = Renewed::Failed,
+            (What::Ticket, Some(Node::Gone)) => self.answers[at] = Renewed::Lost,
+            (What::Ticket, Some(Node::There { owner, .. })) => {
+                if let Renewed::Granted { valid_for } = self.answers[at] {
+                    self.answers[at] = Renewed::holding(valid_for, &owner);
                 }
-                if let Some(mine) = session.state().standing_mut(tickets[at].id) {
+                if let Some(mine) = self.session.state().standing_mut(self.tickets[at].id) {
                     // The node of a ticket that is asked back is read at each renewal, so that each
                     // answer reports the ask-back.
-                    let is_asked_back = matches!(answers[at], Renewed::AskedBack { .. });
-                    mine.seen = (!is_asked_back).then_some(now);
+                    let is_asked_back = matches!(self.answers[at], Renewed::AskedBack { .. });
+                    mine.seen = (!is_asked_back).then_some(self.now);
                 }
             }
-            (None, Some(Node::Gone)) => answers[at] = Renewed::Lost,
-            (Some(node), Some(Node::There(_, written))) => {
-                if node == PARENT && session.is_outdated(&mine.parent, written) {
-                    outdated.push((mine.parent.clone(), written));
-                    unclear.push((at, mine));
-                }
-            }
+            (What::Ahead(_), Some(Node::There { .. })) => {}
             // If the copy of the line does not contain the node any more, the watch has reported
             // the delete. Then the tickets that hold because of it have got their wake-ups.
-            (Some(node), Some(Node::Gone)) => {
-                if session.believes_in(&mine.parent, &node) {
-                    doubtful.push((mine.parent.clone(), node));
-                    unclear.push((at, mine));
+            (What::Ahead(node), Some(Node::Gone)) => {
+                if self.session.believes_in(&mine.parent, &node) {
+                    self.gone.push((mine.parent.clone(), node));
+                    self.unclear.push((at, mine));
                 }
             }
-        }
-    }
-    read_lines(&session, &tickets, &unclear, &mut answers).await?;
-    for (path, node) in doubtful {
-        session.doubt(&path, &node);
-    }
-    for (path, written) in outdated {
-        session.doubt_terms(&path, written);
-    }
-    Ok(answers)
-}
-
-/// Reads the lines of the tickets whose state is not known otherwise.
-async fn read_lines(
-    session: &Arc<Session>,
-    tickets: &[Arc<Request>],
-    unclear: &[(usize, Standing)],
-    answers: &mut [Renewed],
-) -> Result<(), StoreError> {
-    let mut lists = Vec::new(); // sent together
-    for (_, mine) in unclear {
-        if lists.iter().all(|(parent, _)| *parent != &mine.parent) {
-            lists.push((&mine.parent, session.list(&mine.parent)));
-        }
-    }
-    for (parent, listed) in lists {
-        let line = listed.await.map_err(failed)?;
-        for (at, mine) in unclear.iter().filter(|(_, mine)| mine.parent == *parent) {
-            let same = |other: &layout::Ticket| {
-                other.id == tickets[*at].id && other.sequence == mine.sequence
-            };
-            answers[*at] = match line.iter().position(same) {
-                None => Renewed::Lost,
-                Some(place) => {
-                    let holds = line.holds(place, mine.ticket);
-                    if holds {
-                        session.state().granted(tickets[*at].id);
-                    }
-                    how_it_stands(holds, valid_for(session, &tickets[*at]))
+            (What::Parent, Some(Node::There { written, .. })) => {
+                if self.session.is_outdated(&mine.parent, written) {
+                    self.outdated.push((mine.parent.clone(), written));
+                    self.unclear.push((at, mine));
                 }
-            };
+            }
+            // The parent is deleted only when the line is empty, so the ticket is gone too.
+            (What::Parent, Some(Node::Gone)) => {}
         }
     }
-    Ok(())
+
+    /// Reads the lines of the tickets whose state is not known otherwise.
+    async fn read_lines(&mut self) -> Result<(), StoreError> {
+        let Self {
+            session, tickets, ..
+        } = *self;
+        let mut lists = Vec::new(); // sent together
+        for (_, mine) in &self.unclear {
+            if lists.iter().all(|(parent, _)| *parent != &mine.parent) {
+                lists.push((&mine.parent, session.list(&mine.parent)));
+            }
+        }
+        for (parent, listed) in lists {
+            let line = listed.await.map_err(failed)?;
+            let of_line = self
+                .unclear
+                .iter()
+                .filter(|(_, mine)| mine.parent == *parent);
+            for (at, mine) in of_line {
+                let same = |other: &layout::Ticket| {
+                    other.id == tickets[*at].id && other.sequence == mine.sequence
+                };
+                self.answers[*at] = match line.iter().position(same) {
+                    None => Renewed::Lost,
+                    Some(place) => {
+                        let holds = line.holds(place, mine.ticket);
+                        if holds {
+                            session.state().granted(tickets[*at].id);
+                        }
+                        how_it_stands(holds, valid_for(session, &tickets[*at]))
+                    }
+                };
+            }
+        }
+        Ok(())
+    }
+
+    /// Reports the copies of lines that turned out to be wrong, and returns the answers.
+    fn end(self) -> Vec<Renewed> {
+        for (path, node) in self.gone {
+            self.session.doubt(&path, &node);
+        }
+        for (path, written) in self.outdated {
+            self.session.doubt_terms(&path, written);
+        }
+        self.answers
+    }
 }
 
-/// The nodes that are read for one call of `renew`.
+/// The nodes that are read for one call of [`renew`].
 #[derive(Default)]
 struct Looks(Vec<Look>);
 
-/// One node to read: a ticket of ours, a node in front of it, or its parent.
+/// One node to read.
 struct Look {
     /// The index of the ticket in the renewal.
-    ticket: usize,
+    at: usize,
     mine: Standing,
-    ahead: Option<String>,
+    what: What,
 }
 
-/// Used as a node in front of a ticket, this means the parent. No node has this name.
-const PARENT: &str = "";
+/// What a node is to a ticket of ours.
+enum What {
+    Ticket,
+    /// The node of a ticket or a halt in front of it, with its name.
+    Ahead(String),
+    Parent,
+}
 
 /// A node that was read.
 enum Node {
-    /// The node exists: its owner, followed by the ask-back if there is one, and the id of the
-    /// transaction that wrote the node last.
-    There(String, i64),
+    There {
+        /// The owner, followed by the ask-back if there is one.
+        owner: String,
+        /// The id of the transaction that has written the node last.
+        written: i64,
+    },
     Gone,
 }
 
 impl Looks {
-    fn at(&mut self, ticket: usize, mine: &Standing, ahead: Option<String>) {
-        self.0.push(Look {
-            ticket,
-            mine: mine.clone(),
-            ahead,
-        });
+    fn at(&mut self, at: usize, mine: &Standing, what: What) {
+        let mine = mine.clone();
+        self.0.push(Look { at, mine, what });
+    }
+
+    fn take(&mut self) -> Self {
+        std::mem::take(self)
     }
 
     /// Reads the nodes. Returns for each node whether it exists, or `None` if its read failed. All
@@ -221,23 +292,24 @@ impl Looks {
         let mut reading = Vec::new();
         for page in self.0.chunks(READS) {
             let mut reads = session.client.new_multi_reader();
-            for Look { mine, ahead, .. } in page {
-                let added = match ahead {
-                    None => reads.add_get_data(&mine.path),
-                    Some(node) if node == PARENT => reads.add_get_data(&mine.parent),
-                    Some(node) => reads.add_get_data(&format!("{}/{node}", mine.parent)),
+            for Look { mine, what, .. } in page {
+                let added = match what {
+                    What::Ticket => reads.add_get_data(&mine.path),
+                    What::Ahead(node) => reads.add_get_data(&format!("{}/{node}", mine.parent)),
+                    What::Parent => reads.add_get_data(&mine.parent),
                 };
                 added.map_err(failed)?;
             }
             reading.push(reads.commit());
         }
-        let mut there = Vec::with_capacity(self.0.len());
+        let mut nodes = Vec::with_capacity(self.0.len());
         for page in reading {
             let read = page.await.map_err(failed)?;
-            there.extend(read.into_iter().map(|read| match read {
+            nodes.extend(read.into_iter().map(|read| match read {
                 MultiReadResult::Data { data, stat } => {
                     let (owner, _) = layout::owner_and_number(&data, 0);
-                    Some(Node::There(owner, stat.mzxid))
+                    let written = stat.mzxid;
+                    Some(Node::There { owner, written })
                 }
                 MultiReadResult::Error {
                     err: ZkError::NoNode,
@@ -245,7 +317,7 @@ impl Looks {
                 _ => None,
             }));
         }
-        Ok(self.0.into_iter().zip(there).collect())
+        Ok(self.0.into_iter().zip(nodes).collect())
     }
 }
 
