@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
+use lockcore::backend::{self, Enqueued, EventSink, Id, Name, Namespace, Request};
 use lockcore::{ErrorKind, Guard, Locks};
 use tests::eventually::eventually;
+use tests::faketime::Clock;
 use tests::proxy::Proxy;
 use tests::redis_quorum::Quorum;
 use tests::redis_server::RedisServer;
@@ -18,12 +20,14 @@ use crate::store::{Kind, SOON, Store, give_back, kind};
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT, "redis_quorum";
         a_lock_is_held_while_all_nodes_restart_empty_one_after_the_other
+        a_node_that_restarted_empty_gets_no_ticket_before_it_votes
         a_node_that_has_lost_a_ticket_gets_it_again_and_keeps_others_out
         permits_are_counted_at_a_node_that_has_got_them_again
         a_renewal_that_finds_its_ticket_everywhere_is_one_request_to_each_node
         a_release_that_overtakes_a_repair_at_a_slow_node_is_repeated_there
         a_repair_that_outlives_its_runtime_leaves_nothing_behind_the_release
-        a_repair_whose_reply_is_lost_leaves_nothing
+        a_repair_whose_reply_is_lost_counts
+        a_repair_that_comes_late_does_not_shorten_a_lease
     ]
 }
 
@@ -33,6 +37,11 @@ async fn renew(guard: &Guard) {
     let longer = guard.remaining() + Duration::from_millis(1);
     let _ = guard.ensure(longer).await;
     assert!(guard.is_valid());
+}
+
+/// The scripts that a node has executed.
+fn scripts(node: &RedisServer) -> u64 {
+    node.command_stats().get("evalsha").copied().unwrap_or(0)
 }
 
 /// Renews until the node has the ticket of the guard, with the number of the grant.
@@ -47,20 +56,45 @@ async fn renewed_at(guard: &Guard, node: &RedisServer) {
     .await;
 }
 
-/// The client also loses its connections to the nodes. The nodes do not vote after their restart.
+/// The client also loses its connections to the nodes. By its clock, each node has been up for long
+/// enough to vote when the client reaches it again.
 async fn a_lock_is_held_while_all_nodes_restart_empty_one_after_the_other(_: Store) {
     let set = Quorum::forgetful(5);
-    let locks = client(&set.url());
+    let (proxies, url) = proxied(&set);
+    let locks = client(&url);
     let guard = held_everywhere(&locks, &set.nodes).await;
 
-    for node in &set.nodes {
+    for (node, proxy) in set.nodes.iter().zip(&proxies) {
+        proxy.cut();
         node.restart();
+        node.set_clock(Clock::Ahead(Duration::from_secs(2 * 3600)));
+        proxy.restore();
         renewed_at(&guard, node).await;
     }
 
     assert!(guard.is_valid());
     give_back(guard).await;
     nothing_is_left_at(&set.nodes).await;
+}
+
+/// Another client may have got the vote of this node before its restart, and may still wait for the
+/// votes of other nodes.
+async fn a_node_that_restarted_empty_gets_no_ticket_before_it_votes(_: Store) {
+    let set = Quorum::forgetful(5);
+    let locks = client(&set.url());
+    let guard = held_everywhere(&locks, &set.nodes).await;
+    let node = &set.nodes[4];
+    node.restart();
+
+    // The client renews at this node again.
+    eventually("the node has answered renewals", SOON, async || {
+        renew(&guard).await;
+        scripts(node) >= 3
+    })
+    .await;
+
+    assert!(client(&node.url()).inspect("a").await.unwrap().is_empty());
+    give_back(guard).await;
 }
 
 async fn a_node_that_has_lost_a_ticket_gets_it_again_and_keeps_others_out(_: Store) {
@@ -132,7 +166,6 @@ async fn a_renewal_that_finds_its_ticket_everywhere_is_one_request_to_each_node(
     let set = Quorum::start(5);
     let locks = client(&set.url());
     let guard = held_everywhere(&locks, &set.nodes).await;
-    let scripts = |node: &RedisServer| node.command_stats()["evalsha"];
     let before: Vec<_> = set.nodes.iter().map(scripts).collect();
 
     for _ in 0..RENEWALS {
@@ -155,14 +188,14 @@ async fn a_renewal_that_finds_its_ticket_everywhere_is_one_request_to_each_node(
 async fn a_release_that_overtakes_a_repair_at_a_slow_node_is_repeated_there(_: Store) {
     let slow = SlowLast::start().await;
     for _ in 0..5 {
-        let (runtime, guard) = slow.held_with_a_repair_in_flight().await;
-        let before = slow.scripts();
+        let (before, runtime, guard) = slow.held_with_a_repair_in_flight().await;
 
         give_back(guard).await;
 
-        // The release, the enqueue of the repair, and another release or the number of the ticket.
-        eventually("all three have arrived", SOON, async || {
-            slow.scripts() >= before + 3
+        // The renewal, the release, the enqueue of the repair and another release. If the machine
+        // stalls, it is the renewal, the enqueue, the number of the ticket and the release.
+        eventually("all have arrived", SOON, async || {
+            slow.scripts() >= before + 4
         })
         .await;
         nothing_is_left_at(&slow.set.nodes).await;
@@ -174,16 +207,15 @@ async fn a_release_that_overtakes_a_repair_at_a_slow_node_is_repeated_there(_: S
 async fn a_repair_that_outlives_its_runtime_leaves_nothing_behind_the_release(_: Store) {
     let slow = SlowLast::start().await;
     for _ in 0..5 {
-        let (runtime, guard) = slow.held_with_a_repair_in_flight().await;
-        let before = slow.scripts();
+        let (before, runtime, guard) = slow.held_with_a_repair_in_flight().await;
         // Dropping a runtime waits for its tasks, so another thread does it.
         let ended = tokio::task::spawn_blocking(move || drop(runtime));
         ended.await.unwrap();
 
         give_back(guard).await;
 
-        // The release, the release with a mark, and the enqueue of the repair.
-        eventually("all three have arrived", SOON, async || {
+        // The renewal, the release and the enqueue of the repair.
+        eventually("all have arrived", SOON, async || {
             slow.scripts() >= before + 3
         })
         .await;
@@ -193,7 +225,7 @@ async fn a_repair_that_outlives_its_runtime_leaves_nothing_behind_the_release(_:
 
 /// Three nodes, and a client that reaches the last of them through a proxy.
 struct SlowLast {
-    set: Quorum,
+    set: Arc<Quorum>,
     proxy: Arc<Proxy>,
     locks: Locks,
     /// The connections to the last node if only the runtime of the fact has one.
@@ -202,7 +234,7 @@ struct SlowLast {
 
 impl SlowLast {
     async fn start() -> Self {
-        let set = Quorum::start(3);
+        let set = Arc::new(Quorum::start(3));
         let proxy = Arc::new(Proxy::to(set.nodes[2].port()));
         let locks = with_the_last_behind(&proxy, &set).await;
         let connections = proxy.open_connections();
@@ -216,12 +248,13 @@ impl SlowLast {
 
     /// The scripts that the last node has executed.
     fn scripts(&self) -> u64 {
-        self.set.nodes[2].command_stats()["evalsha"]
+        scripts(&self.set.nodes[2])
     }
 
     /// Holds the lock `a`. The last node has lost the ticket. The enqueue of the repair is in flight
-    /// to this node, on a connection of the returned runtime.
-    async fn held_with_a_repair_in_flight(&self) -> (Runtime, Guard) {
+    /// to this node, on a connection of the returned runtime. Also returns how many scripts the node
+    /// had executed before the renewal.
+    async fn held_with_a_repair_in_flight(&self) -> (u64, Runtime, Guard) {
         eventually("the last runtime has ended", SOON, async || {
             self.proxy.open_connections() <= self.connections
         })
@@ -229,7 +262,7 @@ impl SlowLast {
         let guard = held_everywhere(&self.locks, &self.set.nodes).await;
         self.set.nodes[2].flush();
         let (proxy, locks) = (Arc::clone(&self.proxy), self.locks.clone());
-        let connections = self.connections;
+        let (set, connections) = (Arc::clone(&self.set), self.connections);
         in_another_runtime(move |runtime, here| {
             // Opens the connections of this runtime.
             let first = runtime.block_on(locks.mutex("there").acquire()).unwrap();
@@ -238,20 +271,21 @@ impl SlowLast {
                 proxy.open_connections() > connections
             }));
             proxy.delay(Duration::from_millis(400), Duration::ZERO);
-            let before = proxy.traffic().chunks_up;
+            let (before, chunks) = (scripts(&set.nodes[2]), proxy.traffic().chunks_up);
             runtime.block_on(renew(&guard));
             here.block_on(eventually("the repair is in flight", SOON, async || {
-                proxy.traffic().chunks_up > before + 1
+                proxy.traffic().chunks_up > chunks + 1
             }));
             proxy.delay(Duration::ZERO, Duration::ZERO);
-            (runtime, guard)
+            (before, runtime, guard)
         })
         .await
     }
 }
 
-/// The enqueue of a repair is carried out, and the client does not learn this.
-async fn a_repair_whose_reply_is_lost_leaves_nothing(_: Store) {
+/// The enqueue of a repair is carried out, and the client does not learn this. After that, the node
+/// is needed.
+async fn a_repair_whose_reply_is_lost_counts(_: Store) {
     let set = Quorum::start(3);
     let (proxies, url) = proxied(&set);
     let locks = client(&url);
@@ -266,8 +300,43 @@ async fn a_repair_whose_reply_is_lost_leaves_nothing(_: Store) {
         proxy.traffic().replies_lost > 0
     })
     .await;
+    set.nodes[0].kill();
 
-    assert!(guard.is_valid());
+    for _ in 0..3 {
+        eventually("the other two nodes renew it", SOON, async || {
+            let longer = guard.remaining() + Duration::from_millis(1);
+            guard.ensure(longer).await.is_ok()
+        })
+        .await;
+    }
+    assert!(!client(&node.url()).inspect("a").await.unwrap().is_empty());
     give_back(guard).await;
-    nothing_is_left_at(&set.nodes).await;
+    nothing_is_left_at(&set.nodes[1..]).await;
+}
+
+/// The enqueue of a repair comes to a node that has the ticket, and has renewed it for longer.
+async fn a_repair_that_comes_late_does_not_shorten_a_lease(_: Store) {
+    let node = RedisServer::start();
+    let namespace = Namespace::new("test").unwrap();
+    let events = EventSink::new(1, namespace.clone(), |_| ());
+    let connection = backend::open(&node.url()).unwrap().connect(events).await;
+    let connection = connection.unwrap();
+    let name = Name::new(namespace, "a").unwrap();
+    let id = Id::parse("00000000000000000000000000000001").unwrap();
+    let request = |ttl| {
+        let permits = backend::FULL;
+        Arc::new(Request::new(name.clone(), id, permits, permits, ttl))
+    };
+
+    for ttl in [SOON, SOON / 2, SOON / 10] {
+        let answer = connection.enqueue(request(ttl)).await.unwrap();
+        assert!(matches!(answer, Enqueued::Granted { .. }), "{answer:?}");
+    }
+
+    let tickets = connection.inspect(name).await.unwrap();
+    assert!(
+        tickets[0].remaining > SOON / 2,
+        "{:?}",
+        tickets[0].remaining
+    );
 }

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use super::super::tickets as node;
 use super::asked::{Asked, Step, send_rest};
 use super::ballot::{Ballot, may_be_carried_out};
-use super::late::Late;
+use super::late::{Late, Unanswered};
 use super::leaving::{Leaving, OnItsWay};
 use super::node::Node;
 use super::nodes::{Links, Nodes};
@@ -29,15 +29,15 @@ const GIVING_BACK: Duration = Duration::from_millis(50);
 /// Releases that some nodes have not acknowledged. When this value is dropped, the releases go to
 /// the outboxes of these nodes. So nothing is lost if the task that waits for the nodes is
 /// cancelled.
-pub(super) struct Owed {
-    pub(super) nodes: Arc<Nodes>,
-    pub(super) departures: Vec<Departure>,
-    pub(super) open: Vec<usize>,
-    pub(super) on_its_way: Option<Arc<OnItsWay>>,
+struct Owed {
+    nodes: Arc<Nodes>,
+    departures: Vec<Departure>,
+    open: Vec<usize>,
+    on_its_way: Option<Arc<OnItsWay>>,
 }
 
 impl Owed {
-    pub(super) fn is_done_at(&mut self, at: usize) {
+    fn is_done_at(&mut self, at: usize) {
         self.open.retain(|open| *open != at);
     }
 
@@ -64,12 +64,10 @@ impl Drop for Owed {
     }
 }
 
-/// Finishes an enqueue that is granted, at the nodes that do not count for the grant.
+/// Finishes an enqueue that is granted, at the nodes that do not count for the grant. What happens
+/// if a node gives no answer is explained at [`Unanswered`].
 ///
-/// If a node gives no answer, the ticket is released there, even while the lock is held: the other
-/// nodes are enough for it. Without this, a node could carry out the enqueue after the lock was
-/// released, for example if its server was stopped for a while. It would then keep a ticket that
-/// nobody has. The release leaves a mark, so a later enqueue takes no ticket.
+/// [`Unanswered`]: super::late::Unanswered
 pub(super) fn finish_late(
     links: &Arc<Links>,
     late: &Late,
@@ -77,36 +75,54 @@ pub(super) fn finish_late(
     (voters, ballot): (Vec<(usize, Node)>, &Ballot),
     mut asked: FuturesUnordered<BoxFuture<Step>>,
 ) {
-    let mut owed = Owed {
-        nodes: Arc::clone(links.nodes()),
-        departures: vec![Departure::new(Arc::clone(request), true)],
-        open: ballot.unanswered().collect(),
-        on_its_way: None,
-    };
+    let open: Vec<_> = ballot.unanswered().collect();
+    if open.is_empty() && asked.is_empty() {
+        return;
+    }
+    let mut unanswered = late.begin(links.nodes(), Some(links), request, open);
     if asked.is_empty() {
         return;
     }
-    let pending = late.begin(request.id, links);
-    let again = Departure::new(Arc::clone(request), false);
+    let nodes = Arc::clone(links.nodes());
     links.finish(async move {
         while let Some(step) = asked.next().await {
-            let Step::Enqueued(at, answer) = step else {
-                continue;
-            };
-            let voter = voters.iter().find(|(voter, _)| *voter == at);
-            let is_done = match (answer, voter) {
-                (Ok(Enqueued::Granted { .. }), Some((_, voter))) if pending.is_overtaken() => {
-                    let verb = node::release(voter.connection.clone(), vec![again.clone()]);
-                    is_done(&owed.nodes.send(at, voter, verb).await)
-                }
-                (Ok(_), _) => true,
-                (Err(error), _) => !may_be_carried_out(&error),
-            };
-            if is_done {
-                owed.is_done_at(at);
+            if let Step::Enqueued(at, answer) = step
+                && let Some((_, voter)) = voters.iter().find(|(voter, _)| *voter == at)
+            {
+                late_answer(&nodes, (at, voter), answer, &mut unanswered).await;
             }
         }
     });
+}
+
+/// Handles the answer of a node to an enqueue whose caller has its answer already. If a release may
+/// have overtaken the enqueue, releases the ticket again. Returns whether the node has the ticket.
+pub(super) async fn late_answer(
+    nodes: &Arc<Nodes>,
+    (at, node): (usize, &Node),
+    answer: Result<Enqueued, StoreError>,
+    unanswered: &mut Unanswered,
+) -> bool {
+    match answer {
+        Ok(Enqueued::Granted { .. }) if unanswered.is_overtaken() => {
+            let again = vec![Departure::new(Arc::clone(unanswered.request()), false)];
+            let verb = node::release(node.connection.clone(), again);
+            if is_done(&nodes.send(at, node, verb).await) {
+                unanswered.is_done_at(at);
+            }
+            false
+        }
+        Ok(answer) => {
+            unanswered.is_done_at(at);
+            matches!(answer, Enqueued::Granted { .. })
+        }
+        Err(error) => {
+            if !may_be_carried_out(&error) {
+                unanswered.is_done_at(at);
+            }
+            false
+        }
+    }
 }
 
 /// Releases the tickets of an enqueue without enough grants. Resolves when that is done, or after a
@@ -170,6 +186,6 @@ pub(super) async fn leave_to(
     links.finish(owed.acknowledged(asked));
 }
 
-pub(super) fn is_done(outcome: &Result<Vec<Released>, StoreError>) -> bool {
+fn is_done(outcome: &Result<Vec<Released>, StoreError>) -> bool {
     matches!(outcome, Ok(answers) if !answers.contains(&Released::Failed))
 }

@@ -1,21 +1,16 @@
-//! The enqueues that a majority of the nodes has answered, and slower nodes have not. The caller of
-//! such an enqueue has its answer already. Also the releases since a renewal began. All connections
-//! of a client share these lists.
+//! The requests of a client that are unfinished although their caller has its answer: enqueues that
+//! slower nodes have not answered, and renewals that may still repair nodes. A release asks here
+//! what it has to reckon with. All connections of a client share this.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use super::nodes::Links;
-use crate::request::Id;
+use super::node::LONGEST_TTL;
+use super::nodes::{Links, Nodes};
+use crate::backend::Departure;
+use crate::clock::{Clock, Instant};
+use crate::request::{Id, Request};
 
-/// The ids that a majority has granted, while slower nodes have not answered the enqueue.
-///
-/// A release of such an id may be sent on other connections to the nodes. At a slow node it may
-/// overtake the enqueue. That node would then keep a ticket that nobody has. So the release is sent
-/// to such a node again after it has answered the enqueue: see
-/// [`finish_late`](super::background::finish_late). On the connections of the enqueue, the release
-/// cannot overtake the enqueue.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Late(Arc<Mutex<Unfinished>>);
 
@@ -23,80 +18,115 @@ pub(super) struct Late(Arc<Mutex<Unfinished>>);
 struct Unfinished {
     /// The enqueues of each id. There may be several, because the core may repeat a request.
     enqueues: HashMap<Id, Vec<Arc<Pending>>>,
-    /// The logs of the renewals that are not finished.
-    logs: Vec<Weak<ReleaseLog>>,
+    /// Ids with an enqueue that will never be answered, and until when a node may still carry it
+    /// out.
+    open: HashMap<Id, Instant>,
+    renewals: Vec<Weak<Renewing>>,
 }
 
-/// The ids that were released since a renewal began: see [`repair`](super::repair).
-#[derive(Debug, Default)]
-pub(super) struct ReleaseLog(Mutex<Vec<Id>>);
-
-impl ReleaseLog {
-    pub(super) fn has(&self, id: Id) -> bool {
-        self.ids().contains(&id)
-    }
-
-    fn ids(&self) -> MutexGuard<'_, Vec<Id>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// An enqueue that slower nodes have not answered.
+/// An enqueue that some nodes have not answered.
 #[derive(Debug)]
 struct Pending {
-    /// The connections on which the enqueue was sent.
+    /// The connections on which the enqueue was sent. On these, a release cannot overtake it.
     links: Weak<Links>,
-    /// Whether a release was sent since then on other connections.
-    is_overtaken: AtomicBool,
+    release: Mutex<Release>,
 }
 
-/// An enqueue that some nodes have not answered. It counts as unanswered until this value is
-/// dropped.
+/// What is known of the release of a ticket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Release {
+    NotSent,
+    /// It was sent behind the enqueue, on the same connections.
+    Behind,
+    /// It was sent on other connections, and may have arrived before the enqueue at a node.
+    Elsewhere,
+}
+
+/// An enqueue that some nodes have not answered. `open` are these nodes.
+///
+/// Such a node may have the ticket, or may take it at any time, even after the release: its server
+/// may have been stopped for a while. So when this value is dropped, for example because the
+/// runtime ends, and some nodes are still open:
+/// - If the ticket was released meanwhile, these nodes get another release, which leaves a mark. A
+///   later enqueue finds the mark and takes no ticket.
+/// - If not, nothing is sent: the ticket is held, and a renewal may count it at such a node. The
+///   release of the ticket will leave a mark.
 #[derive(Debug)]
 pub(super) struct Unanswered {
     late: Late,
-    id: Id,
+    nodes: Arc<Nodes>,
+    request: Arc<Request>,
+    open: Vec<usize>,
     pending: Arc<Pending>,
 }
 
+/// The tickets of a renewal that may still be repaired: nobody has released them or renewed them
+/// again.
+#[derive(Debug)]
+pub(super) struct Renewing(Mutex<HashSet<Id>>);
+
 impl Late {
-    pub(super) fn begin(&self, id: Id, links: &Arc<Links>) -> Unanswered {
+    /// Called before an enqueue is sent on these connections, or before its caller gets the answer.
+    /// `links` is `None` if a release may overtake the enqueue on its own connections too, because
+    /// the enqueue is not sent yet.
+    pub(super) fn begin(
+        &self,
+        nodes: &Arc<Nodes>,
+        links: Option<&Arc<Links>>,
+        request: &Arc<Request>,
+        open: Vec<usize>,
+    ) -> Unanswered {
         let pending = Arc::new(Pending {
-            links: Arc::downgrade(links),
-            is_overtaken: AtomicBool::new(false),
+            links: links.map_or_else(Weak::new, Arc::downgrade),
+            release: Mutex::new(Release::NotSent),
         });
         self.unfinished(|it| {
-            it.enqueues
-                .entry(id)
-                .or_default()
-                .push(Arc::clone(&pending));
+            let of_id = it.enqueues.entry(request.id).or_default();
+            of_id.push(Arc::clone(&pending));
         });
-        let late = self.clone();
-        Unanswered { late, id, pending }
+        Unanswered {
+            late: self.clone(),
+            nodes: Arc::clone(nodes),
+            request: Arc::clone(request),
+            open,
+            pending,
+        }
     }
 
-    /// Starts a log of releases. The log ends when it is dropped.
-    pub(super) fn log_releases(&self) -> Arc<ReleaseLog> {
-        let log = Arc::default();
+    /// Called before a renewal of these tickets is sent. Earlier renewals no longer repair them.
+    pub(super) fn renew(&self, ids: impl Iterator<Item = Id>) -> Arc<Renewing> {
+        let ids: HashSet<Id> = ids.collect();
         self.unfinished(|it| {
-            it.logs.retain(|log| log.strong_count() > 0);
-            it.logs.push(Arc::downgrade(&log));
-        });
-        log
+            it.renewals.retain(|renewal| renewal.strong_count() > 0);
+            for renewal in it.renewals.iter().filter_map(Weak::upgrade) {
+                renewal.ids().retain(|id| !ids.contains(id));
+            }
+            let renewal = Arc::new(Renewing(Mutex::new(ids)));
+            it.renewals.push(Arc::downgrade(&renewal));
+            renewal
+        })
     }
 
-    /// Called before a release of this id is sent on these connections.
-    pub(super) fn note_release(&self, id: Id, links: &Arc<Links>) {
+    /// Called before a release of this id is sent on these connections. Returns whether the release
+    /// must leave a mark, because a node may carry out an enqueue later.
+    pub(super) fn release(&self, id: Id, links: &Arc<Links>) -> bool {
         self.unfinished(|it| {
-            for log in it.logs.iter().filter_map(Weak::upgrade) {
-                log.ids().push(id);
+            for renewal in it.renewals.iter().filter_map(Weak::upgrade) {
+                renewal.ids().remove(&id);
             }
-            let elsewhere =
-                |it: &&Arc<Pending>| !std::ptr::eq(it.links.as_ptr(), Arc::as_ptr(links));
-            for pending in it.enqueues.get(&id).into_iter().flatten().filter(elsewhere) {
-                pending.is_overtaken.store(true, Ordering::SeqCst);
+            for pending in it.enqueues.get(&id).into_iter().flatten() {
+                let is_here = std::ptr::eq(pending.links.as_ptr(), Arc::as_ptr(links));
+                let mut release = pending.release();
+                if !is_here {
+                    *release = Release::Elsewhere;
+                } else if *release == Release::NotSent {
+                    *release = Release::Behind;
+                }
             }
-        });
+            // The entry stays, because the core may have to repeat the release.
+            let until = it.open.get(&id);
+            until.is_some_and(|until| Clock::BOOT.now() < *until)
+        })
     }
 
     fn unfinished<T>(&self, of: impl FnOnce(&mut Unfinished) -> T) -> T {
@@ -104,23 +134,70 @@ impl Late {
     }
 }
 
+impl Unfinished {
+    fn leave_open(&mut self, id: Id) {
+        let now = Clock::BOOT.now();
+        if self.open.len().is_power_of_two() {
+            self.open.retain(|_, until| *until > now);
+        }
+        self.open.insert(id, now.after(LONGEST_TTL));
+    }
+}
+
+impl Pending {
+    fn release(&self) -> MutexGuard<'_, Release> {
+        self.release.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Renewing {
+    pub(super) fn is_current(&self, id: Id) -> bool {
+        self.ids().contains(&id)
+    }
+
+    fn ids(&self) -> MutexGuard<'_, HashSet<Id>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Unanswered {
     /// Whether a release was sent after the enqueue, and may have arrived before it at a node.
     pub(super) fn is_overtaken(&self) -> bool {
-        self.pending.is_overtaken.load(Ordering::SeqCst)
+        *self.pending.release() == Release::Elsewhere
+    }
+
+    pub(super) fn request(&self) -> &Arc<Request> {
+        &self.request
+    }
+
+    /// This node has answered the enqueue, or will never carry it out.
+    pub(super) fn is_done_at(&mut self, at: usize) {
+        self.open.retain(|open| *open != at);
     }
 }
 
 impl Drop for Unanswered {
     fn drop(&mut self) {
-        self.late.unfinished(|it| {
-            let Some(of_id) = it.enqueues.get_mut(&self.id) else {
-                return;
-            };
-            of_id.retain(|other| !Arc::ptr_eq(other, &self.pending));
-            if of_id.is_empty() {
-                it.enqueues.remove(&self.id);
+        let id = self.request.id;
+        // Under the lock of the list, so that a release comes before this or after it.
+        let is_released = self.late.unfinished(|it| {
+            if let Some(of_id) = it.enqueues.get_mut(&id) {
+                of_id.retain(|other| !Arc::ptr_eq(other, &self.pending));
+                if of_id.is_empty() {
+                    it.enqueues.remove(&id);
+                }
             }
+            let is_released = *self.pending.release() != Release::NotSent;
+            if !is_released && !self.open.is_empty() {
+                it.leave_open(id);
+            }
+            is_released
         });
+        if is_released {
+            let departure = [Departure::new(Arc::clone(&self.request), true)];
+            for at in &self.open {
+                self.nodes.outbox(*at).put(&departure, None);
+            }
+        }
     }
 }

@@ -189,11 +189,11 @@ impl Nodes {
         up.collect()
     }
 
-    /// A node, if it is up.
-    pub(super) fn get(&self, at: usize) -> Option<Node> {
+    /// A node, if it is up and may vote on a ticket.
+    pub(super) fn voter(&self, at: usize) -> Option<Node> {
         match &self.views.borrow()[at] {
-            View::Up(node) => Some(node.clone()),
-            View::Asked | View::Down(_) => None,
+            View::Up(node) if node.votes_from <= Clock::BOOT.now() => Some(node.clone()),
+            View::Up(_) | View::Asked | View::Down(_) => None,
         }
     }
 

@@ -149,7 +149,8 @@ pub(super) async fn renew(
     tickets: Vec<Arc<Request>>,
 ) -> Result<Vec<Renewed>, StoreError> {
     let nodes = links.nodes();
-    let released = late.log_releases();
+    let sent = Clock::BOOT.now();
+    let renewing = late.renew(tickets.iter().map(|request| request.id));
     let tickets: Vec<_> = tickets.into_iter().map(within_limits).collect();
     let verb = |node: &Node| {
         let (mut connection, tickets) = (node.connection.clone(), tickets.clone());
@@ -177,8 +178,10 @@ pub(super) async fn renew(
             };
             let repair = Repair {
                 links: Arc::clone(&links),
+                late,
                 tickets: tickets.into_iter().enumerate().map(number).collect(),
-                released,
+                renewing,
+                sent,
             };
             repair.finish(found, asked);
             return Ok(answers);
@@ -221,11 +224,11 @@ fn unknown(nodes: &Nodes, errors: &[StoreError]) -> StoreError {
 pub(super) async fn release(
     links: Arc<Links>,
     late: Late,
-    tickets: Vec<Departure>,
+    mut tickets: Vec<Departure>,
 ) -> Result<Vec<Released>, StoreError> {
     let nodes = links.nodes();
-    for departure in &tickets {
-        late.note_release(departure.request.id, &links);
+    for departure in &mut tickets {
+        departure.enqueue_may_follow |= late.release(departure.request.id, &links);
     }
     let verb = |node: &Node| node::release(node.connection.clone(), tickets.clone());
     let mut asked = everywhere(nodes, verb);
