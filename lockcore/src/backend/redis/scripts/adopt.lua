@@ -44,6 +44,10 @@ local function adopt()
   local had, record = id, holder(id)
   if not record then had, record = from, holder(from) end
   if not record then return 0 end
+  -- If the ticket was granted only now, it gets no message and keeps its lease. A message would
+  -- name an id that is gone. And if nobody heard it, the record under this id would be written
+  -- again, with a shortened lease: the client that is told that it holds would lose the ticket.
+  line.renewed[from] = true
   if tonumber(ARGV[8]) > 0 then
     redis.call('SET', key .. ':gone:' .. from, '', 'PX', ARGV[8])
     line.marks = math.max(line.marks, now + ARGV[8])
