@@ -548,6 +548,7 @@ async fn a_capacity_changes_while_its_slot_moves(_: Store) {
     assert_eq!(client(&url).semaphore("a", 2).capacity().await.unwrap(), 4);
     cluster.finish_moving(slot, old, new);
     assert_eq!(pool.capacity().await.unwrap(), 4);
+    let beside = pool.acquire().await.unwrap();
 
     // A change that somebody has read before the capacity was forgotten, and that comes late.
     let namespace = Namespace::new("test").unwrap();
@@ -567,7 +568,10 @@ async fn a_capacity_changes_while_its_slot_moves(_: Store) {
     pool.forget_capacity().await.unwrap();
     let (old, new) = (new, another(&cluster, new));
     let slot = cluster.begin_moving(&key("a"), new);
-    cluster.move_key(old, new, &key("a"));
+    // All keys of the line arrive. So nothing but the mark can refuse the change.
+    for part in ["", ":line", ":ends"] {
+        cluster.move_key(old, new, &(key("a") + part));
+    }
 
     // As if none had ever been stored, because the mark is not seen.
     let late = store
@@ -585,4 +589,5 @@ async fn a_capacity_changes_while_its_slot_moves(_: Store) {
     }
     assert_eq!(pool.capacity().await.unwrap(), 2);
     give_back(guard).await;
+    give_back(beside).await;
 }
