@@ -10,6 +10,7 @@ mod model;
 mod world;
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,7 +25,12 @@ use world::World;
 
 const CLIENTS: usize = 3;
 const NAMES: usize = 2;
+/// How many of the last requests of a history may get the ticket of another request.
+const ADOPTERS: usize = 3;
 const NAMESPACE: &str = "test";
+
+/// The capacity that the clients state that change the stored capacity.
+const STATED: NonZeroU32 = NonZeroU32::new(4).unwrap();
 
 /// Time passes in multiples of seven seconds, and every lease lasts three seconds more than such a
 /// multiple. A real server's clock also runs by itself. With these numbers no step comes close to
@@ -148,6 +154,18 @@ enum Step {
     Enqueue(usize),
     Renew(Vec<usize>, With),
     Release(Vec<usize>, EnqueueMayFollow),
+    /// Gives a ticket the id of another request, whose client has it from then on.
+    Adopt {
+        from: usize,
+        to: usize,
+    },
+    /// Stores a capacity, or forgets it.
+    Resize {
+        client: usize,
+        name: usize,
+        capacity: Option<u32>,
+        order: Order,
+    },
     Pass(u64),
     Disconnect(usize),
     Connect(usize),
@@ -157,6 +175,15 @@ enum Step {
 }
 
 type EnqueueMayFollow = bool;
+
+/// When a change of the stored capacity arrives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    InTime,
+    Twice,
+    /// After another change, of which its client does not know.
+    Late,
+}
 
 /// How a renewal differs from the enqueue.
 #[derive(Clone, Copy, Debug, Default)]
@@ -175,7 +202,7 @@ enum Key {
 impl History {
     fn random(seed: u64, steps: usize) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
-        let requests = (0..6 + steps / 6)
+        let requests = (0..6 + steps / 6 + ADOPTERS)
             .map(|_| Wish::random(&mut random))
             .collect::<Vec<_>>();
         let steps = (0..steps)
@@ -189,7 +216,7 @@ impl fmt::Display for History {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for step in &self.steps {
             writeln!(f, "{step:?}")?;
-            if let Step::Enqueue(ticket) = step {
+            if let Step::Enqueue(ticket) | Step::Adopt { to: ticket, .. } = step {
                 writeln!(f, "    {:?}", self.requests[*ticket])?;
             }
         }
@@ -202,7 +229,7 @@ impl Wish {
         let name = random.usize(..NAMES);
         // The first name is a read/write lock and the second a semaphore. Some requests state a
         // wrong capacity on purpose.
-        let mut capacity = [FULL.get(), 4][name];
+        let mut capacity = [FULL, STATED][name].get();
         if random.u8(..20) == 0 {
             capacity = 5;
         }
@@ -241,10 +268,22 @@ impl Step {
             (0..count).map(|_| random.usize(..requests)).collect()
         };
         match random.u8(..100) {
-            0..45 => Self::Enqueue(random.usize(..requests)),
-            45..65 => Self::Renew(some(random), With::random(random)),
-            65..82 => Self::Release(some(random), random.u8(..4) == 0),
-            82..96 => Self::Pass(random.choice([1, 1, 1, 2, 9]).unwrap()),
+            0..40 => Self::Enqueue(random.usize(..requests)),
+            40..57 => Self::Renew(some(random), With::random(random)),
+            57..71 => Self::Release(some(random), random.u8(..4) == 0),
+            71..79 => Self::Adopt {
+                from: random.usize(..requests),
+                to: requests - 1 - random.usize(..ADOPTERS),
+            },
+            79..84 => Self::Resize {
+                client: random.usize(..CLIENTS),
+                name: usize::from(random.u8(..8) > 0),
+                capacity: Some(random.u32(..7)).filter(|_| random.u8(..3) > 0),
+                order: random
+                    .choice([Order::InTime, Order::InTime, Order::Twice, Order::Late])
+                    .unwrap(),
+            },
+            84..96 => Self::Pass(random.choice([1, 1, 1, 2, 9]).unwrap()),
             96 => Self::Disconnect(random.usize(..CLIENTS)),
             97 => Self::Connect(random.usize(..CLIENTS)),
             98 => Self::LoseData,

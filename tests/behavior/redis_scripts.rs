@@ -6,6 +6,7 @@ mod batches;
 mod cost;
 mod damaged;
 mod denied;
+mod interrupted;
 mod lines;
 mod repeated;
 
@@ -24,6 +25,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         batches::facts,
         damaged::facts,
         denied::facts,
+        interrupted::facts,
     ];
     groups.into_iter().flat_map(|facts| facts(store)).collect()
 }
@@ -36,6 +38,8 @@ fn script(verb: &str) -> String {
         "release" => include_str!("../../lockcore/src/backend/redis/scripts/release.lua"),
         "inspect" => include_str!("../../lockcore/src/backend/redis/scripts/inspect.lua"),
         "forget" => include_str!("../../lockcore/src/backend/redis/scripts/forget.lua"),
+        "adopt" => include_str!("../../lockcore/src/backend/redis/scripts/adopt.lua"),
+        "resize" => include_str!("../../lockcore/src/backend/redis/scripts/resize.lua"),
         other => panic!("no script for {other}"),
     };
     let line = include_str!("../../lockcore/src/backend/redis/scripts/line.lua");

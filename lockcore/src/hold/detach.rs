@@ -267,6 +267,8 @@ impl From<NotDetached> for Error {
 mod tests {
     use std::time::Duration;
 
+    use tokio::time::timeout;
+
     use crate::client::events::{Event, GrantEvent};
     use crate::error::{ErrorKind, LostReason};
     use crate::locks::Locks;
@@ -276,6 +278,11 @@ mod tests {
     /// nothing, and the detach must report the loss.
     #[tokio::test]
     async fn a_lock_that_is_lost_in_the_moment_of_its_detach_is_told_and_given_back() {
+        let told = timeout(Duration::from_secs(60), is_told_and_given_back());
+        told.await.expect("somebody is not told");
+    }
+
+    async fn is_told_and_given_back() {
         let builder = || Locks::builder().namespace("detach").url("memory:");
         let (locks, other) = (builder().build().unwrap(), builder().build().unwrap());
         let lock = locks.mutex("a");

@@ -7,13 +7,14 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockcore::backend::queue::{NoTicket, Queue, Ticket};
+use lockcore::backend::queue::{NoTicket, Queue, Ticket, granted_of};
 use lockcore::backend::{
-    Capability, Enqueued, Id, Name, Namespace, Released, Renewed, Request, TicketInfo, Wake,
+    Adoption, Capability, Enqueued, Id, Name, Namespace, Released, Renewed, Request, ResizeOutcome,
+    Resized, TicketInfo, Wake,
 };
 use tests::stores::Manner;
 
-use super::{CLIENTS, DAY_MICROS, History, Key, MARK, NAMES, NAMESPACE, Seen, Wish, With};
+use super::{CLIENTS, DAY_MICROS, History, Key, MARK, NAMES, NAMESPACE, STATED, Seen, Wish, With};
 
 /// The state that one history must lead to.
 pub(super) struct Model {
@@ -34,6 +35,11 @@ pub(super) struct Model {
     /// The highest number that each client has seen, and the highest exclusive grant of each name.
     highest_seen: [u64; CLIENTS],
     exclusive: [u64; NAMES],
+    /// The requests that were enqueued, and those that got the ticket of another request.
+    enqueued: HashSet<usize>,
+    adopted: HashMap<usize, usize>,
+    /// The names for which a capacity was stored at some time.
+    resized: [bool; NAMES],
     /// The wake-ups that the store must have sent since the last check, and the clients that get
     /// them.
     to_wake: Vec<(usize, Wake)>,
@@ -81,6 +87,9 @@ impl Model {
             expired: HashSet::new(),
             highest_seen: [0; CLIENTS],
             exclusive: [0; NAMES],
+            enqueued: HashSet::new(),
+            adopted: HashMap::new(),
+            resized: [false; NAMES],
             to_wake: Vec::new(),
             to_look: Vec::new(),
             told_to_look: Vec::new(),
@@ -132,7 +141,8 @@ impl Model {
         wakes: &[(usize, Wake)],
     ) -> Result<(), String> {
         let wish = self.wishes[ticket];
-        if self.marks.get(&ticket).is_some_and(|end| *end > self.now) {
+        self.enqueued.insert(ticket);
+        if self.is_marked(ticket) {
             self.settle_if_looked(wish.name, wakes);
             return expect(answer, Enqueued::Gone);
         }
@@ -209,6 +219,13 @@ impl Model {
             nobody,
         );
         match (outcome, answer) {
+            // ZooKeeper does not see which tickets hold only because they held at the last change of
+            // the capacity.
+            (Err(NoTicket::Busy), Enqueued::Busy { .. })
+                if self.capability.sessions && self.resized[wish.name] =>
+            {
+                Ok(())
+            }
             (Err(NoTicket::Busy), Enqueued::Busy { retry_in }) => {
                 let soonest = self.soonest(wish.name);
                 self.about(retry_in, soonest, "retry_in")
@@ -364,6 +381,140 @@ impl Model {
                     false => Released::NotFound,
                 },
             ),
+        }
+    }
+
+    /// The adoption that gives the ticket of `from` the id of `to`. `None` if the store cannot do
+    /// this, and if `to` is the id of another ticket.
+    pub(super) fn adoption(&mut self, from: usize, to: usize) -> Option<Adoption> {
+        let name = self.wishes[from].name;
+        let is_free = match self.adopted.get(&to) {
+            Some(earlier) => *earlier == from,
+            None => from != to && !self.enqueued.contains(&to),
+        };
+        // A mark counts for one name.
+        let is_marked = self.marks.contains_key(&to) && self.wishes[to].name != name;
+        if !self.capability.adopts || !is_free || is_marked {
+            return None;
+        }
+        // Such a store removes the expired tickets of the name only at a later request, and wakes
+        // its waiters only then.
+        let mut tickets = self.queues[name].tickets();
+        if self.manner.by_id && tickets.any(|(known, _)| known.expires_at <= self.now) {
+            return None;
+        }
+        drop(tickets);
+        let mut request = (*self.request(to)).clone();
+        request.name = self.names[name].clone();
+        let ids = [self.ids[to], self.ids[from]];
+        let mut found = ids.iter().filter_map(|id| {
+            let (known, _) = self.queues[name].find(*id)?;
+            Some((known.number, known.permits, known.capacity))
+        });
+        let wish = self.wishes[from];
+        let (number, permits, capacity) = found.next().unwrap_or((1, wish.permits, wish.capacity));
+        drop(found);
+        request.permits = NonZeroU32::new(permits).unwrap();
+        request.capacity = NonZeroU32::new(capacity).unwrap();
+        let mark = leaves_mark(from, to);
+        Some(Adoption::new(ids[1], number, mark, Arc::new(request)))
+    }
+
+    /// An adoption gives a ticket that holds another id and another client, and renews it. A
+    /// repetition renews it again.
+    pub(super) fn adopted(
+        &mut self,
+        from: usize,
+        to: usize,
+        answer: Enqueued,
+        wakes: &[(usize, Wake)],
+    ) -> Result<(), String> {
+        let name = self.wishes[from].name;
+        // A store may remember an expired mark for longer than the model.
+        let ended = self.marks.contains_key(&to) && answer == Enqueued::Gone;
+        if self.is_marked(to) || ended {
+            self.settle_if_looked(name, wakes);
+            return expect(answer, Enqueued::Gone);
+        }
+        match self.manner.by_id {
+            true => self.settle_if_looked(name, wakes),
+            false => self.settle(name, None),
+        }
+        let valid_for = Duration::from_millis(self.wishes[to].ttl);
+        let is_there = self.queues[name].find(self.ids[to]).is_some();
+        let holds = |(_, holds)| holds;
+        if !is_there && !self.queues[name].find(self.ids[from]).is_some_and(holds) {
+            return expect(answer, Enqueued::Gone);
+        }
+        if !is_there {
+            self.queues[name].rename(self.ids[from], self.ids[to]);
+            self.adopted.insert(to, from);
+            if leaves_mark(from, to) {
+                self.marks.insert(from, self.now + MARK);
+            }
+        }
+        let (known, _) = self.queues[name].find(self.ids[to]).unwrap();
+        known.expires_at = self.now + self.wishes[to].ttl;
+        known.payload = Known {
+            ticket: to,
+            told: true,
+        };
+        let (ticket, permits, capacity) = (known.number, known.permits, known.capacity);
+        let wish = &mut self.wishes[to];
+        (wish.name, wish.permits, wish.capacity) = (name, permits, capacity);
+        // The client that had the ticket may be woken, if its turn has come only now.
+        self.of_one_batch(&[from], wakes)?;
+        expect(answer, Enqueued::Granted { ticket, valid_for })
+    }
+
+    fn is_marked(&self, ticket: usize) -> bool {
+        self.marks.get(&ticket).is_some_and(|end| *end > self.now)
+    }
+
+    /// A stored capacity counts in place of what tickets state. It is stored if the oldest ticket
+    /// states the same capacity as the client, and forgotten if all tickets do. A change whose
+    /// client does not know the last one changes nothing.
+    pub(super) fn resized(
+        &mut self,
+        name: usize,
+        capacity: Option<u32>,
+        is_late: bool,
+        read: Resized,
+        answer: Resized,
+        wakes: &[(usize, Wake)],
+    ) -> Result<(), String> {
+        match self.manner.by_id {
+            true => self.settle_if_looked(name, wakes),
+            false => self.settle(name, None),
+        }
+        let queue = &mut self.queues[name];
+        if (read.capacity, read.outcome) != (queue.stored(), ResizeOutcome::Applied) {
+            return Err(format!("read {read:?}, and not {:?}", queue.stored()));
+        }
+        let live = queue.tickets().map(|(known, _)| known);
+        let live = live.filter(|known| known.expires_at > self.now);
+        let looked_at = match (queue.stored(), capacity) {
+            (None, _) => 1,
+            (Some(_), Some(_)) => 0,
+            (Some(_), None) => usize::MAX,
+        };
+        let others = live.take(looked_at).map(|known| known.capacity);
+        let others: Vec<_> = others.filter(|other| *other != STATED.get()).collect();
+        let is_right = match answer.outcome {
+            ResizeOutcome::Kept => is_late,
+            ResizeOutcome::Mismatch { in_use } => !is_late && others.contains(&in_use),
+            ResizeOutcome::Applied => !is_late && others.is_empty(),
+            _ => false,
+        };
+        if answer.outcome == ResizeOutcome::Applied {
+            queue.resize(capacity);
+            self.resized[name] = true;
+            self.settle(name, None);
+        }
+        let is_mismatch = matches!(answer.outcome, ResizeOutcome::Mismatch { .. });
+        match is_right && (is_mismatch || answer.capacity == self.queues[name].stored()) {
+            true => Ok(()),
+            false => Err(format!("answered {answer:?}, and others are {others:?}")),
         }
     }
 
@@ -529,22 +680,32 @@ impl Model {
     fn shows(&self, name: usize, places: &[TicketInfo]) -> Result<(), String> {
         let all = self.queues[name].tickets().map(|(known, _)| known);
         let (live, expired): (Vec<_>, Vec<_>) = all.partition(|known| known.expires_at > self.now);
-        let mut older = 0;
-        let shown = places.iter().zip(&live).all(|(place, known)| {
-            older += u64::from(known.permits);
-            let remaining = Duration::from_millis(known.expires_at - self.now);
-            let holds = older <= u64::from(known.capacity);
-            let told = known.payload.told;
-            // A ticket that its client knows to be granted must hold. The client of each holder
-            // must know of the grant.
-            (holds || !told)
-                && (told || !holds || !expired.is_empty())
-                && place.ticket == known.number
-                && place.granted == holds
-                && (place.permits, place.capacity) == (known.permits, known.capacity)
-                && place.owner == known.payload.ticket.to_string()
-                && self.is_about(place.remaining, remaining)
-        });
+        let stored = self.queues[name].stored();
+        let mut holders = self.queues[name].holders();
+        let held = live
+            .iter()
+            .take_while(|known| holders.any(|holder| holder.id == known.id));
+        let sizes = live.iter().map(|known| (known.permits, known.capacity));
+        let granted = granted_of(sizes, stored, held.count());
+        let shown = places
+            .iter()
+            .zip(&live)
+            .enumerate()
+            .all(|(at, (place, known))| {
+                let remaining = Duration::from_millis(known.expires_at - self.now);
+                let holds = at < granted;
+                let told = known.payload.told;
+                // A ticket that its client knows to be granted must hold. The client of each holder
+                // must know of the grant.
+                (holds || !told)
+                    && (told || !holds || !expired.is_empty())
+                    && place.ticket == known.number
+                    && place.granted == holds
+                    && place.permits == known.permits
+                    && place.capacity == stored.unwrap_or(known.capacity)
+                    && place.owner == known.payload.ticket.to_string()
+                    && self.is_about(place.remaining, remaining)
+            });
         if shown && places.len() == live.len() {
             return Ok(());
         }
@@ -560,7 +721,8 @@ impl Model {
         let known = self.queues[wish.name].find(self.ids[ticket]);
         let permits = known.map_or(wish.permits, |(known, _)| known.permits);
         let last = &mut self.exclusive[wish.name];
-        if permits < wish.capacity {
+        // Under a stored capacity, a ticket with these permits is not alone.
+        if permits < wish.capacity || self.resized[wish.name] {
             return Ok(());
         }
         if number < *last {
@@ -655,6 +817,12 @@ impl Model {
     fn is_about(&self, shown: Duration, expected: Duration) -> bool {
         shown <= expected && expected <= shown + Duration::from_millis(self.manner.slack)
     }
+}
+
+/// Whether the adoption says that the enqueue of `from` may still arrive. A repetition of the adoption
+/// says the same.
+fn leaves_mark(from: usize, to: usize) -> bool {
+    (from + to).is_multiple_of(2)
 }
 
 fn expect<T: PartialEq + std::fmt::Debug>(answer: T, expected: T) -> Result<(), String> {

@@ -7,13 +7,15 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lockcore::backend::Namespace;
 use lockcore::backend::{
-    Backend, Capability, Connection, Departure, EventSink, News, Released, Wake,
+    Backend, Capability, Connection, Departure, EventSink, Fault, Id, News, Released, Resize,
+    ResizeOp, ResizeOutcome, Resized, Wake,
 };
 use tests::eventually::eventually;
 use tests::stores::{Histories, Manner, Stage};
 
 use super::model::Model;
-use super::{CLIENTS, History, Key, NAMES, NAMESPACE, STRIDE, Step, With};
+use super::{CLIENTS, History, Key, NAMES, NAMESPACE, Order, STATED, STRIDE, Step, With};
+use crate::hostile::random_id;
 use crate::store::SOON;
 
 /// A store whose clock the test moves, and its clients. It plays one history after another, each
@@ -174,6 +176,62 @@ impl World {
                 model.of_one_batch(tickets, &wakes)?;
                 return self.expect(wakes, model).await;
             }
+            Step::Adopt { from, to } => {
+                let Some(connection) = &self.clients[model.wishes[*to].client] else {
+                    return Ok(());
+                };
+                let Some(adoption) = model.adoption(*from, *to) else {
+                    return Ok(());
+                };
+                let answer = connection.adopt(Arc::new(adoption)).await.unwrap();
+                let wakes = self.look(model).await?;
+                model.adopted(*from, *to, answer, &wakes)?;
+                return self.expect(wakes, model).await;
+            }
+            Step::Resize {
+                client,
+                name,
+                capacity,
+                order,
+            } => {
+                let Some(connection) = &self.clients[*client] else {
+                    return Ok(());
+                };
+                let ask = |id, op| Resize::new(model.names[*name].clone(), id, op);
+                let is_late = *order == Order::Late;
+                let (id, mut op) = (change_id(), ResizeOp::Read);
+                let mut read = resize(&**connection, ask(change_id(), op)).await;
+                let mut answer = read;
+                // A store may forget the last change when nothing is stored, so a client that is
+                // not late may have to read twice, as the core does.
+                for _ in 0..2 {
+                    op = ResizeOp::Set {
+                        capacity: *capacity,
+                        after: if is_late {
+                            Some(change_id())
+                        } else {
+                            read.change
+                        },
+                        stated: STATED,
+                    };
+                    answer = resize(&**connection, ask(id, op)).await;
+                    if answer.outcome != ResizeOutcome::Kept || is_late {
+                        break;
+                    }
+                    read = resize(&**connection, ask(change_id(), ResizeOp::Read)).await;
+                }
+                if *order == Order::Twice && answer.outcome == ResizeOutcome::Applied {
+                    let again = resize(&**connection, ask(id, op)).await;
+                    // A store may not remember who has forgotten a capacity.
+                    let kept = Resized::new(None, None, ResizeOutcome::Kept);
+                    if again != answer && (capacity.is_some() || again != kept) {
+                        return Err(format!("answered {answer:?}, and then {again:?}"));
+                    }
+                }
+                let wakes = self.look(model).await?;
+                model.resized(*name, *capacity, is_late, read, answer, &wakes)?;
+                return self.expect(wakes, model).await;
+            }
             Step::Pass(strides) => {
                 self.stage.pass(Duration::from_millis(strides * STRIDE));
                 model.now += strides * STRIDE;
@@ -328,6 +386,23 @@ impl World {
     fn micros(&self) -> u64 {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap() + self.stage.ahead();
         now.as_micros() as u64
+    }
+}
+
+/// The id of one change of a stored capacity.
+fn change_id() -> Id {
+    Id::parse(&random_id()).unwrap()
+}
+
+/// Sends the request again after [`Fault::Retry`], as the core does.
+async fn resize(connection: &dyn Connection, request: Resize) -> Resized {
+    let request = Arc::new(request);
+    loop {
+        match connection.resize(Arc::clone(&request)).await {
+            Ok(resized) => return resized,
+            Err(error) if error.fault() == Fault::Retry => tokio::task::yield_now().await,
+            Err(error) => panic!("{error}"),
+        }
     }
 }
 

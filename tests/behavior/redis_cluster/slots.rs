@@ -549,6 +549,7 @@ async fn a_capacity_changes_while_its_slot_moves(_: Store) {
     assert_eq!(client(&url).semaphore("a", 2).capacity().await.unwrap(), 4);
     cluster.finish_moving(slot, old, new);
     assert_eq!(pool.capacity().await.unwrap(), 4);
+    let beside = pool.acquire().await.unwrap();
 
     // The late change below is from a client that has read the capacity before it was forgotten.
     let namespace = Namespace::new("test").unwrap();
@@ -568,7 +569,10 @@ async fn a_capacity_changes_while_its_slot_moves(_: Store) {
     pool.forget_capacity().await.unwrap();
     let (old, new) = (new, another(&cluster, new));
     let slot = cluster.begin_moving(&key("a"), new);
-    cluster.move_key(old, new, &key("a"));
+    // All keys of the line arrive. So nothing but the mark can refuse the change.
+    for part in ["", ":line", ":ends"] {
+        cluster.move_key(old, new, &(key("a") + part));
+    }
 
     // This change is valid only if no capacity was ever stored. At the new node it looks like that,
     // because the mark is missing there.
@@ -587,4 +591,5 @@ async fn a_capacity_changes_while_its_slot_moves(_: Store) {
     }
     assert_eq!(pool.capacity().await.unwrap(), 2);
     give_back(guard).await;
+    give_back(beside).await;
 }

@@ -260,7 +260,7 @@ async fn a_capacity_is_stored_when_the_replicas_have_it_and_added_once(_: Store)
     assert_eq!(state(&replicas[0]), state(&master));
     replicas[0].freeze();
 
-    let before = waits(&master);
+    let (before, stored) = (waits(&master), state(&master));
     let adds = pool.clone();
     let adding = tokio::spawn(async move { adds.add_permits(2).await });
     eventually("it asks again", 3 * SOON, async || {
@@ -268,6 +268,8 @@ async fn a_capacity_is_stored_when_the_replicas_have_it_and_added_once(_: Store)
     })
     .await;
     assert!(!adding.is_finished());
+    // What it reads first is not acknowledged. So it does not ask for a change yet.
+    assert_eq!(state(&master), stored);
     replicas[0].thaw();
 
     assert_eq!(adding.await.unwrap().unwrap(), 5);

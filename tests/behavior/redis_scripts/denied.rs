@@ -65,7 +65,7 @@ async fn the_rest_of_a_batch_is_replicated_after_a_message_was_denied(_: Store) 
 }
 
 /// Takes the right to a command from the user of this test while `work` runs.
-fn without<T>(server: &RedisServer, command: &str, work: impl FnOnce() -> T) -> T {
+pub(super) fn without<T>(server: &RedisServer, command: &str, work: impl FnOnce() -> T) -> T {
     let user: String = server.command(&["ACL", "WHOAMI"]);
     server.command::<()>(&["ACL", "SETUSER", &user, &format!("-{command}")]);
     let done = work();
@@ -73,14 +73,20 @@ fn without<T>(server: &RedisServer, command: &str, work: impl FnOnce() -> T) -> 
     done
 }
 
-/// The fact denies each command of the scripts in turn. As a client does, the test releases a
-/// ticket that an enqueue may have left, and repeats a denied release.
-async fn a_verb_that_is_denied_a_command_loses_neither_permits_nor_turns(_: Store) {
+/// The commands that the scripts use, in lower case.
+pub(super) fn commands() -> Vec<String> {
     let rights = include_str!("../../../lockcore/src/backend/redis/scripts/rights.lua");
     let commands: Vec<_> = rights.split("{ '").skip(1).collect();
     let commands = commands.iter().map(|call| call.split('\'').next().unwrap());
     let commands: Vec<_> = commands.map(str::to_lowercase).collect();
     assert!(commands.len() > 15, "{commands:?}");
+    commands
+}
+
+/// The fact denies each command of the scripts in turn. As a client does, the test releases a
+/// ticket that an enqueue may have left, and repeats a denied release.
+async fn a_verb_that_is_denied_a_command_loses_neither_permits_nor_turns(_: Store) {
+    let commands = commands();
     // The tickets, oldest first, and the permits of each, out of ten.
     let lines: [&[(&str, u64)]; 5] = [
         &[("a", 10)],

@@ -7,8 +7,8 @@ use tests::eventually::eventually;
 use tests::redis_server::RedisServer;
 
 use super::{
-    KEY, LINE, UNSEEN, asking, end_lease, enqueue, expires, fill, id, line, now, release, renew,
-    script,
+    KEY, LINE, UNSEEN, asking, end_lease, enqueue, expires, fill, id, line, now, record, release,
+    renew, renew_with, script,
 };
 use crate::store::{Kind, SOON, Store};
 
@@ -24,6 +24,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         no_release_or_renewal_shortens_the_life_of_a_number_ahead_of_the_clock
         a_request_beyond_the_limit_of_holders_is_answered_busy
         an_exhausted_name_keeps_its_tickets
+        an_adopted_waiter_whose_turn_has_just_come_is_held_by_its_new_client_alone
     ]
 }
 
@@ -268,4 +269,45 @@ async fn an_exhausted_name_keeps_its_tickets(_: Store) {
     assert_eq!(enqueue(&server, "late", "10", "60000"), [5]);
 
     assert_eq!(renew(&server, "next"), [0, 60000, -1]);
+}
+
+/// The holder has expired, and the adoption is the first request that finds it so. It grants the
+/// ticket, and gives it away. Nobody hears messages for the client that had the ticket.
+async fn an_adopted_waiter_whose_turn_has_just_come_is_held_by_its_new_client_alone(_: Store) {
+    let lines: [&[(&str, &str)]; 2] = [
+        &[("a", "10"), ("w", "4")],
+        &[("a", "7"), ("b", "3"), ("w", "4")],
+    ];
+    for tickets in lines {
+        let server = RedisServer::start();
+        for (name, permits) in tickets {
+            enqueue(&server, name, permits, "60000");
+        }
+        let record = record(&server, "w").unwrap();
+        end_lease(&server, "a");
+
+        let (permits, capacity) = (&record[62..72], &record[73..83]);
+        let (from, to) = (id("w"), id("n"));
+        let arguments = [
+            &from,
+            &record[..16],
+            permits,
+            capacity,
+            &to,
+            "60000",
+            "00:me",
+            "0",
+        ];
+        let call = ["EVAL", &script("adopt"), "1", KEY];
+        let adopted: i64 = server.command(&[&call[..], &arguments[..]].concat());
+
+        assert_eq!(adopted, 1);
+        assert!(expires(&server, "n") > now(&server) + 30_000);
+        assert_eq!(renew(&server, "w")[0], 2);
+        assert_eq!(renew_with(&server, "n", "4")[0], 0);
+        let mut left: Vec<_> = tickets.iter().map(|(name, _)| *name).collect();
+        left.retain(|name| *name == "b");
+        left.push("n");
+        assert_eq!(line(&server), left);
+    }
 }

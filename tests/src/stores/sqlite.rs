@@ -89,7 +89,8 @@ impl Stage for SqliteFile {
     }
 
     fn lose_data(&mut self) -> bool {
-        self.query("DELETE FROM tickets; DELETE FROM marks; DELETE FROM names");
+        let tables = ["tickets", "marks", "names", "capacities"];
+        self.query(&tables.map(|table| format!("DELETE FROM {table};")).concat());
         true
     }
 }

@@ -380,8 +380,8 @@ pub(super) async fn ask_back(
 }
 
 pub(super) async fn forget(file: &mut File, name: &Name) -> Result<(), StoreError> {
-    let key = layout::key(name);
-    file.transact(|| sqlx::query(layout::FORGET).bind(key.clone()))
+    let (key, now) = (layout::key(name), layout::now_millis());
+    file.transact(|| sqlx::query(layout::FORGET).bind(key.clone()).bind(now))
         .await
         .map(drop)
 }

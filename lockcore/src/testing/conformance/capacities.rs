@@ -2,6 +2,7 @@
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::fact::{Fact, group_of};
 use super::kit::{Asker, Store, with};
@@ -16,7 +17,15 @@ pub(super) fn all() -> Vec<Fact> {
         true => Ok(()),
         false => Err("it stores no capacities"),
     };
-    group_of!["capacities", false, resizes;
+    let expiring = |capability: &Capability| match (capability.resizes, capability.sessions) {
+        (false, _) => Err("it stores no capacities"),
+        (true, true) => Err("its tickets end with their sessions"),
+        (true, false) => Ok(()),
+    };
+    let forgetting = group_of!["capacities", false, expiring;
+        a_name_whose_tickets_have_all_expired_is_forgotten
+    ];
+    let resizing = group_of!["capacities", false, resizes;
         more_permits_let_the_first_waiters_in_with_one_push_each
         fewer_permits_take_nothing_back_and_later_grants_wait_until_what_is_out_fits
         a_stored_capacity_outlives_its_line_and_outranks_what_requests_state
@@ -24,7 +33,8 @@ pub(super) fn all() -> Vec<Fact> {
         a_change_that_comes_twice_counts_once_and_one_that_is_too_late_does_nothing
         a_capacity_is_forgotten_unless_a_ticket_states_another
         a_name_in_use_with_another_capacity_is_not_resized
-    ]
+    ];
+    [resizing, forgetting].concat()
 }
 
 /// A change of the capacity of the name `a`. The caller states the capacity 5.
@@ -299,4 +309,34 @@ async fn a_name_in_use_with_another_capacity_is_not_resized(store: Store) {
     resize(&store, &other, Some(9)).await;
     ours.close().await;
     other.close().await;
+}
+
+/// No other request comes between the end of the leases and the one that forgets the name. So the
+/// store may still have the tickets.
+async fn a_name_whose_tickets_have_all_expired_is_forgotten(store: Store) {
+    let client = store.connect().await;
+    let short = |permits| {
+        with(&store.permits("a", permits, 5), |request| {
+            request.ttl = Duration::from_millis(300);
+        })
+    };
+    for line in [&[2][..], &[2, 1], &[1, 2]] {
+        resize(&store, &client, Some(2)).await;
+        for permits in line {
+            // If the machine stalls, the first ticket may have expired, and this one holds.
+            let _ = client.enqueue(&short(*permits)).await;
+        }
+        eventually("they have expired", SOON, async || {
+            client.inspect(store.name("a")).await.is_empty()
+        })
+        .await;
+
+        client.connection.forget(store.name("a")).await.unwrap();
+
+        assert_eq!(read(&store, &client).await.capacity, None);
+        let writer = store.writer("a");
+        client.holds(&writer).await;
+        assert_eq!(client.release(&writer).await, Released::Released);
+    }
+    client.close().await;
 }

@@ -81,7 +81,7 @@ async fn every_answer_of_a_random_history_follows_the_rule(store: Store) {
         let line = &mut lines[rng.usize(..2)];
         let client = rng.usize(..clients.len());
         let one_of_them = (!line.tickets.is_empty()).then(|| rng.usize(..line.tickets.len()));
-        match (rng.u8(..7), one_of_them) {
+        match (rng.u8(..8), one_of_them) {
             (6, _) if store.resizes() && line.capacity < FULL.get() => {
                 let capacity = (rng.u8(..4) > 0).then(|| rng.u32(..6));
                 resize(&store, &clients[client], line, capacity).await;
@@ -89,6 +89,7 @@ async fn every_answer_of_a_random_history_follows_the_rule(store: Store) {
             (0, Some(at)) => repeat(&clients, line, at).await,
             (1, Some(at)) => shrink(&clients, line, at).await,
             (2 | 3, Some(at)) => leave(&clients, line, at).await,
+            (7, Some(at)) if store.adopts() => adopt(&clients, line, at, client).await,
             _ if line.tickets.len() < LONGEST => {
                 let permits = match line.capacity {
                     3 => rng.u32(1..=3),
@@ -191,6 +192,29 @@ async fn shrink(clients: &[Asker], line: &mut Line, at: usize) {
     let answer = clients[ticket.client].renew(&smaller).await;
     assert!(is_there(&answer), "{answer:?}");
     ticket.request = smaller;
+}
+
+/// A client takes a ticket over. Only a ticket that holds can be taken over.
+async fn adopt(clients: &[Asker], line: &mut Line, at: usize, client: usize) {
+    let holds = at < line.granted();
+    let ticket = &mut line.tickets[at];
+    let ours = with(&ticket.request, |request| {
+        request.id = Id::draw().unwrap();
+        request.wait = false;
+    });
+    let had = ticket.request.id;
+    let answer = clients[client].adopt(had, ticket.number, &ours).await;
+    if !holds {
+        assert_eq!(answer, Enqueued::Gone);
+        return;
+    }
+    assert!(
+        matches!(answer, Enqueued::Granted { ticket: number, .. } if number == ticket.number),
+        "{answer:?}"
+    );
+    let renewed = clients[ticket.client].renew(&ticket.request).await;
+    assert_eq!(renewed, Renewed::Lost);
+    (ticket.request, ticket.client) = (ours, client);
 }
 
 async fn leave(clients: &[Asker], line: &mut Line, at: usize) {

@@ -60,6 +60,11 @@ impl Store {
         self.subject.backend().capability().resizes
     }
 
+    /// Whether a ticket can go from one client to another.
+    pub(super) fn adopts(&self) -> bool {
+        self.subject.backend().capability().adopts
+    }
+
     /// A request for all permits, as of a mutex. It waits.
     pub(super) fn request(&self, name: &str) -> Request {
         let name = Name::new(self.names(), name).unwrap();

@@ -14,8 +14,9 @@
 --
 -- If the user is denied a command in the middle: the state of a single holder has one id or the
 -- other. If there are several holders, the ticket is entered under the new id before it is removed
--- under the old one. If the removal is denied, both entries count, and the old one ends with its
--- lease. The client releases what an adoption that failed may have left.
+-- under the old one. The removal is an HDEL, and the script begins with an HDEL of the same key. So
+-- a client that may not remove the old entry has changed nothing. The client releases what an
+-- adoption that failed may have left.
 
 -- include record.lua
 -- include line.lua
@@ -35,15 +36,19 @@ end
 
 local function adopt()
   if is_marked(line, id) then return 0 end
+  -- May refuse the request if the slot is being moved. Nothing has been done until now.
+  if tonumber(ARGV[8]) > 0 then is_marked(line, from) end
   -- The ticket may be a waiter whose turn has come only now.
   bury(line)
   grant(line)
   local had, record = id, holder(id)
   if not record then had, record = from, holder(from) end
   if not record then return 0 end
+  -- If the ticket was granted only now, it gets no message and keeps its lease. A message would
+  -- name an id that is gone. And if nobody heard it, the record under this id would be written
+  -- again, with a shortened lease: the client that is told that it holds would lose the ticket.
+  line.renewed[from] = true
   if tonumber(ARGV[8]) > 0 then
-    -- May refuse the request if the slot is being moved. Nothing has been done until now.
-    is_marked(line, from)
     redis.call('SET', key .. ':gone:' .. from, '', 'PX', ARGV[8])
     line.marks = math.max(line.marks, now + ARGV[8])
   end

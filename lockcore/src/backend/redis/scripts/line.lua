@@ -494,7 +494,11 @@ local function settle(line, asking, work)
   -- every request for a lock. This matters at a replica, because its data may be old. It could
   -- answer that a lock is held although the lock is free at the master.
   if line.was then redis.call('SET', line.key, '', 'NX') end
-  local result, more = put_down(line, work)
+  local done, result, more = pcall(put_down, line, work)
+  -- If the work was denied a command, the waiters that were granted before it get their messages
+  -- all the same. A repetition of the verb finds that they hold, and sends none. Their grants are
+  -- written: a verb that grants has a state, so the SET above has passed, and the state was written
+  -- with it. So no message comes for a grant that is not there, and none comes twice.
   put_down(line, function()
     for _, record in ipairs(line.let_in) do
       local id = id_of(record)
@@ -508,6 +512,7 @@ local function settle(line, asking, work)
     end
     look_again(line, asking)
   end)
+  if not done then error(result, 0) end
   return result, more
 end
 

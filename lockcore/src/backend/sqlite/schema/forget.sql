@@ -1,9 +1,14 @@
 -- Forgets everything about a name that is not in use.
 --
--- ?1 key of the name
--- One transaction.
+-- ?1 key of the name   ?2 now in ms of the boot clock
+-- One transaction. If all tickets of the name have expired, it is not in use. Nobody waits for these
+-- tickets, and their clients learn that they are lost, as they do after a sweep.
 
 BEGIN IMMEDIATE;
+
+DELETE FROM tickets WHERE name = (SELECT key FROM names WHERE name = ?1) AND NOT EXISTS (
+    SELECT 1 FROM tickets AS live WHERE live.name = tickets.name AND live.expires_at > ?2
+);
 
 DELETE FROM capacities WHERE name = ?1 AND NOT EXISTS (
     SELECT 1 FROM tickets JOIN names ON names.key = tickets.name WHERE names.name = ?1
