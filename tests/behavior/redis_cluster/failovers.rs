@@ -19,6 +19,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_killed_master_is_replaced_and_costs_nobody_a_lock_or_a_place
         a_frozen_master_is_replaced_and_lets_nobody_in_when_it_wakes
         a_lock_unknown_to_the_new_master_is_lost_and_its_late_write_refused
+        a_release_that_the_new_master_had_not_received_is_repeated_there
         a_master_that_is_down_costs_the_locks_of_other_masters_nothing
         a_cluster_that_restarts_without_its_data_is_noticed
         a_master_that_is_demoted_costs_its_waiters_no_place_and_no_wake_up
@@ -111,6 +112,36 @@ async fn a_lock_unknown_to_the_new_master_is_lost_and_its_late_write_refused(_: 
     assert_eq!(late.highest, next.grant_id().as_u64());
     assert_eq!(first.release().await.unwrap(), Release::AlreadyLost);
     give_back(next).await;
+}
+
+/// The new master has the ticket, because it has not received the release. If the client did not
+/// repeat the release there, the ticket would stay until its lease ends. Meanwhile the client
+/// releases other locks at another master.
+async fn a_release_that_the_new_master_had_not_received_is_repeated_there(_: Store) {
+    let cluster = Cluster::start(TIMEOUT);
+    let locks = client(&cluster.url());
+    let old = cluster.master_of(&key("a"));
+    let there = elsewhere(&cluster, old, "there");
+    let long = locks.mutex("a").ttl(4 * LONG_WAIT);
+    let guard = long.acquire().await.unwrap();
+    cluster.wait_until_replicated();
+    cluster.stop_replication(old);
+    give_back(guard).await;
+
+    old.kill();
+
+    let others = client(&cluster.url());
+    let releases_elsewhere = async {
+        loop {
+            // This may fail while no node serves the slots of the old master.
+            drop(locks.mutex(&there).wait(SOON).acquire().await);
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::select! {
+        () = works_again(&others, "a", LONG_WAIT) => {}
+        () = releases_elsewhere => {}
+    }
 }
 
 /// No node replaces the dead master, so its slots stay unserved.

@@ -46,7 +46,7 @@ use connection::RedisConnection;
 use dial::Server;
 use group::Opened;
 use opening::{checked, settings};
-use released::Repetition;
+use released::{BATCH, Repetition};
 use sentinels::Sentinels;
 use watch::Watch;
 
@@ -92,10 +92,6 @@ pub(crate) fn open_encrypted_cluster(url: &Url, tls: &Tls) -> Result<Arc<dyn Bac
 /// The longest ttl: half a day. A key stays for a day after the last request for it. So no ticket
 /// can outlive its key, even if the server's clock jumps by hours.
 const LONGEST_TTL: Duration = Duration::from_secs(12 * 60 * 60);
-
-/// The most releases in one request that this store sends by itself. The core has the same limit
-/// for its batches.
-const BATCH: usize = 100;
 
 /// How to find the server that has the locks.
 #[derive(Debug)]
@@ -268,7 +264,7 @@ impl Connection for RedisConnection {
             let answers = tickets::release(connection, tickets.clone()).await?;
             let acknowledged = tickets.into_iter().zip(&answers);
             let acknowledged = acknowledged.filter(|(_, answer)| **answer != Released::Failed);
-            watch.note_released(acknowledged.map(|(departure, _)| departure).collect());
+            watch.note_released(acknowledged.map(|(departure, _)| departure));
             Ok(answers)
         })
     }

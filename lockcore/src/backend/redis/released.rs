@@ -2,18 +2,23 @@
 //! new master may not have received them, and would keep the names taken until the leases end. So
 //! the client repeats these releases there.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::backend::{self, Departure};
 use crate::clock::{Clock, Instant};
 
-/// How long a release is remembered. It is forgotten when a later release comes after this time.
-/// From the promotion of a replica until clients leave the old master it takes a second or two.
+/// The most releases in one request that a store sends by itself. The core has the same limit for
+/// its batches.
+pub(super) const BATCH: usize = 100;
+
+/// How long a release is remembered. It is forgotten when the same master acknowledges a later one
+/// after this time. From the promotion of a replica until clients leave the old master it takes a
+/// second or two.
 const RECENT: Duration = Duration::from_secs(3);
 
-/// The most releases that are remembered. If there are more, the oldest stay. They are the ones
+/// The most releases of one master that are remembered. If there are more, the oldest stay. They are the ones
 /// that matter: the new master has the holders of the moment of its promotion, and the first
 /// releases after that moment are theirs.
 const MOST: usize = 10_000;
@@ -21,7 +26,10 @@ const MOST: usize = 10_000;
 /// The latest releases of all connections of a client. It is harmless to repeat a release that has
 /// already arrived, because no id is used again.
 #[derive(Debug, Default)]
-pub(super) struct Released(Mutex<VecDeque<Recent>>);
+pub(super) struct Released(Mutex<Masters>);
+
+/// The releases of each master, by its address. The oldest come first.
+type Masters = BTreeMap<Arc<str>, VecDeque<Recent>>;
 
 /// A release that was acknowledged.
 #[derive(Debug)]
@@ -33,39 +41,49 @@ struct Recent {
 }
 
 impl Released {
-    pub(super) fn note(&self, master: &Arc<str>, departures: Vec<Departure>) {
+    pub(super) fn note(&self, master: &Arc<str>, departures: impl Iterator<Item = Departure>) {
         let at = Clock::BOOT.now();
         let mut all = self.all();
-        while all
+        let recent = all.entry(Arc::clone(master)).or_default();
+        while recent
             .front()
             .is_some_and(|recent| recent.at.until(at) > RECENT)
         {
-            all.pop_front();
+            recent.pop_front();
         }
-        let room = MOST.saturating_sub(all.len());
-        all.extend(departures.into_iter().take(room).map(|departure| Recent {
+        let room = MOST.saturating_sub(recent.len());
+        recent.extend(departures.take(room).map(|departure| Recent {
             at,
             master: Arc::clone(master),
             departure,
         }));
     }
 
-    /// Takes out the releases that other masters than this one have acknowledged. Their age does
-    /// not count: after a master has died, it takes as long as the sentinels are configured to wait
-    /// until another server replaces it.
-    pub(super) fn elsewhere(self: &Arc<Self>, master: &str) -> Repetition {
-        let mut all = self.all();
-        let (elsewhere, here): (VecDeque<_>, VecDeque<_>) =
-            all.drain(..).partition(|recent| &*recent.master != master);
-        *all = here;
+    /// Takes out the releases that were acknowledged by a master that does not have their names any
+    /// more. `has` tells this of a master and a release. The age of the releases does not count:
+    /// after a master has died, it takes as long as the operators have configured until another
+    /// server replaces it.
+    pub(super) fn elsewhere(
+        self: &Arc<Self>,
+        has: impl Fn(&str, &Departure) -> bool,
+    ) -> Repetition {
+        let mut left = VecDeque::new();
+        self.all().retain(|master, recent| {
+            let (here, elsewhere): (VecDeque<_>, VecDeque<_>) = recent
+                .drain(..)
+                .partition(|recent| has(master, &recent.departure));
+            left.extend(elsewhere);
+            *recent = here;
+            !recent.is_empty()
+        });
         Repetition {
             released: Arc::clone(self),
-            left: elsewhere,
+            left,
             failed: VecDeque::new(),
         }
     }
 
-    fn all(&self) -> MutexGuard<'_, VecDeque<Recent>> {
+    fn all(&self) -> MutexGuard<'_, Masters> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -105,9 +123,10 @@ impl Drop for Repetition {
         let mut all = self.released.all();
         for mut recent in self.failed.drain(..).chain(self.left.drain(..)).rev() {
             recent.at = now; // or the next release would forget it
-            all.push_front(recent);
+            let of_master = all.entry(Arc::clone(&recent.master)).or_default();
+            of_master.push_front(recent);
+            of_master.truncate(MOST);
         }
-        all.truncate(MOST);
     }
 }
 
@@ -143,16 +162,24 @@ mod tests {
     fn releases_of_another_master_are_handed_out_once_and_the_rest_comes_back() {
         let released = Arc::<Released>::default();
         let (a, b) = (Arc::from("a"), Arc::from("b"));
-        released.note(&a, vec![departure("x"), departure("y")]);
-        released.note(&b, vec![departure("z")]);
+        released.note(&a, ["x", "y"].map(departure).into_iter());
+        released.note(&b, ["z"].map(departure).into_iter());
 
-        let mut again = released.elsewhere("b");
+        let mut again = released.elsewhere(|master, _| master == "b");
         assert_eq!(names(&again), ["x", "y"]);
-        assert!(released.elsewhere("b").next(1).is_none());
+        assert!(
+            released
+                .elsewhere(|master, _| master == "b")
+                .next(1)
+                .is_none()
+        );
         again.answered(1, &[backend::Released::Released]);
         drop(again);
 
-        assert_eq!(names(&released.elsewhere("c")), ["y", "z"]);
+        assert_eq!(
+            names(&released.elsewhere(|master, _| master == "c")),
+            ["y", "z"]
+        );
     }
 
     #[test]
@@ -161,27 +188,30 @@ mod tests {
 
         let released = Arc::<Released>::default();
         let departures = ["w", "x", "y", "z"].map(departure);
-        released.note(&Arc::from("a"), departures.to_vec());
+        released.note(&Arc::from("a"), departures.into_iter());
 
-        let mut again = released.elsewhere("b");
+        let mut again = released.elsewhere(|master, _| master == "b");
         // The third of them has no answer.
         again.answered(3, &[Failed, NotFound]);
         assert_eq!(names(&again), ["z"]);
         drop(again);
 
-        assert_eq!(names(&released.elsewhere("b")), ["w", "y", "z"]);
+        assert_eq!(
+            names(&released.elsewhere(|master, _| master == "b")),
+            ["w", "y", "z"]
+        );
     }
 
     #[test]
     fn releases_that_are_put_back_stay_and_the_latest_make_room() {
         let released = Arc::<Released>::default();
-        released.note(&Arc::from("a"), vec![departure("oldest")]);
-        let again = released.elsewhere("b");
-        released.note(&Arc::from("b"), vec![departure("x"); MOST]);
+        released.note(&Arc::from("a"), ["oldest"].map(departure).into_iter());
+        let again = released.elsewhere(|master, _| master == "b");
+        released.note(&Arc::from("a"), std::iter::repeat_n(departure("x"), MOST));
 
         drop(again);
 
-        let names = names(&released.elsewhere("c"));
+        let names = names(&released.elsewhere(|master, _| master == "c"));
         assert_eq!((names.len(), names[0].as_str()), (MOST, "oldest"));
     }
 
@@ -189,10 +219,10 @@ mod tests {
     fn the_oldest_releases_are_remembered_if_there_are_too_many() {
         let released = Arc::<Released>::default();
         let master = Arc::from("a");
-        released.note(&master, vec![departure("oldest")]);
-        released.note(&master, vec![departure("x"); MOST]);
+        released.note(&master, ["oldest"].map(departure).into_iter());
+        released.note(&master, std::iter::repeat_n(departure("x"), MOST));
 
-        let names = names(&released.elsewhere("b"));
+        let names = names(&released.elsewhere(|master, _| master == "b"));
 
         assert_eq!((names.len(), names[0].as_str()), (MOST, "oldest"));
     }

@@ -122,7 +122,7 @@ impl Watch {
     }
 
     /// Remembers releases that the master has acknowledged.
-    pub(super) fn note_released(&self, departures: Vec<Departure>) {
+    pub(super) fn note_released(&self, departures: impl Iterator<Item = Departure>) {
         let released = &self.listening.sentinels.released;
         released.note(&self.address, departures);
     }
@@ -130,7 +130,8 @@ impl Watch {
     /// The latest releases that earlier masters have acknowledged. The caller repeats them at this
     /// master.
     pub(super) fn released_elsewhere(&self) -> Repetition {
-        self.listening.sentinels.released.elsewhere(&self.address)
+        let released = &self.listening.sentinels.released;
+        released.elsewhere(|master, _| *master == *self.address)
     }
 
     /// Called for each request. Asks the sentinels again that have failed. The request does not

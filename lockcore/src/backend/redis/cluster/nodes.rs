@@ -25,6 +25,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) address: Address,
+    /// The address as text.
+    pub(super) label: Arc<str>,
     link: watch::Receiver<Link>,
     ears: Mutex<Option<Arc<Ears>>>,
     /// Since when the node has answered none of the requests that were sent to it, in nanoseconds
@@ -72,6 +74,7 @@ impl Node {
             }
         };
         Arc::new(Self {
+            label: address.to_string().into(),
             address,
             link,
             ears: Mutex::default(),

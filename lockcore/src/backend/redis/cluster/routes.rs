@@ -6,6 +6,7 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::runtime::Handle;
 
 use super::context::Context;
@@ -17,8 +18,10 @@ use super::task::Task;
 use super::whole::Whole;
 use crate::backend::redis::connection::RedisConnection;
 use crate::backend::redis::hop::{Hop, Redirect};
+use crate::backend::redis::released::BATCH;
+use crate::backend::redis::tickets;
 use crate::backend::redis::views::Address;
-use crate::backend::{EventSink, Fault, StoreError};
+use crate::backend::{EventSink, Fault, Released, StoreError};
 
 /// One connection to the cluster.
 #[derive(Debug)]
@@ -94,6 +97,10 @@ impl Routes {
         }
         if is_old {
             routes.ask_again();
+        } else {
+            let again = Arc::downgrade(&routes);
+            let again = Task::spawn(&routes.context.runtime, Self::release_again(again));
+            routes.state().refresh.get_or_insert(again);
         }
         routes
     }
@@ -270,6 +277,7 @@ impl Routes {
         };
         let nodes = self.nodes_to_ask();
         let (seeds, namespace) = (Arc::clone(seeds), namespace.clone());
+        let again = Arc::downgrade(self);
         let task = Task::spawn(runtime, async move {
             let told = seeds.ask(nodes, &namespace).await;
             if !round.is_latest() {
@@ -282,9 +290,42 @@ impl Routes {
                     Err(error) => connection.end(error),
                 }
             }
+            drop(round); // requests wait for the map, and not for the releases
+            Self::release_again(again).await;
         });
         let given_up = self.state().refresh.replace(task);
         drop(given_up); // outside of the mutex, because the drop cancels the task
+    }
+
+    /// Repeats the releases whose names are at other masters by now than the ones that have
+    /// acknowledged them. No caller waits for it.
+    ///
+    /// If this future is dropped, because the runtime ends or because a request asks for the map
+    /// again, the releases that are left are repeated after the next map.
+    async fn release_again(routes: Weak<Self>) {
+        let Some(routes) = routes.upgrade() else {
+            return;
+        };
+        let released = &routes.context.seeds.released;
+        let mut again = released.elsewhere(|master, departure| {
+            let state = routes.state();
+            let now = state.map.master(slots::of_name(&departure.request.name));
+            now.is_none_or(|now| now.to_string() == master)
+        });
+        while let Some(batch) = again.next(BATCH) {
+            let answers = batch.into_iter().map(|departure| {
+                let routes = &routes;
+                async move {
+                    let slot = slots::of_name(&departure.request.name);
+                    let verb = |link| tickets::release(link, vec![departure.clone()]);
+                    let answer = routes.ask(slot, verb).await;
+                    let answer = answer.map(|answered| answered.answer.first().copied());
+                    answer.ok().flatten().unwrap_or(Released::Failed)
+                }
+            });
+            let answers = join_all(answers).await;
+            again.answered(BATCH, &answers);
+        }
     }
 
     fn nodes_to_ask(&self) -> BTreeSet<Address> {

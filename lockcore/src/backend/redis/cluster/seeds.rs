@@ -17,6 +17,7 @@ use super::slots;
 use crate::backend::redis::dial::{Part, Server, login};
 use crate::backend::redis::layout;
 use crate::backend::redis::opening::{checked, settings};
+use crate::backend::redis::released::Released;
 use crate::backend::redis::sentinels::info;
 use crate::backend::redis::views::Address;
 use crate::backend::{Fault, StoreError, hosts};
@@ -46,6 +47,7 @@ pub(in crate::backend::redis) struct Seeds {
     tls: Option<Connector>,
     pub(super) receivers: Receivers,
     pub(super) question: Arc<Question>,
+    pub(super) released: Arc<Released>,
     /// Nodes that had not answered when a question was given up. Later questions do not wait for
     /// these nodes.
     silent: Mutex<BTreeSet<Address>>,
@@ -74,6 +76,7 @@ impl Seeds {
             tls: None,
             receivers: Receivers::default(),
             question: Arc::default(),
+            released: Arc::default(),
             silent: Mutex::default(),
             known: Mutex::default(),
         })

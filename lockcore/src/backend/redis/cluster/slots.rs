@@ -2,6 +2,9 @@
 
 use std::sync::{Arc, LazyLock};
 
+use crate::backend::redis::layout;
+use crate::name::Name;
+
 /// How many slots a cluster has.
 pub(super) const SLOTS: u16 = 16_384;
 
@@ -13,6 +16,11 @@ pub(super) fn of(key: &str) -> u16 {
         .map(|(tag, _)| tag)
         .filter(|tag| !tag.is_empty());
     crc16(tag.unwrap_or(key).as_bytes()) % SLOTS
+}
+
+/// The slot of all keys of a name.
+pub(super) fn of_name(name: &Name) -> u16 {
+    of(&layout::key(name))
 }
 
 /// The channel of a receiver in this slot, without its prefix.

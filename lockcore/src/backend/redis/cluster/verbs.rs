@@ -11,12 +11,12 @@ use futures_util::stream::FuturesUnordered;
 use tokio::sync::oneshot;
 
 use super::routes::{Answered, Routes};
-use super::slots;
+use super::slots::of_name as slot_of;
 use super::task::Task;
 use crate::backend::redis::connection::RedisConnection;
 use crate::backend::redis::counters::{self, Publish};
 use crate::backend::redis::hop::Hop;
-use crate::backend::redis::{adopt, capacities, config, layout, tickets};
+use crate::backend::redis::{adopt, capacities, config, tickets};
 use crate::backend::{
     Adoption, Answer, Connection, Count, Counted, Departure, Enqueued, Fault, Listing, Page,
     Released, Renewed, Resize, Resized, StoreError, TicketInfo,
@@ -74,7 +74,12 @@ impl Connection for ClusterConnection {
                 let routes = Arc::clone(&routes);
                 async move {
                     let verb = |link| tickets::release(link, part.clone());
-                    Ok(routes.ask(slot, verb).await?.answer)
+                    let Answered { answer, node, .. } = routes.ask(slot, verb).await?;
+                    let acknowledged = part.into_iter().zip(&answer);
+                    let acknowledged = acknowledged.filter(|(_, it)| **it != Released::Failed);
+                    let released = &routes.context.seeds.released;
+                    released.note(&node.label, acknowledged.map(|(departure, _)| departure));
+                    Ok(answer)
                 }
             };
             in_parts(&routes, tickets, name, Released::Failed, ask).await
@@ -146,10 +151,6 @@ impl Connection for ClusterConnection {
     fn check(&self) -> Answer<Vec<String>> {
         Box::pin(check(Arc::clone(&self.0)))
     }
-}
-
-fn slot_of(name: &Name) -> u16 {
-    slots::of(&layout::key(name))
 }
 
 async fn once(mut link: RedisConnection, request: Arc<Request>) -> Result<Enqueued, StoreError> {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-use super::super::BATCH;
+use super::super::released::BATCH;
 use super::leaving::OnItsWay;
 use super::node::LONGEST_TTL;
 use crate::backend::Departure;
