@@ -1,5 +1,5 @@
-//! Tests of releases that one node has missed, because they came too early or because the node
-//! could not execute them. The client repeats them at this node.
+//! Tests of releases that one node has missed, because they came before the enqueue or because the
+//! node could not execute them.
 
 use std::sync::Arc;
 
@@ -14,13 +14,13 @@ use crate::store::{Kind, SOON, Store, give_back};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT, "redis_quorum";
-        a_release_that_overtakes_the_enqueue_at_a_slow_node_is_repeated_there
+        a_release_that_overtakes_the_enqueue_at_a_slow_node_leaves_nothing
         a_release_that_one_node_could_not_carry_out_is_repeated_there
     ]
 }
 
 /// The enqueue and the release are on connections of two runtimes. Both runtimes continue to run.
-async fn a_release_that_overtakes_the_enqueue_at_a_slow_node_is_repeated_there(_: Store) {
+async fn a_release_that_overtakes_the_enqueue_at_a_slow_node_leaves_nothing(_: Store) {
     let set = Quorum::start(3);
     let proxy = Arc::new(Proxy::to(set.nodes[2].port()));
     let locks = with_the_last_behind(&proxy, &set).await;

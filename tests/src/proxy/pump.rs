@@ -196,8 +196,12 @@ impl Shared {
             .windows(trap.marker.len())
             .any(|window| window == trap.marker)
         {
-            trap.remaining -= 1;
             self.recognised.fetch_add(1, Ordering::Relaxed);
+            if !trap.loses {
+                recent.clear();
+                return false;
+            }
+            trap.remaining -= 1;
             return true;
         }
         recent.drain(..recent.len().saturating_sub(trap.marker.len() - 1));

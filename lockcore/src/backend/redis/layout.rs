@@ -209,6 +209,7 @@ mod tests {
             (head("L", "L")[0], "82"), // R
             (record(":", ":")[0], "58"),
             (record("expires", "expires")[0], "43"),
+            (record(": behind capacity", ": behind capacity")[0], "61"), // =
         ];
 
         for script in scripts() {

@@ -18,9 +18,9 @@ pub(super) const BATCH: usize = 100;
 /// second or two.
 const RECENT: Duration = Duration::from_secs(3);
 
-/// The most releases of one master that are remembered. If there are more, the oldest stay. They are the ones
-/// that matter: the new master has the holders of the moment of its promotion, and the first
-/// releases after that moment are theirs.
+/// The most releases of one master that are remembered. If there are more, the oldest stay. They are
+/// the ones that matter: the new master has the holders of the moment of its promotion, and the
+/// first releases after that moment are theirs.
 const MOST: usize = 10_000;
 
 /// The latest releases of all connections of a client. It is harmless to repeat a release that has
@@ -35,6 +35,8 @@ type Masters = BTreeMap<Arc<str>, VecDeque<Recent>>;
 #[derive(Debug)]
 struct Recent {
     at: Instant,
+    /// When the ticket has expired at every server. The holder has not renewed it since `at`.
+    until: Instant,
     /// The address of the master that has acknowledged the release.
     master: Arc<str>,
     departure: Departure,
@@ -54,26 +56,33 @@ impl Released {
         let room = MOST.saturating_sub(recent.len());
         recent.extend(departures.take(room).map(|departure| Recent {
             at,
+            until: at.after(departure.request.ttl),
             master: Arc::clone(master),
             departure,
         }));
     }
 
-    /// Takes out the releases that were acknowledged by a master that does not have their names any
-    /// more. `has` tells this of a master and a release. The age of the releases does not count:
-    /// after a master has died, it takes as long as the operators have configured until another
-    /// server replaces it.
+    /// Takes out at most this many of the releases that were acknowledged by a master that does not
+    /// have their names any more. `has` tells this of a master and a release. How long ago a release
+    /// was does not count, unless its ticket has expired: after a master has died, it takes as long
+    /// as the operators have configured until another server replaces it.
     pub(super) fn elsewhere(
         self: &Arc<Self>,
-        has: impl Fn(&str, &Departure) -> bool,
+        most: usize,
+        mut has: impl FnMut(&str, &Departure) -> bool,
     ) -> Repetition {
+        let now = Clock::BOOT.now();
         let mut left = VecDeque::new();
         self.all().retain(|master, recent| {
-            let (here, elsewhere): (VecDeque<_>, VecDeque<_>) = recent
-                .drain(..)
-                .partition(|recent| has(master, &recent.departure));
-            left.extend(elsewhere);
-            *recent = here;
+            for _ in 0..recent.len() {
+                let Some(next) = recent.pop_front().filter(|next| now < next.until) else {
+                    continue;
+                };
+                match left.len() < most && !has(master, &next.departure) {
+                    true => left.push_back(next),
+                    false => recent.push_back(next),
+                }
+            }
             !recent.is_empty()
         });
         Repetition {
@@ -93,7 +102,7 @@ impl Released {
 pub(super) struct Repetition {
     released: Arc<Released>,
     left: VecDeque<Recent>,
-    /// The releases that the master could not carry out. The next connection tries them again.
+    /// The releases that the master could not carry out. They are remembered again.
     failed: VecDeque<Recent>,
 }
 
@@ -122,7 +131,7 @@ impl Drop for Repetition {
         let now = Clock::BOOT.now();
         let mut all = self.released.all();
         for mut recent in self.failed.drain(..).chain(self.left.drain(..)).rev() {
-            recent.at = now; // or the next release would forget it
+            recent.at = now; // or a later release at the same master would forget it
             let of_master = all.entry(Arc::clone(&recent.master)).or_default();
             of_master.push_front(recent);
             of_master.truncate(MOST);
@@ -143,7 +152,7 @@ mod tests {
                 id: Id::draw().unwrap(),
                 permits: FULL,
                 capacity: FULL,
-                ttl: Duration::from_secs(1),
+                ttl: Duration::from_secs(60),
                 wait: false,
                 highest_seen: 0,
                 owner: "test".into(),
@@ -165,11 +174,11 @@ mod tests {
         released.note(&a, ["x", "y"].map(departure).into_iter());
         released.note(&b, ["z"].map(departure).into_iter());
 
-        let mut again = released.elsewhere(|master, _| master == "b");
+        let mut again = released.elsewhere(usize::MAX, |master, _| master == "b");
         assert_eq!(names(&again), ["x", "y"]);
         assert!(
             released
-                .elsewhere(|master, _| master == "b")
+                .elsewhere(usize::MAX, |master, _| master == "b")
                 .next(1)
                 .is_none()
         );
@@ -177,7 +186,7 @@ mod tests {
         drop(again);
 
         assert_eq!(
-            names(&released.elsewhere(|master, _| master == "c")),
+            names(&released.elsewhere(usize::MAX, |master, _| master == "c")),
             ["y", "z"]
         );
     }
@@ -190,14 +199,14 @@ mod tests {
         let departures = ["w", "x", "y", "z"].map(departure);
         released.note(&Arc::from("a"), departures.into_iter());
 
-        let mut again = released.elsewhere(|master, _| master == "b");
+        let mut again = released.elsewhere(usize::MAX, |master, _| master == "b");
         // The third of them has no answer.
         again.answered(3, &[Failed, NotFound]);
         assert_eq!(names(&again), ["z"]);
         drop(again);
 
         assert_eq!(
-            names(&released.elsewhere(|master, _| master == "b")),
+            names(&released.elsewhere(usize::MAX, |master, _| master == "b")),
             ["w", "y", "z"]
         );
     }
@@ -206,13 +215,36 @@ mod tests {
     fn releases_that_are_put_back_stay_and_the_latest_make_room() {
         let released = Arc::<Released>::default();
         released.note(&Arc::from("a"), ["oldest"].map(departure).into_iter());
-        let again = released.elsewhere(|master, _| master == "b");
+        let again = released.elsewhere(usize::MAX, |master, _| master == "b");
         released.note(&Arc::from("a"), std::iter::repeat_n(departure("x"), MOST));
 
         drop(again);
 
-        let names = names(&released.elsewhere(|master, _| master == "c"));
+        let names = names(&released.elsewhere(usize::MAX, |master, _| master == "c"));
         assert_eq!((names.len(), names[0].as_str()), (MOST, "oldest"));
+    }
+
+    #[test]
+    fn a_part_is_handed_out_and_what_has_expired_is_forgotten() {
+        let released = Arc::<Released>::default();
+        let expired = departure("expired");
+        let short = Arc::new(Request {
+            ttl: Duration::ZERO,
+            ..Request::clone(&expired.request)
+        });
+        let expired = Departure::new(short, false);
+        let rest = ["x", "y", "z"].map(departure);
+        released.note(&Arc::from("a"), std::iter::once(expired).chain(rest));
+
+        let part = released.elsewhere(2, |_, _| false);
+        assert_eq!(names(&part), ["x", "y"]);
+        assert_eq!(names(&released.elsewhere(2, |_, _| false)), ["z"]);
+        drop(part);
+
+        assert_eq!(
+            names(&released.elsewhere(MOST, |_, _| false)),
+            ["x", "y", "z"]
+        );
     }
 
     #[test]
@@ -222,7 +254,7 @@ mod tests {
         released.note(&master, ["oldest"].map(departure).into_iter());
         released.note(&master, std::iter::repeat_n(departure("x"), MOST));
 
-        let names = names(&released.elsewhere(|master, _| master == "b"));
+        let names = names(&released.elsewhere(usize::MAX, |master, _| master == "b"));
 
         assert_eq!((names.len(), names[0].as_str()), (MOST, "oldest"));
     }

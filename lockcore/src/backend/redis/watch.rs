@@ -131,7 +131,7 @@ impl Watch {
     /// master.
     pub(super) fn released_elsewhere(&self) -> Repetition {
         let released = &self.listening.sentinels.released;
-        released.elsewhere(|master, _| *master == *self.address)
+        released.elsewhere(usize::MAX, |master, _| *master == *self.address)
     }
 
     /// Called for each request. Asks the sentinels again that have failed. The request does not

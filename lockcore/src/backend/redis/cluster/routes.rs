@@ -38,6 +38,8 @@ struct State {
     given_up: BTreeSet<Address>,
     /// The task in which this connection asks for the map, for all connections.
     refresh: Option<Task>,
+    /// The task that repeats releases.
+    again: Option<Task>,
     /// The task that owns the sink of events.
     alive: Option<Task>,
 }
@@ -80,6 +82,7 @@ impl Routes {
                 nodes: HashMap::new(),
                 given_up: BTreeSet::new(),
                 refresh: None,
+                again: None,
                 alive: Some(alive),
             }),
         });
@@ -95,12 +98,9 @@ impl Routes {
                 false => connection.adopt(&map),
             }
         }
-        if is_old {
-            routes.ask_again();
-        } else {
-            let again = Arc::downgrade(&routes);
-            let again = Task::spawn(&routes.context.runtime, Self::release_again(again));
-            routes.state().refresh.get_or_insert(again);
+        match is_old {
+            true => routes.ask_again(),
+            false => routes.release_again(map),
         }
         routes
     }
@@ -277,7 +277,7 @@ impl Routes {
         };
         let nodes = self.nodes_to_ask();
         let (seeds, namespace) = (Arc::clone(seeds), namespace.clone());
-        let again = Arc::downgrade(self);
+        let routes = Arc::downgrade(self);
         let task = Task::spawn(runtime, async move {
             let told = seeds.ask(nodes, &namespace).await;
             if !round.is_latest() {
@@ -290,30 +290,50 @@ impl Routes {
                     Err(error) => connection.end(error),
                 }
             }
-            drop(round); // requests wait for the map, and not for the releases
-            Self::release_again(again).await;
+            if let (Ok(map), Some(routes)) = (told, routes.upgrade()) {
+                routes.release_again(map);
+            }
         });
         let given_up = self.state().refresh.replace(task);
         drop(given_up); // outside of the mutex, because the drop cancels the task
     }
 
     /// Repeats the releases whose names are at other masters by now than the ones that have
-    /// acknowledged them. No caller waits for it.
-    ///
-    /// If this future is dropped, because the runtime ends or because a request asks for the map
-    /// again, the releases that are left are repeated after the next map.
-    async fn release_again(routes: Weak<Self>) {
-        let Some(routes) = routes.upgrade() else {
+    /// acknowledged them. No caller waits for it. Called with each new map.
+    fn release_again(self: &Arc<Self>, map: Map) {
+        let mut state = self.state();
+        if state.again.as_ref().is_some_and(|again| !again.is_over()) {
+            // The task that runs repeats them by an older map. A later map repeats the rest.
+            self.context.seeds.question.wish();
             return;
-        };
-        let released = &routes.context.seeds.released;
-        let mut again = released.elsewhere(|master, departure| {
-            let state = routes.state();
-            let now = state.map.master(slots::of_name(&departure.request.name));
-            now.is_none_or(|now| now.to_string() == master)
-        });
-        while let Some(batch) = again.next(BATCH) {
-            let answers = batch.into_iter().map(|departure| {
+        }
+        let again = Self::releases_again(Arc::downgrade(self), map);
+        state.again = Some(Task::spawn(&self.context.runtime, again));
+    }
+
+    /// Sends a batch to one master after the other. If a master does not answer within an operation
+    /// timeout, or cannot carry out a release, the others get theirs, and the releases that are left
+    /// are repeated after the next map.
+    ///
+    /// If this future is dropped because the runtime ends, the batch is remembered again.
+    async fn releases_again(routes: Weak<Self>, map: Map) {
+        let mut failing = BTreeSet::new();
+        while let Some(routes) = routes.upgrade()
+            && let Some(timer) = routes.context.events.upgrade().map(|sink| sink.timer())
+        {
+            let mut master = None;
+            let released = &routes.context.seeds.released;
+            let mut again = released.elsewhere(BATCH, |old, departure| {
+                let new = map.master(slots::of_name(&departure.request.name));
+                match new.filter(|new| !failing.contains(*new) && new.to_string() != old) {
+                    None => true,
+                    Some(new) => new != *master.get_or_insert(new),
+                }
+            });
+            let (Some(master), Some(batch)) = (master, again.next(BATCH)) else {
+                return;
+            };
+            let repeated = join_all(batch.into_iter().map(|departure| {
                 let routes = &routes;
                 async move {
                     let slot = slots::of_name(&departure.request.name);
@@ -322,8 +342,14 @@ impl Routes {
                     let answer = answer.map(|answered| answered.answer.first().copied());
                     answer.ok().flatten().unwrap_or(Released::Failed)
                 }
-            });
-            let answers = join_all(answers).await;
+            }));
+            let answers = tokio::select! {
+                answers = repeated => answers,
+                () = timer(routes.context.op_timeout) => Vec::new(),
+            };
+            if answers.is_empty() || answers.contains(&Released::Failed) {
+                failing.insert(master);
+            }
             again.answered(BATCH, &answers);
         }
     }

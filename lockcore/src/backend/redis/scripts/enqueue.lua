@@ -156,8 +156,7 @@ local function repeated(known, place)
   local lives = end_of(known) > now
   if lives then
     line.raise = true
-    -- A late try must not make the lease shorter: a renewal may have given the ticket more time.
-    change(line, place, id, with_expiry(known, math.max(end_of(known), now + ttl)))
+    change(line, place, id, with_expiry(known, now + ttl))
   elseif place then
     remove(line, place, id)
   end
