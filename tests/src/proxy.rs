@@ -40,8 +40,7 @@ pub struct Traffic {
     /// The number of reads from clients that returned data. For a client that sends one request at
     /// a time, it is the number of its requests.
     pub chunks_up: u64,
-    /// Requests that contained the marker of [`Proxy::recognise`], or of [`Proxy::lose_replies`]
-    /// with or without a reply.
+    /// Requests that contained the marker of [`Proxy::lose_replies`], with or without a reply.
     pub recognised: u64,
     /// Connections that [`Proxy::lose_replies`] has ended.
     pub replies_lost: u64,
@@ -88,8 +87,6 @@ struct Shared {
 struct Trap {
     marker: Vec<u8>,
     remaining: usize,
-    /// Whether the replies to these requests are lost. If not, the requests are only counted.
-    loses: bool,
 }
 
 impl Proxy {
@@ -187,18 +184,6 @@ impl Proxy {
         *self.shared.trap() = Some(Trap {
             marker: marker.to_vec(),
             remaining: count,
-            loses: true,
-        });
-    }
-
-    /// From now on, counts the requests that contain the marker, as
-    /// [`recognised`](Traffic::recognised). Replaces an earlier call of this method or of
-    /// [`lose_replies`](Self::lose_replies).
-    pub fn recognise(&self, marker: &[u8]) {
-        *self.shared.trap() = Some(Trap {
-            marker: marker.to_vec(),
-            remaining: usize::MAX,
-            loses: false,
         });
     }
 

@@ -196,12 +196,8 @@ impl Shared {
             .windows(trap.marker.len())
             .any(|window| window == trap.marker)
         {
-            self.recognised.fetch_add(1, Ordering::Relaxed);
-            if !trap.loses {
-                recent.clear();
-                return false;
-            }
             trap.remaining -= 1;
+            self.recognised.fetch_add(1, Ordering::Relaxed);
             return true;
         }
         recent.drain(..recent.len().saturating_sub(trap.marker.len() - 1));
