@@ -160,7 +160,10 @@ async fn a_waiter_that_is_asked_back_learns_it_when_it_holds(store: Store) {
 
     // A client that learns of the grant while a renewal is in flight may answer that it waits. And
     // it may answer the first renewal after the grant from what it knows already.
-    eventually("it holds", SOON, async || client.renew(&waits).await.holds()).await;
+    eventually("it holds", SOON, async || {
+        client.renew(&waits).await.holds()
+    })
+    .await;
     let renewed = client.renew(&waits).await;
     assert!(
         matches!(renewed, Renewed::AskedBack { grace: GRACE, .. }),

@@ -13,12 +13,12 @@ use tokio::sync::oneshot;
 
 use super::super::tickets as node;
 use super::asked::{Asked, Step, send_rest};
-use super::ballot::Ballot;
-use super::late::Late;
+use super::ballot::{Ballot, may_be_carried_out};
+use super::late::{Late, Unanswered};
 use super::leaving::{Leaving, OnItsWay};
 use super::node::Node;
 use super::nodes::{Links, Nodes};
-use crate::backend::{BoxFuture, Departure, Released, StoreError};
+use crate::backend::{BoxFuture, Departure, Enqueued, Released, StoreError};
 use crate::request::Request;
 
 /// How long an enqueue without enough grants waits, at most, for the release of its tickets. After
@@ -72,7 +72,7 @@ pub(super) fn finish_late(
     links: &Arc<Links>,
     late: &Late,
     request: &Arc<Request>,
-    ballot: &Ballot,
+    (voters, ballot): (Vec<(usize, Node)>, &Ballot),
     mut asked: FuturesUnordered<BoxFuture<Step>>,
 ) {
     let open: Vec<_> = ballot.unanswered().collect();
@@ -83,13 +83,46 @@ pub(super) fn finish_late(
     if asked.is_empty() {
         return;
     }
+    let nodes = Arc::clone(links.nodes());
     links.finish(async move {
         while let Some(step) = asked.next().await {
-            if let Step::Enqueued(at, answer) = step {
-                unanswered.answered(at, &answer);
+            if let Step::Enqueued(at, answer) = step
+                && let Some((_, voter)) = voters.iter().find(|(voter, _)| *voter == at)
+            {
+                late_answer(&nodes, (at, voter), answer, &mut unanswered).await;
             }
         }
     });
+}
+
+/// Handles the answer of a node to an enqueue whose caller has its answer already. If a release may
+/// have overtaken the enqueue, releases the ticket again. Returns whether the node has the ticket.
+pub(super) async fn late_answer(
+    nodes: &Arc<Nodes>,
+    (at, node): (usize, &Node),
+    answer: Result<Enqueued, StoreError>,
+    unanswered: &mut Unanswered,
+) -> bool {
+    match answer {
+        Ok(Enqueued::Granted { .. }) if unanswered.is_overtaken() => {
+            let again = vec![Departure::new(Arc::clone(unanswered.request()), false)];
+            let verb = node::release(node.connection.clone(), again);
+            if is_done(&nodes.send(at, node, verb).await) {
+                unanswered.is_done_at(at);
+            }
+            false
+        }
+        Ok(answer) => {
+            unanswered.is_done_at(at);
+            matches!(answer, Enqueued::Granted { .. })
+        }
+        Err(error) => {
+            if !may_be_carried_out(&error) {
+                unanswered.is_done_at(at);
+            }
+            false
+        }
+    }
 }
 
 /// Releases the tickets of an enqueue without enough grants. Resolves when that is done, or after a

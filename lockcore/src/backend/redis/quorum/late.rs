@@ -3,13 +3,11 @@
 //! what it has to reckon with. All connections of a client share this.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use super::ballot::may_be_carried_out;
 use super::node::LONGEST_TTL;
 use super::nodes::{Links, Nodes};
-use crate::backend::{Departure, Enqueued, StoreError};
+use crate::backend::Departure;
 use crate::clock::{Clock, Instant};
 use crate::request::{Id, Request};
 
@@ -31,8 +29,17 @@ struct Unfinished {
 struct Pending {
     /// The connections on which the enqueue was sent. On these, a release cannot overtake it.
     links: Weak<Links>,
-    /// Whether a release was sent since then. Written under the lock of the list.
-    is_released: AtomicBool,
+    release: Mutex<Release>,
+}
+
+/// What is known of the release of a ticket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Release {
+    NotSent,
+    /// It was sent behind the enqueue, on the same connections.
+    Behind,
+    /// It was sent on other connections, and may have arrived before the enqueue at a node.
+    Elsewhere,
 }
 
 /// An enqueue that some nodes have not answered. `open` are these nodes.
@@ -71,7 +78,7 @@ impl Late {
     ) -> Unanswered {
         let pending = Arc::new(Pending {
             links: links.map_or_else(Weak::new, Arc::downgrade),
-            is_released: AtomicBool::new(false),
+            release: Mutex::new(Release::NotSent),
         });
         self.unfinished(|it| {
             let of_id = it.enqueues.entry(request.id).or_default();
@@ -101,21 +108,24 @@ impl Late {
     }
 
     /// Called before a release of this id is sent on these connections. Returns whether the release
-    /// must leave a mark: it may overtake an enqueue on other connections, or a node may carry out
-    /// an enqueue later that was never answered.
+    /// must leave a mark, because a node may carry out an enqueue later.
     pub(super) fn release(&self, id: Id, links: &Arc<Links>) -> bool {
         self.unfinished(|it| {
             for renewal in it.renewals.iter().filter_map(Weak::upgrade) {
                 renewal.ids().remove(&id);
             }
-            let mut may_overtake = false;
             for pending in it.enqueues.get(&id).into_iter().flatten() {
-                may_overtake |= !std::ptr::eq(pending.links.as_ptr(), Arc::as_ptr(links));
-                pending.is_released.store(true, Ordering::Relaxed);
+                let is_here = std::ptr::eq(pending.links.as_ptr(), Arc::as_ptr(links));
+                let mut release = pending.release();
+                if !is_here {
+                    *release = Release::Elsewhere;
+                } else if *release == Release::NotSent {
+                    *release = Release::Behind;
+                }
             }
             // The entry stays, because the core may have to repeat the release.
             let until = it.open.get(&id);
-            may_overtake || until.is_some_and(|until| Clock::BOOT.now() < *until)
+            until.is_some_and(|until| Clock::BOOT.now() < *until)
         })
     }
 
@@ -134,6 +144,12 @@ impl Unfinished {
     }
 }
 
+impl Pending {
+    fn release(&self) -> MutexGuard<'_, Release> {
+        self.release.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Renewing {
     pub(super) fn is_current(&self, id: Id) -> bool {
         self.ids().contains(&id)
@@ -145,11 +161,13 @@ impl Renewing {
 }
 
 impl Unanswered {
-    /// Handles the answer of a node to the enqueue.
-    pub(super) fn answered(&mut self, at: usize, answer: &Result<Enqueued, StoreError>) {
-        if !answer.as_ref().is_err_and(may_be_carried_out) {
-            self.is_done_at(at);
-        }
+    /// Whether a release was sent after the enqueue, and may have arrived before it at a node.
+    pub(super) fn is_overtaken(&self) -> bool {
+        *self.pending.release() == Release::Elsewhere
+    }
+
+    pub(super) fn request(&self) -> &Arc<Request> {
+        &self.request
     }
 
     /// This node has answered the enqueue, or will never carry it out.
@@ -169,7 +187,7 @@ impl Drop for Unanswered {
                     it.enqueues.remove(&id);
                 }
             }
-            let is_released = self.pending.is_released.load(Ordering::Relaxed);
+            let is_released = *self.pending.release() != Release::NotSent;
             if !is_released && !self.open.is_empty() {
                 it.leave_open(id);
             }

@@ -19,8 +19,8 @@
 //!   only rises.
 //! - *A release.* The enqueue of a repair may arrive after the release of the same ticket: the core
 //!   does not know of the repair. So a repair begins only if the ticket was not released since the
-//!   renewal began. If it is released later, and before the answer to the enqueue, the release
-//!   leaves a mark, and the enqueue finds the mark. A release after the answer removes the ticket.
+//!   renewal began. If it is released later, and before the answer to the enqueue, the client
+//!   releases it once more at this node. A release after the answer removes the ticket.
 //! - *An enqueue without an answer* may be carried out later: see [`Unanswered`].
 //! - *A late repair* must not undo what a later renewal has done. A ticket that was renewed again is
 //!   left to that renewal. If a node answers later than a ttl after the renewal, its ticket is not
@@ -41,10 +41,11 @@ use futures_util::stream::{FuturesUnordered, StreamExt as _};
 
 use super::super::tickets as node;
 use super::asked::Asked;
+use super::background::late_answer;
 use super::late::{Late, Renewing};
 use super::nodes::Links;
 use super::tally::Told;
-use crate::backend::{Enqueued, Renewed};
+use crate::backend::Renewed;
 use crate::clock::{Clock, Instant};
 use crate::request::Request;
 
@@ -118,8 +119,7 @@ impl Repair {
         let (mut connection, enqueued) = (node.connection.clone(), Arc::clone(&again));
         let verb = async move { node::enqueue(&mut connection, enqueued).await };
         let answer = nodes.send(at, &node, verb).await;
-        unanswered.answered(at, &answer);
-        if let Ok(Enqueued::Granted { .. }) = answer {
+        if late_answer(nodes, (at, &node), answer, &mut unanswered).await {
             // The node has assigned another number, because its clock has passed the ticket's
             // number. `inspect` shows the number that the client has told. If this request is lost,
             // the ticket counts all the same, and another node has its number.

@@ -101,7 +101,7 @@ pub(super) async fn enqueue(
                     }
                 };
                 send_rest(&mut asked, look_at).await;
-                finish_late(&links, &late, &request, &ballot, asked);
+                finish_late(&links, &late, &request, (voters, &ballot), asked);
                 return Ok(Enqueued::Granted { ticket, valid_for });
             }
             Verdict::Refused => break,
