@@ -177,12 +177,15 @@ impl<'a> Round<'a> {
                 }
             }
             (What::Ahead(_), Some(Node::There { .. })) => {}
-            // If the copy of the line does not contain the node any more, the watch has reported
-            // the delete. Then the tickets that hold because of it have got their wake-ups.
             (What::Ahead(node), Some(Node::Gone)) => {
                 if self.session.believes_in(&mine.parent, &node) {
                     self.gone.push((mine.parent.clone(), node));
                     self.unclear.push((at, mine));
+                } else {
+                    // The watch has reported the delete since this renewal began, and the tickets
+                    // that hold because of it have got their wake-ups. This ticket may be one of
+                    // them.
+                    self.holds_by_now(at);
                 }
             }
             (What::Parent, Some(Node::There { written, .. })) => {
@@ -193,6 +196,17 @@ impl<'a> Round<'a> {
             }
             // The parent is deleted only when the line is empty, so the ticket is gone too.
             (What::Parent, Some(Node::Gone)) => {}
+        }
+    }
+
+    /// Corrects the answer for a ticket that was waiting when this renewal began, and holds now.
+    fn holds_by_now(&mut self, at: usize) {
+        let state = self.session.state();
+        let mine = state.standing(self.tickets[at].id);
+        if let Renewed::Waiting { valid_for, .. } = self.answers[at]
+            && mine.is_some_and(|mine| mine.granted && !mine.lost)
+        {
+            self.answers[at] = Renewed::Granted { valid_for };
         }
     }
 
