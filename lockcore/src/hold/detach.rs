@@ -26,8 +26,8 @@ impl Guard {
     /// next version of a service during a deployment.
     ///
     /// The text has about 100 bytes more than the name of the lock. It consists of letters, digits
-    /// and `. _ - : / ~ %`. It contains no address and no password of the store. But **everybody
-    /// who has the text and can reach the store can adopt the lock**, as long as it is not adopted.
+    /// and `. _ - : / ~ %`. It contains no address and no password of the store. But **anyone
+    /// with the text and with access to the store can adopt the lock**, until somebody adopts it.
     /// So pass on the text in the same way as the job itself, and do not log it.
     ///
     /// [Views](crate::Held) of this guard report [`Released`](LostReason::Released) from now on.
