@@ -2,6 +2,9 @@
 //! rule, a clock that is a number, and what the contract adds to the rule: marks, wake-ups,
 //! numbers.
 
+mod changes;
+mod wakes;
+
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -384,212 +387,8 @@ impl Model {
         }
     }
 
-    /// The adoption that gives the ticket of `from` the id of `to`. `None` if the store cannot do
-    /// this, and if `to` is the id of another ticket.
-    pub(super) fn adoption(&mut self, from: usize, to: usize) -> Option<Adoption> {
-        let name = self.wishes[from].name;
-        let is_free = match self.adopted.get(&to) {
-            Some(earlier) => *earlier == from,
-            None => from != to && !self.enqueued.contains(&to),
-        };
-        // A mark counts for one name.
-        let is_marked = self.marks.contains_key(&to) && self.wishes[to].name != name;
-        if !self.capability.adopts || !is_free || is_marked {
-            return None;
-        }
-        // Such a store removes the expired tickets of the name only at a later request, and wakes
-        // its waiters only then.
-        let mut tickets = self.queues[name].tickets();
-        if self.manner.by_id && tickets.any(|(known, _)| known.expires_at <= self.now) {
-            return None;
-        }
-        drop(tickets);
-        let mut request = (*self.request(to)).clone();
-        request.name = self.names[name].clone();
-        let ids = [self.ids[to], self.ids[from]];
-        let mut found = ids.iter().filter_map(|id| {
-            let (known, _) = self.queues[name].find(*id)?;
-            Some((known.number, known.permits, known.capacity))
-        });
-        let wish = self.wishes[from];
-        let (number, permits, capacity) = found.next().unwrap_or((1, wish.permits, wish.capacity));
-        drop(found);
-        request.permits = NonZeroU32::new(permits).unwrap();
-        request.capacity = NonZeroU32::new(capacity).unwrap();
-        let mark = leaves_mark(from, to);
-        Some(Adoption::new(ids[1], number, mark, Arc::new(request)))
-    }
-
-    /// An adoption gives a ticket that holds another id and another client, and renews it. A
-    /// repetition renews it again.
-    pub(super) fn adopted(
-        &mut self,
-        from: usize,
-        to: usize,
-        answer: Enqueued,
-        wakes: &[(usize, Wake)],
-    ) -> Result<(), String> {
-        let name = self.wishes[from].name;
-        // A store may remember an expired mark for longer than the model.
-        let ended = self.marks.contains_key(&to) && answer == Enqueued::Gone;
-        if self.is_marked(to) || ended {
-            self.settle_if_looked(name, wakes);
-            return expect(answer, Enqueued::Gone);
-        }
-        match self.manner.by_id {
-            true => self.settle_if_looked(name, wakes),
-            false => self.settle(name, None),
-        }
-        let valid_for = Duration::from_millis(self.wishes[to].ttl);
-        let is_there = self.queues[name].find(self.ids[to]).is_some();
-        let holds = |(_, holds)| holds;
-        if !is_there && !self.queues[name].find(self.ids[from]).is_some_and(holds) {
-            return expect(answer, Enqueued::Gone);
-        }
-        if !is_there {
-            self.queues[name].rename(self.ids[from], self.ids[to]);
-            self.adopted.insert(to, from);
-            if leaves_mark(from, to) {
-                self.marks.insert(from, self.now + MARK);
-            }
-        }
-        let (known, _) = self.queues[name].find(self.ids[to]).unwrap();
-        known.expires_at = self.now + self.wishes[to].ttl;
-        known.payload = Known {
-            ticket: to,
-            told: true,
-        };
-        let (ticket, permits, capacity) = (known.number, known.permits, known.capacity);
-        let wish = &mut self.wishes[to];
-        (wish.name, wish.permits, wish.capacity) = (name, permits, capacity);
-        // The client that had the ticket may be woken, if its turn has come only now.
-        self.of_one_batch(&[from], wakes)?;
-        expect(answer, Enqueued::Granted { ticket, valid_for })
-    }
-
     fn is_marked(&self, ticket: usize) -> bool {
         self.marks.get(&ticket).is_some_and(|end| *end > self.now)
-    }
-
-    /// A stored capacity counts in place of what tickets state. It is stored if the oldest ticket
-    /// states the same capacity as the client, and forgotten if all tickets do. A change whose
-    /// client does not know the last one changes nothing.
-    pub(super) fn resized(
-        &mut self,
-        name: usize,
-        capacity: Option<u32>,
-        is_late: bool,
-        read: Resized,
-        answer: Resized,
-        wakes: &[(usize, Wake)],
-    ) -> Result<(), String> {
-        match self.manner.by_id {
-            true => self.settle_if_looked(name, wakes),
-            false => self.settle(name, None),
-        }
-        let queue = &mut self.queues[name];
-        if (read.capacity, read.outcome) != (queue.stored(), ResizeOutcome::Applied) {
-            return Err(format!("read {read:?}, and not {:?}", queue.stored()));
-        }
-        let live = queue.tickets().map(|(known, _)| known);
-        let live = live.filter(|known| known.expires_at > self.now);
-        let looked_at = match (queue.stored(), capacity) {
-            (None, _) => 1,
-            (Some(_), Some(_)) => 0,
-            (Some(_), None) => usize::MAX,
-        };
-        let others = live.take(looked_at).map(|known| known.capacity);
-        let others: Vec<_> = others.filter(|other| *other != STATED.get()).collect();
-        let is_right = match answer.outcome {
-            ResizeOutcome::Kept => is_late,
-            ResizeOutcome::Mismatch { in_use } => !is_late && others.contains(&in_use),
-            ResizeOutcome::Applied => !is_late && others.is_empty(),
-            _ => false,
-        };
-        if answer.outcome == ResizeOutcome::Applied {
-            queue.resize(capacity);
-            self.resized[name] = true;
-            self.settle(name, None);
-        }
-        let is_mismatch = matches!(answer.outcome, ResizeOutcome::Mismatch { .. });
-        match is_right && (is_mismatch || answer.capacity == self.queues[name].stored()) {
-            true => Ok(()),
-            false => Err(format!("answered {answer:?}, and others are {others:?}")),
-        }
-    }
-
-    /// On Redis, the store asks the first waiter that can hear it to recheck.
-    fn tell_first(&mut self, name: usize) {
-        let client = |known: &Ticket<Known>| self.wishes[known.payload.ticket].client;
-        let mut waiting = self.queues[name].tickets().filter(|(_, holds)| !holds);
-        let hears = |known: &&Ticket<Known>| self.connected[client(known)];
-        let told = match self.manner.unheard {
-            Some(_) => waiting.map(|(known, _)| known).find(hears),
-            None => waiting.next().map(|(known, _)| known).filter(hears),
-        };
-        if let Some((known, at)) = told.zip(self.soonest(name)) {
-            self.to_look.push((client(known), known.id, at));
-        }
-    }
-
-    /// In a batch, one ticket may be granted because another ticket of the batch ends. The client
-    /// learns of this grant from the ticket's own answer. The store may also wake it.
-    pub(super) fn of_one_batch(
-        &mut self,
-        tickets: &[usize],
-        wakes: &[(usize, Wake)],
-    ) -> Result<(), String> {
-        let ids: Vec<Id> = tickets.iter().map(|ticket| self.ids[*ticket]).collect();
-        self.to_wake
-            .retain(|told| !ids.contains(&told.1.id) || wakes.contains(told));
-        self.expect_rechecks()
-    }
-
-    /// Call this for a request after which the store may or may not compute the grants of its name.
-    /// If the store has woken a waiter, it has computed them.
-    fn settle_if_looked(&mut self, name: usize, wakes: &[(usize, Wake)]) {
-        let mut looked = self.queues[name].clone();
-        looked.expire(self.now);
-        let told = |id| wakes.iter().any(|(_, wake)| wake.id == id);
-        if looked
-            .holders()
-            .any(|known| !known.payload.told && told(known.id))
-        {
-            self.settle(name, None);
-        }
-    }
-
-    /// A request that computes the grants of a name removes its expired tickets. It wakes every
-    /// ticket that now holds, except the ticket of the request itself.
-    fn settle(&mut self, name: usize, asker: Option<usize>) {
-        let queue = &mut self.queues[name];
-        let expired = queue
-            .tickets()
-            .filter(|(known, _)| known.expires_at <= self.now);
-        self.expired
-            .extend(expired.map(|(known, _)| known.payload.ticket));
-        queue.expire(self.now);
-        let granted: Vec<_> = queue
-            .holders()
-            .map(|known| (known.id, known.payload))
-            .collect();
-        for (id, payload) in granted {
-            if payload.told || Some(payload.ticket) == asker {
-                continue;
-            }
-            let client = self.wishes[payload.ticket].client;
-            let (known, _) = queue.find(id).unwrap();
-            known.payload.told = true;
-            let wake = Wake::new(id, known.number);
-            if self.connected[client] {
-                // On a store without wake-ups, a waiter learns of its grant at its renewal.
-                if self.capability.pushes {
-                    self.to_wake.push((client, wake));
-                }
-            } else if let Some(unheard) = self.manner.unheard {
-                known.expires_at = known.expires_at.min(self.now + unheard);
-            }
-        }
     }
 
     /// With sessions, the tickets of a client end when its session ends.
@@ -606,75 +405,6 @@ impl Model {
         for name in 0..NAMES {
             self.settle(name, None);
         }
-    }
-
-    /// Whether a wake-up that the store must send has not arrived yet.
-    pub(super) fn is_still_to_wake(&self, wakes: &[(usize, Wake)]) -> bool {
-        self.to_wake.iter().any(|told| !wakes.contains(told))
-    }
-
-    /// Checks that the store has sent exactly the expected wake-ups, and that `inspect` shows the
-    /// state that the rule says.
-    pub(super) fn expect_wakes(&mut self, mut wakes: Vec<(usize, Wake)>) -> Result<(), String> {
-        // Sorted, because messages of different connections have no order.
-        let order = |(client, wake): &(usize, Wake)| (wake.ticket, *client);
-        let mut to_wake = std::mem::take(&mut self.to_wake);
-        to_wake.sort_by_key(order);
-        if self.capability.sessions {
-            // A wake-up that comes after the answer only repeats the answer.
-            wakes.retain(|told| to_wake.contains(told) || !self.is_told(told.1));
-        }
-        wakes.sort_by_key(order);
-        if wakes != to_wake {
-            return Err(format!("woken were {wakes:?}, and should be {to_wake:?}"));
-        }
-        for (client, wake) in wakes {
-            let ticket = self.ids.iter().position(|id| *id == wake.id).unwrap();
-            self.highest_seen[client] = self.highest_seen[client].max(wake.ticket);
-            self.note_exclusive(ticket, wake.ticket)?;
-        }
-        self.expect_looks()?;
-        for (name, places) in std::mem::take(&mut self.seen) {
-            self.shows(name, &places)?;
-        }
-        Ok(())
-    }
-
-    /// Checks that the store has requested exactly the expected rechecks. While a client is
-    /// disconnected, further rechecks are allowed: a grant that no client hears of ends early.
-    fn expect_looks(&mut self) -> Result<(), String> {
-        let mut told = std::mem::take(&mut self.told_to_look);
-        // Redis adds ten milliseconds to a recheck, so that the lease has certainly ended by then.
-        let late = Duration::from_millis(if self.manner.unheard.is_some() { 10 } else { 0 });
-        for (client, id, at) in std::mem::take(&mut self.to_look) {
-            let expected = Duration::from_millis(at - self.now);
-            let same = |told: &(usize, Id, Duration)| {
-                let shown = told.2.saturating_sub(late);
-                (told.0, told.1) == (client, id) && self.is_about(shown, expected)
-            };
-            let Some(place) = told.iter().position(same) else {
-                return Err(format!(
-                    "told to look are {told:?}, and not {client} of {id:?} in {expected:?}"
-                ));
-            };
-            told.remove(place);
-        }
-        let some_hear_nothing = self.connected.contains(&false);
-        let unheard = Duration::from_millis(self.manner.unheard.unwrap_or(0)) + late;
-        told.retain(|(_, _, after)| !some_hear_nothing || *after > unheard);
-        match told.is_empty() {
-            true => Ok(()),
-            false => Err(format!("told to look are {told:?}")),
-        }
-    }
-
-    /// Whether the ticket holds under this number and its client knows of the grant.
-    fn is_told(&self, wake: Wake) -> bool {
-        self.queues.iter().any(|queue| {
-            queue.tickets().any(|(known, holds)| {
-                (known.id, known.number) == (wake.id, wake.ticket) && holds && known.payload.told
-            })
-        })
     }
 
     fn shows(&self, name: usize, places: &[TicketInfo]) -> Result<(), String> {
@@ -817,12 +547,6 @@ impl Model {
     fn is_about(&self, shown: Duration, expected: Duration) -> bool {
         shown <= expected && expected <= shown + Duration::from_millis(self.manner.slack)
     }
-}
-
-/// Whether the adoption says that the enqueue of `from` may still arrive. A repetition of the adoption
-/// says the same.
-fn leaves_mark(from: usize, to: usize) -> bool {
-    (from + to).is_multiple_of(2)
 }
 
 fn expect<T: PartialEq + std::fmt::Debug>(answer: T, expected: T) -> Result<(), String> {
