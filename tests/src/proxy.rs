@@ -42,6 +42,8 @@ pub struct Traffic {
     pub chunks_up: u64,
     /// Requests that contained the marker of [`Proxy::lose_replies`], with or without a reply.
     pub recognised: u64,
+    /// Reads from clients that contained the marker of [`Proxy::delay_requests`].
+    pub delayed: u64,
     /// Connections that [`Proxy::lose_replies`] has ended.
     pub replies_lost: u64,
 }
@@ -74,11 +76,14 @@ struct Shared {
     trap: Mutex<Option<Trap>>,
     /// The texts of [`Proxy::rename`].
     renamed: Mutex<Option<(Vec<u8>, Vec<u8>)>>,
+    /// The marker and the delay of [`Proxy::delay_requests`].
+    delayed_requests: Mutex<Option<(Vec<u8>, Duration)>>,
     connections: AtomicU64,
     bytes_up: AtomicU64,
     bytes_down: AtomicU64,
     chunks_up: AtomicU64,
     recognised: AtomicU64,
+    delayed: AtomicU64,
     replies_lost: AtomicU64,
 }
 
@@ -172,6 +177,13 @@ impl Proxy {
         self.change(|rules| (rules.delay_up, rules.delay_down) = (up, down));
     }
 
+    /// Delays the requests that contain the marker, if it comes in one piece, and that are read from
+    /// now on. Requests behind them on the same connection are delayed too. Replaces an earlier
+    /// call.
+    pub fn delay_requests(&self, marker: &[u8], delay: Duration) {
+        *self.shared.delayed_requests() = Some((marker.to_vec(), delay));
+    }
+
     /// Loses the replies to the next `count` requests that contain the marker. The server gets
     /// these requests and carries them out. The proxy drops everything that the server sends after
     /// one of these requests, and resets the connection of the client. Replies to earlier requests
@@ -208,6 +220,7 @@ impl Proxy {
             bytes_down: read(&self.shared.bytes_down),
             chunks_up: read(&self.shared.chunks_up),
             recognised: read(&self.shared.recognised),
+            delayed: read(&self.shared.delayed),
             replies_lost: read(&self.shared.replies_lost),
         }
     }
@@ -339,6 +352,12 @@ impl Shared {
 
     fn renamed(&self) -> MutexGuard<'_, Option<(Vec<u8>, Vec<u8>)>> {
         self.renamed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn delayed_requests(&self) -> MutexGuard<'_, Option<(Vec<u8>, Duration)>> {
+        self.delayed_requests
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -133,7 +133,8 @@ async fn a_release_that_the_new_master_had_not_received_is_repeated_there(_: Sto
     let others = client(&cluster.url());
     let releases_elsewhere = async {
         loop {
-            // This may fail while no node serves the slots of the old master.
+            // This may fail while no node serves the slots of the old master. The pause leaves the
+            // processor to the servers then.
             drop(locks.mutex(&there).wait(SOON).acquire().await);
             tokio::time::sleep(Duration::from_millis(10)).await;
         }

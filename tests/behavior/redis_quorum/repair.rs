@@ -29,6 +29,9 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
+/// Only the enqueue of a mutex has this text: all permits, and the capacity.
+const ENQUEUE: &[u8] = b":1073741824:1073741824";
+
 /// Sends a renewal and waits for its answer. If the last renewal was just before, this one may be
 /// too slow to make the lease longer, which is an error.
 async fn renew(guard: &Guard) {
@@ -143,11 +146,10 @@ async fn permits_are_counted_at_a_node_that_has_got_them_again(_: Store) {
 
     node.flush();
     let both = permits(2).acquire().await.unwrap();
-    let scripts = || node.command_stats()["evalsha"];
-    let before = scripts();
+    let before = scripts(node);
     renew(&guard).await;
     eventually("the repair is refused", SOON, async || {
-        scripts() >= before + 2
+        scripts(node) >= before + 2
     })
     .await;
     assert_eq!(alone.inspect("a").await.unwrap().len(), 1);
@@ -269,20 +271,13 @@ impl SlowLast {
             };
             // The first renewals open the connections of this runtime.
             while is_executed().is_err() {}
-            // No event tells that no request of another connection is in flight to the node. If one
-            // is, this fact checks nothing in this turn.
-            let mut seen = 0;
-            while std::mem::replace(&mut seen, scripts(node)) != seen {
-                std::thread::sleep(Duration::from_millis(100));
-            }
+            proxy.delay_requests(ENQUEUE, Duration::from_millis(400));
+            let (before, delayed) = (scripts(node), proxy.traffic().delayed);
             node.flush();
-            proxy.delay(Duration::from_millis(400), Duration::ZERO);
-            let (before, chunks) = (scripts(node), proxy.traffic().chunks_up);
             runtime.block_on(renew(&guard));
             here.block_on(eventually("the repair is in flight", SOON, async || {
-                proxy.traffic().chunks_up > chunks + 1
+                proxy.traffic().delayed > delayed
             }));
-            proxy.delay(Duration::ZERO, Duration::ZERO);
             (before, runtime, guard)
         })
         .await
@@ -298,8 +293,7 @@ async fn a_repair_whose_reply_is_lost_counts(_: Store) {
     let guard = held_everywhere(&locks, &set.nodes).await;
     let (node, proxy) = (&set.nodes[2], &proxies[2]);
     node.flush();
-    // Only the enqueue of a mutex has this text: all permits, and the capacity.
-    proxy.lose_replies(b":1073741824:1073741824", 1);
+    proxy.lose_replies(ENQUEUE, 1);
 
     eventually("the reply is lost", SOON, async || {
         renew(&guard).await;

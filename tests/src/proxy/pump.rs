@@ -49,7 +49,8 @@ pub(super) async fn through(
 
     let read_up = read(from_client, queue_up, |chunk| {
         shared.chunks_up.fetch_add(1, Ordering::Relaxed);
-        Ok((rules.borrow().delay_up, chunk.to_vec()))
+        let delay = shared.delay_of(chunk).unwrap_or(rules.borrow().delay_up);
+        Ok((delay, chunk.to_vec()))
     });
     let mut begun = Vec::new();
     let read_down = read(from_server, queue_down, |chunk| {
@@ -183,6 +184,17 @@ async fn thawed(rules: &mut watch::Receiver<Rules>) -> io::Result<()> {
 }
 
 impl Shared {
+    /// The delay of a chunk that contains the marker of the delayed requests.
+    fn delay_of(&self, chunk: &[u8]) -> Option<Duration> {
+        let delayed = self.delayed_requests();
+        let (marker, delay) = delayed.as_ref()?;
+        if !chunk.windows(marker.len()).any(|window| window == marker) {
+            return None;
+        }
+        self.delayed.fetch_add(1, Ordering::Relaxed);
+        Some(*delay)
+    }
+
     /// Whether the chunk completes a request whose reply must be lost. `recent` is the end of the
     /// earlier data, where a marker may have begun.
     fn springs_the_trap(&self, recent: &mut Vec<u8>, chunk: &[u8]) -> bool {
