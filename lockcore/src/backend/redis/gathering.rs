@@ -6,23 +6,24 @@
 //! task sends its next command. Then the driver runs after each task, and writes each command
 //! alone. So there is a system call for every command.
 //!
-//! Here the driver gets the answers in small parts. After each part the next read says once that
-//! there is no more, and the driver yields: the tasks that were woken run first, and their next
-//! commands go out in one write. (The driver reads once for each command that it takes from its
-//! queue, so in one poll it may get several parts.) While the driver handles the next part, the
-//! server works on these commands. If the driver waited for the
-//! tasks of all answers instead, the server would be idle until these tasks have run. After that
-//! the process would be idle until the server has answered all commands.
+//! Here the driver gets the answers in parts, at most one part each time that it runs. Then the
+//! tasks of these answers run, and their next commands go out in one write. While the driver
+//! handles the next part, the server works on these commands. If the driver waited for the tasks of
+//! all answers instead, the server would be idle until these tasks have run. After that the process
+//! would be idle until the server has answered all commands.
 //!
-//! If few requests are in flight, the driver does not yield, because the server would be idle
-//! meanwhile.
+//! A part is about a fifth of the answers that are expected. So a few parts are on their way at any
+//! time, and both sides have work.
+//!
+//! If few requests are in flight, the driver gets all answers at once. Parts would be too small
+//! then, and the server would be idle while the driver yields.
 
 use std::io;
-use std::mem;
+use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
@@ -52,20 +53,30 @@ impl Drop for UnderWay {
     }
 }
 
-/// With fewer requests in flight, the driver gets all answers at once. Measured with 4 to 1,000
-/// tasks on two processors. Up to 24 tasks, small parts make fewer pairs of acquire and release per
-/// second. From 48 tasks on, they make more.
-const MANY: usize = 32;
+/// With fewer requests in flight, the driver gets all answers at once. This number and those of
+/// [`lines`] were measured with 2 to 1,000 tasks on two processors, in pairs of acquire and release
+/// per second.
+const MANY: usize = 6;
 
-/// The bytes of a part: about ten answers. 100 to 400 make no clear difference.
-const PART: usize = 200;
+/// How many bytes are read from the socket at once: a few hundred answers.
+const READ: usize = 4096;
+
+/// How many lines a part has. The answer to an enqueue has two lines, and the answer to a release
+/// has one. Larger parts let the server wait, and wake a second thread of this process. Smaller
+/// parts need more writes.
+fn lines(in_flight: usize) -> usize {
+    (in_flight / 5).clamp(2, 24)
+}
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Gathering<S> {
     stream: S,
     in_flight: InFlight,
-    /// The driver has got a part, and has not yielded since.
+    /// The bytes that were read last. The driver has not got those in `rest`.
+    bytes: Box<[u8]>,
+    rest: Range<usize>,
+    /// The driver has got a part since it has begun to run.
     has_part: bool,
 }
 
@@ -74,6 +85,8 @@ impl<S> Gathering<S> {
         Self {
             stream,
             in_flight,
+            bytes: vec![0; READ].into(),
+            rest: 0..0,
             has_part: false,
         }
     }
@@ -81,36 +94,52 @@ impl<S> Gathering<S> {
 
 impl<S: AsyncRead + Unpin> AsyncRead for Gathering<S> {
     fn poll_read(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.in_flight.0.load(Ordering::Relaxed) < MANY {
-            return Pin::new(&mut self.stream).poll_read(cx, buf);
-        }
-        // The driver is scheduled again, behind the tasks that are ready. It does not yield to the
-        // scheduler's list of tasks that yielded: another thread can take it from there if one of
-        // the tasks blocks.
-        if mem::take(&mut self.has_part) {
+        let this = self.get_mut();
+        let in_flight = this.in_flight.0.load(Ordering::Relaxed);
+        let is_many = in_flight >= MANY;
+        if this.has_part {
+            // The driver is scheduled again, behind the tasks that are ready. It does not yield to
+            // the scheduler's list of tasks that yielded: another thread can take it from there if
+            // one of the tasks blocks.
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
-        let room = buf.remaining().min(PART);
-        let mut part = ReadBuf::new(buf.initialize_unfilled_to(room));
-        let outcome = Pin::new(&mut self.stream).poll_read(cx, &mut part);
-        let read = part.filled().len();
-        buf.advance(read);
-        self.has_part = read > 0;
-        outcome
+        if this.rest.is_empty() {
+            if !is_many {
+                return Pin::new(&mut this.stream).poll_read(cx, buf);
+            }
+            let mut read = ReadBuf::new(&mut this.bytes);
+            ready!(Pin::new(&mut this.stream).poll_read(cx, &mut read))?;
+            this.rest = 0..read.filled().len();
+        }
+        let rest = &this.bytes[this.rest.clone()];
+        let mut part = rest.len();
+        if is_many {
+            let mut line_ends = (1..).zip(rest).filter(|(_, byte)| **byte == b'\n');
+            let end = line_ends.nth(lines(in_flight) - 1);
+            part = end.map_or(part, |(length, _)| length);
+        }
+        part = part.min(buf.remaining());
+        buf.put_slice(&rest[..part]);
+        this.rest.start += part;
+        this.has_part = is_many && part > 0;
+        Poll::Ready(Ok(()))
     }
 }
 
+/// The driver reads once for each command that it takes from its queue. After that it writes and
+/// flushes once, before it yields. So a write or a flush is the end of its run.
 impl<S: AsyncWrite + Unpin> AsyncWrite for Gathering<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
+        self.has_part = false;
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }
 
@@ -119,6 +148,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Gathering<S> {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        self.has_part = false;
         Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
     }
 
@@ -127,6 +157,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Gathering<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.has_part = false;
         Pin::new(&mut self.stream).poll_flush(cx)
     }
 
@@ -154,44 +185,57 @@ mod tests {
         }
     }
 
-    /// Reads once. Returns how many bytes were read, if any, and whether the driver was woken to
-    /// read again.
+    /// Answers of one line.
+    const ANSWER: &[u8] = b":1\r\n";
+
+    /// Reads once. Returns how many answers were read, if any, and whether the driver was woken to
+    /// run again.
     fn read(stream: &mut Gathering<DuplexStream>) -> (Option<usize>, bool) {
         let woken = Arc::new(Woken::default());
         let waker = Waker::from(Arc::clone(&woken));
-        let mut bytes = [0; 10 * PART];
+        let mut bytes = [0; READ];
         let mut buf = ReadBuf::new(&mut bytes);
         let outcome = Pin::new(stream).poll_read(&mut Context::from_waker(&waker), &mut buf);
-        let read = outcome.is_ready().then(|| buf.filled().len());
-        assert!(buf.filled().iter().all(|byte| *byte == b'x'));
-        (read, woken.0.load(Ordering::Relaxed))
+        let (answers, rest) = buf.filled().as_chunks();
+        assert!(answers.iter().all(|answer: &[u8; 4]| answer == ANSWER) && rest.is_empty());
+        (
+            outcome.is_ready().then_some(answers.len()),
+            woken.0.load(Ordering::Relaxed),
+        )
     }
 
-    /// A stream with this many requests in flight, of which three parts of answers have arrived.
+    /// The end of a run of the driver.
+    async fn flush(stream: &mut Gathering<DuplexStream>) {
+        stream.flush().await.unwrap();
+    }
+
+    /// A stream with this many requests in flight, of which all have been answered.
     async fn stream(requests: usize) -> (Gathering<DuplexStream>, Vec<UnderWay>, DuplexStream) {
         let in_flight = InFlight::default();
-        let (near, mut far) = tokio::io::duplex(3 * PART);
-        far.write_all(&[b'x'; 3 * PART]).await.unwrap();
+        let (near, mut far) = tokio::io::duplex(READ);
+        far.write_all(&ANSWER.repeat(requests)).await.unwrap();
         let requests = (0..requests).map(|_| in_flight.begin()).collect();
         (Gathering::new(near, in_flight), requests, far)
     }
 
     #[tokio::test]
     async fn answers_of_few_requests_are_handed_out_at_once() {
-        let (mut stream, mut requests, _far) = stream(MANY).await;
-        requests.pop();
+        let (mut stream, _requests, _far) = stream(MANY - 1).await;
 
-        assert_eq!(read(&mut stream), (Some(3 * PART), false));
+        assert_eq!(read(&mut stream), (Some(MANY - 1), false));
         assert_eq!(read(&mut stream), (None, false));
     }
 
     #[tokio::test]
-    async fn the_driver_stands_back_once_after_each_part() {
-        let (mut stream, _requests, far) = stream(MANY).await;
+    async fn the_driver_gets_one_part_each_time_that_it_runs() {
+        let (mut stream, _requests, far) = stream(50).await;
 
-        for part in 0..3 {
-            assert_eq!(read(&mut stream), (Some(PART), false), "{part}");
-            assert_eq!(read(&mut stream), (None, true), "{part}");
+        for run in 0..5 {
+            assert_eq!(read(&mut stream), (Some(10), false), "{run}");
+            // It reads once for each of its commands.
+            assert_eq!(read(&mut stream), (None, true), "{run}");
+            assert_eq!(read(&mut stream), (None, true), "{run}");
+            flush(&mut stream).await;
         }
         // Nothing is there: it is woken when something is.
         assert_eq!(read(&mut stream), (None, false));
@@ -199,19 +243,42 @@ mod tests {
         assert_eq!(read(&mut stream), (Some(0), false), "the end");
     }
 
-    /// Works like a driver: it takes all commands and writes them, and then reads answers. Each
-    /// answer wakes a task, and this task sends its next command. The worker of this runtime runs a
-    /// task that was just woken before all other tasks.
+    #[tokio::test]
+    async fn the_rest_is_handed_out_at_once_when_few_requests_are_left() {
+        let (mut stream, mut requests, _far) = stream(50).await;
+        assert_eq!(read(&mut stream), (Some(10), false));
+        flush(&mut stream).await;
+
+        requests.truncate(MANY - 1);
+
+        assert_eq!(read(&mut stream), (Some(40), false));
+        assert_eq!(read(&mut stream), (None, false));
+    }
+
+    /// A driver that cannot write all its commands ends its run before it flushes.
+    #[tokio::test]
+    async fn a_write_is_the_end_of_a_run_too() {
+        let (mut stream, _requests, _far) = stream(50).await;
+        assert_eq!(read(&mut stream), (Some(10), false));
+
+        stream.write_all(b"command").await.unwrap();
+
+        assert_eq!(read(&mut stream), (Some(10), false));
+    }
+
+    /// Works like a driver: for each command it reads answers, and each answer wakes a task. After
+    /// that it writes the commands. Each task sends its next command. The worker of this runtime
+    /// runs a task that was just woken before all other tasks.
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
     async fn the_next_commands_of_the_tasks_of_a_part_are_in_one_write() {
         tokio::spawn(answers_wake_tasks()).await.unwrap();
     }
 
     async fn answers_wake_tasks() {
-        let (mut stream, _requests, mut far) = stream(MANY).await;
+        let (mut stream, _requests, mut far) = stream(50).await;
         let (send, mut commands) = mpsc::unbounded_channel::<u8>();
         let answers = Arc::new(Semaphore::new(0));
-        for _ in 0..MANY {
+        for _ in 0..50 {
             let (send, answers) = (send.clone(), Arc::clone(&answers));
             tokio::spawn(async move {
                 answers.acquire().await.unwrap().forget();
@@ -222,29 +289,34 @@ mod tests {
         tokio::task::yield_now().await;
         tokio::spawn(async move {
             std::future::poll_fn(|cx| {
+                let read = |stream: &mut Gathering<_>, cx: &mut Context<'_>| {
+                    let mut bytes = [0; READ];
+                    let mut buf = ReadBuf::new(&mut bytes);
+                    while Pin::new(&mut *stream).poll_read(cx, &mut buf).is_ready() {
+                        answers.add_permits(buf.filled().len() / ANSWER.len());
+                        buf.clear();
+                    }
+                };
                 let mut written = Vec::new();
                 while let Poll::Ready(Some(command)) = commands.poll_recv(cx) {
+                    read(&mut stream, cx);
                     written.push(command);
                 }
+                read(&mut stream, cx);
                 if !written.is_empty() {
                     let outcome = Pin::new(&mut stream).poll_write(cx, &written);
                     assert!(outcome.is_ready());
                 }
-                let mut bytes = [0; PART];
-                let mut buf = ReadBuf::new(&mut bytes);
-                while Pin::new(&mut stream).poll_read(cx, &mut buf).is_ready() {
-                    // One answer is 20 bytes.
-                    answers.add_permits(buf.filled().len() / 20);
-                    buf.clear();
-                }
+                let outcome = Pin::new(&mut stream).poll_flush(cx);
+                assert!(outcome.is_ready());
                 Poll::<()>::Pending
             })
             .await;
         });
 
-        let mut first = [0; 1_000];
-        let read = far.read(&mut first).await.unwrap();
-
-        assert_eq!(read, PART / 20);
+        for _ in 0..5 {
+            let mut commands = [0; 1_000];
+            assert_eq!(far.read(&mut commands).await.unwrap(), 10);
+        }
     }
 }
