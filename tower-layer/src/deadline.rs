@@ -1,6 +1,7 @@
 //! The deadline of the client: how long the client waits for the answer, if the request says so.
 
 use std::future::Future;
+use std::pin::Pin;
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderName};
@@ -41,9 +42,11 @@ impl Deadline {
     }
 
     /// The result of `future`, if it is ready before the deadline.
+    ///
+    /// The future is borrowed, because the future of an `async fn` would contain it twice.
     pub(crate) async fn end<T>(
         this: Option<Self>,
-        future: impl Future<Output = T>,
+        future: Pin<&mut impl Future<Output = T>>,
     ) -> Result<T, Overdue> {
         match this {
             Some(this) => timeout_at(this.at, future).await.map_err(|_| Overdue),

@@ -156,8 +156,12 @@ where
         return refuse(problem.with_names(&names), protocol);
     }
     let (parts, body) = request.into_parts();
-    let read = Deadline::end(end_by, reading.read(body));
-    let body = match reserved.until(read).await.unwrap_or(Err(Unread::TooSlow)) {
+    let read = {
+        let read = pin!(reading.read(body));
+        let read = pin!(Deadline::end(end_by, read));
+        reserved.until(read).await
+    };
+    let body = match read.unwrap_or(Err(Unread::TooSlow)) {
         Ok(body) => body,
         Err(unread) => return refuse(Problem::unread(unread, names), protocol),
     };
@@ -177,7 +181,10 @@ where
         let problem = problem.with_several(keys);
         problem.into_response(&settings.answers, protocol)
     };
-    let taken = reserved.until(lock.acquire()).await;
+    let taken = {
+        let acquire = pin!(lock.acquire());
+        reserved.until(acquire).await
+    };
     drop(waiters);
     let guard = match taken {
         Ok(guard) => guard,
@@ -194,8 +201,12 @@ where
     let held = guard.held();
     held.insert_into(request.extensions_mut());
     let method = request.method().clone();
-    let answer = held.while_held(reserved.call_within(wait, request));
-    let end = match Deadline::end(end_by, answer).await {
+    let answer = {
+        // Dropped at the end of this block, before the guard.
+        let answer = pin!(held.while_held(reserved.call_within(wait, request)));
+        Deadline::end(end_by, answer).await
+    };
+    let end = match answer {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(lost)) => Err(End::Lost(lost)),
         Err(Overdue) => Err(End::Overdue),
@@ -292,8 +303,12 @@ where
         // Over HTTP/1 the headers are the whole response, and the server drops the body without
         // polling it. Over HTTP/2 trailers may follow. So the end of the body is awaited here.
         let held = guard.held();
-        let rest = held.while_held(after_the_data(body));
-        let end = match Deadline::end(limits.deadline, rest).await {
+        let rest = {
+            // Dropped at the end of this block, before the guard.
+            let rest = pin!(held.while_held(after_the_data(body)));
+            Deadline::end(limits.deadline, rest).await
+        };
+        let end = match rest {
             Ok(Ok(rest)) => {
                 guard.release().await;
                 return LockBody::ended(size, rest);

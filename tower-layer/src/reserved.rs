@@ -3,7 +3,7 @@
 
 use std::future::{Future, poll_fn};
 use std::mem;
-use std::pin::pin;
+use std::pin::Pin;
 use std::task::Poll;
 
 use lockcore::Wait;
@@ -40,8 +40,9 @@ impl<S: Clone> Reserved<S> {
 
     /// Waits for `event`. If the event is not ready at once, gives back what readiness has
     /// reserved.
-    pub(crate) async fn until<T>(&mut self, event: impl Future<Output = T>) -> T {
-        let mut event = pin!(event);
+    ///
+    /// The event is borrowed, because the future of an `async fn` would contain it twice.
+    pub(crate) async fn until<T>(&mut self, mut event: Pin<&mut impl Future<Output = T>>) -> T {
         match poll_fn(|cx| Poll::Ready(event.as_mut().poll(cx))).await {
             Poll::Ready(value) => return value,
             // The clone has reserved nothing. The assignment drops the service that has reserved a
@@ -64,19 +65,17 @@ impl<S: Clone> Reserved<S> {
         Ok(())
     }
 
-    pub(crate) async fn call<Q>(mut self, request: Q) -> Result<S::Response, S::Error>
+    /// Calls the service after [`ready`](Self::ready). Drops what the service holds at once, so
+    /// before the lock is released.
+    pub(crate) fn call<Q>(mut self, request: Q) -> S::Future
     where
         S: Service<Q>,
     {
-        self.ready().await?;
-        let answer = self.service.call(request);
-        // Drops what the service holds, before the lock is released.
-        drop(self);
-        answer.await
+        self.service.call(request)
     }
 
-    /// As `call`, but returns the request if the service is not ready after `wait`. The service may
-    /// be busy with a request that waits for this lock.
+    /// Makes the service ready, and calls it. Returns the request if the service is not ready after
+    /// `wait`. The service may be busy with a request that waits for this lock.
     pub(crate) async fn call_within<Q>(
         mut self,
         wait: Wait,
@@ -85,13 +84,13 @@ impl<S: Clone> Reserved<S> {
     where
         S: Service<Q>,
     {
-        if !self.is_ready
-            && let Wait::For(wait) = wait
-        {
-            match timeout(wait, self.ready()).await {
+        match wait {
+            _ if self.is_ready => {}
+            Wait::For(wait) => match timeout(wait, self.ready()).await {
                 Ok(ready) => ready?,
                 Err(_) => return Ok(Err(NotReady(request))),
-            }
+            },
+            _ => self.ready().await?,
         }
         self.call(request).await.map(Ok)
     }

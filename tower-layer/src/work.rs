@@ -10,7 +10,7 @@
 
 use std::fmt;
 use std::future::{Future, Ready, ready};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -356,7 +356,11 @@ where
     B: OnBusy<Q, S::Response, S::Error, F>,
     F: OnError<S::Response, S::Error>,
 {
-    let guard = match reserved.until(lock.acquire()).await {
+    let taken = {
+        let acquire = pin!(lock.acquire());
+        reserved.until(acquire).await
+    };
+    let guard = match taken {
         Ok(guard) => guard,
         Err(error) if matches!(error.kind(), ErrorKind::Busy | ErrorKind::Timeout) => {
             return on_busy.busy(request, error, &on_error);

@@ -1,6 +1,6 @@
 //! A body that ends on time even if nobody polls it.
 
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 
@@ -134,7 +134,8 @@ async fn end_on_time<B>(
     deadline: Option<Deadline>,
     at_loss: AtLoss,
 ) {
-    let end = match Deadline::end(deadline, lost(held)).await {
+    let lost = pin!(lost(held));
+    let end = match Deadline::end(deadline, lost).await {
         Ok(error) => End::Lost(error),
         Err(Overdue) => End::Overdue,
     };

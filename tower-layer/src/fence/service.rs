@@ -1,5 +1,6 @@
 //! The service of a fence: lets a request wait until it may begin.
 
+use std::pin::pin;
 use std::task::{Context, Poll};
 
 use http::{Request, Response};
@@ -91,7 +92,11 @@ where
         Ok(problem.into_response(&answers, protocol))
     };
     loop {
-        if reserved.until(pass.until_first()).await.is_err() {
+        let first = {
+            let first = pin!(pass.until_first());
+            reserved.until(first).await
+        };
+        if first.is_err() {
             return late();
         }
         // The request has not begun yet. So while the inner service is busy, this request does not
