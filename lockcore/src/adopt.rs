@@ -116,7 +116,7 @@ impl Locks {
         };
         let budget = Budget::new(&spec, None);
         let lease = adopt(&spec, &budget, detached).await?;
-        let guard = Guard::of_ticket(lease, &spec);
+        let guard = Guard::of_ticket(lease, spec.client.shared.clock.now(), &spec);
         tracing::debug!(grant_id = %guard.grant_id(), "lock adopted");
         Ok(guard)
     }

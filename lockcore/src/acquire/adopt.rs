@@ -44,7 +44,7 @@ pub(crate) async fn adopt(
         .enqueue(None, budget.give_up, budget.give_up)
         .await?
     {
-        Progress::Granted => pending.into_lease().ok_or_else(Error::not_adopted),
+        Progress::Granted(_) => pending.into_lease().ok_or_else(Error::not_adopted),
         Progress::Lost | Progress::Waiting | Progress::AskAgain { .. } => Err(Error::not_adopted()),
     }
 }

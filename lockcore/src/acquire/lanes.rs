@@ -514,9 +514,8 @@ impl Leader {
     /// The store has granted the ticket, and from now on other tasks may use it as well. If this
     /// leader was late and was replaced, the lease is returned as `Err`: only the caller may use
     /// its ticket.
-    pub(crate) fn granted(mut self, lease: Arc<Lease>) -> Result<Share, Arc<Lease>> {
+    pub(crate) fn granted(mut self, lease: Arc<Lease>, now: Instant) -> Result<Share, Arc<Lease>> {
         self.open = false;
-        let now = self.lanes.shared.clock.now();
         let (number, mut begun) = (self.number, false);
         self.lanes.change(&self.name, |lane| {
             begun = lane.begin(&lease, number, now);

@@ -30,13 +30,13 @@ use spec::Spec;
 pub(crate) async fn acquire(spec: &Spec<'_>, budget: &Budget) -> Result<Grant, Error> {
     let shared = &spec.client.shared;
     match in_this_process(spec, budget).await? {
-        (Some(Handover::Share(share)), _) => Ok(Grant::Share(share)),
+        (Some(Handover::Share(share)), began) => Ok(Grant::Share(share, began)),
         (Some(Handover::Leader(mut leader)), began) => {
             let number = Some(leader.number);
             match at_the_store(spec, budget, began, number, &mut leader.pending).await {
-                Ok(lease) => match leader.granted(lease) {
-                    Ok(share) => Ok(Grant::Share(share)),
-                    Err(lease) => Ok(Grant::Ticket(lease)),
+                Ok((lease, since)) => match leader.granted(lease, since) {
+                    Ok(share) => Ok(Grant::Share(share, since)),
+                    Err(lease) => Ok(Grant::Ticket(lease, since)),
                 },
                 Err(error) => {
                     // If the caller's own time was shorter than an operation may take, the error
@@ -50,19 +50,20 @@ pub(crate) async fn acquire(spec: &Spec<'_>, budget: &Budget) -> Result<Grant, E
         }
         (Some(Handover::Refused(error)), _) => Err(error),
         (None, began) => {
-            let lease = at_the_store(spec, budget, began, None, &mut None).await?;
-            Ok(Grant::Ticket(lease))
+            let (lease, since) = at_the_store(spec, budget, began, None, &mut None).await?;
+            Ok(Grant::Ticket(lease, since))
         }
     }
 }
 
 /// A lock that was granted. The caller makes it into a guard in the same poll. No code that can
-/// panic runs before that, because a ticket has no drop of its own.
+/// panic runs before that, because a ticket has no drop of its own. The `Instant` is the last
+/// reading of the clock. Nothing is awaited after it.
 pub(crate) enum Grant {
     /// One use of a ticket that other tasks of this process may use as well.
-    Share(Share),
+    Share(Share, Instant),
     /// A ticket that nobody else uses.
-    Ticket(Arc<Lease>),
+    Ticket(Arc<Lease>, Instant),
 }
 
 /// The time that a caller gives to an acquire.
@@ -147,14 +148,15 @@ async fn in_this_process(
 }
 
 /// Takes a ticket at the store, or continues with the one in `place`, and waits until it is
-/// granted. If this ends without a lease, the drop of `place` gives up the ticket in it.
+/// granted. Returns also the last reading of the clock. If this ends without a lease, the drop of
+/// `place` gives up the ticket in it.
 async fn at_the_store(
     spec: &Spec<'_>,
     budget: &Budget,
     began: Instant,
     leader: Option<u64>,
     place: &mut Option<Pending>,
-) -> Result<Arc<Lease>, Error> {
+) -> Result<(Arc<Lease>, Instant), Error> {
     let shared = &spec.client.shared;
     // If the store is down, the first attempt fails within one operation timeout, so that callers
     // do not pile up in front of the store. Once the store has answered, later attempts may use all
@@ -201,11 +203,11 @@ async fn at_the_store(
             }
         };
         match progress {
-            Progress::Granted => {
+            Progress::Granted(since) => {
                 // `place` is full, because `progress` came from it. If the keeper has recalled the
                 // grant, the loop takes a new ticket.
                 if let Some(lease) = place.take().and_then(Pending::into_lease) {
-                    return Ok(lease);
+                    return Ok((lease, since));
                 }
             }
             Progress::Waiting => {

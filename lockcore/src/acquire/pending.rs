@@ -23,7 +23,8 @@ pub(crate) const LAST_MOMENT: Duration = Duration::from_millis(50);
 /// The result of a step towards a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
-    Granted,
+    /// The ticket holds. At this reading of the clock, its lease had not ended.
+    Granted(Instant),
     Waiting,
     /// The store does not know the ticket any more, or the ticket ran out before it could be used.
     Lost,
@@ -190,7 +191,7 @@ impl Pending {
         let (shared, lease) = (&self.shared, &self.lease);
         let now = shared.clock.now();
         if lease.renew && now.until(lease.deadline()) >= lease.request.ttl / 2 {
-            return Progress::Granted;
+            return Progress::Granted(now);
         }
         // Near `give_up`, a lock that is already granted gets a little more time than the caller's
         // limit.
@@ -201,9 +202,10 @@ impl Pending {
             return Progress::Waiting;
         }
         // If the outcome is unknown, nothing changes: the user gets what is left of the lease.
-        match lease.lost(shared.clock.now()) {
+        let now = shared.clock.now();
+        match lease.lost(now) {
             Some(_) => Progress::Lost,
-            None => Progress::Granted,
+            None => Progress::Granted(now),
         }
     }
 
@@ -377,20 +379,21 @@ impl Asked {
         shared.saw_ticket(ticket);
         lease.confirm(sent.epoch);
         lease.answered(ticket, sent.at, valid_for);
-        if lease.lost(shared.clock.now()).is_some() {
+        let now = shared.clock.now();
+        if lease.lost(now).is_some() {
             // The reply took longer than the lease.
             return Ok(Progress::Lost);
         }
         if let Enqueued::Granted { .. } = answer {
             lease.is_granted_since(sent.at);
-            return Ok(Progress::Granted);
+            return Ok(Progress::Granted(now));
         }
         tracing::debug!(ticket, "in line");
         let due = Shared::renewal_time(lease, valid_for);
         let due = recheck_in.map_or(due, |recheck| due.min(sent.at.after(recheck)));
         // If a gap has begun since the request was sent, a wake-up may have been lost.
         let due = match sent.epoch < shared.epoch() {
-            true => shared.clock.now(),
+            true => now,
             false => due,
         };
         let (id, stage) = (lease.request.id, Stage::Waiting);

@@ -251,20 +251,20 @@ impl Guard {
     /// The guard of a grant.
     pub(crate) fn of(grant: Grant, spec: &Spec<'_>) -> Self {
         match grant {
-            Grant::Ticket(lease) => Self::of_ticket(lease, spec),
-            Grant::Share(share) => Self::of_share(share, spec),
+            Grant::Ticket(lease, since) => Self::of_ticket(lease, since, spec),
+            Grant::Share(share, since) => Self::of_share(share, since, spec),
         }
     }
 
     /// The guard of a ticket that the store has just granted and nobody else uses.
-    pub(crate) fn of_ticket(lease: Arc<Lease>, spec: &Spec<'_>) -> Self {
+    pub(crate) fn of_ticket(lease: Arc<Lease>, since: Instant, spec: &Spec<'_>) -> Self {
         // An adopted ticket may have been handed over before, so its grant id counts those
         // hand-overs.
         let grant_id = lease.grant_id();
         // Before `begin` is called there is no `min_hold`, so a lock that was never used is
         // released at once.
         let keep_until = Instant::from_nanos(0);
-        Self::new(lease, grant_id, Origin::Ticket { keep_until }, spec)
+        Self::new(lease, grant_id, since, Origin::Ticket { keep_until }, spec)
     }
 
     /// When the lock was granted. The task may have got it later.
@@ -302,29 +302,27 @@ impl Guard {
     }
 
     /// The guard of a ticket that other tasks of this process may have used before.
-    fn of_share(share: Share, spec: &Spec<'_>) -> Self {
+    fn of_share(share: Share, since: Instant, spec: &Spec<'_>) -> Self {
         let lease = Arc::clone(share.lease());
         let grant_id = GrantId::of_ticket(lease.ticket(), share.hand_overs());
-        Self::new(lease, grant_id, Origin::Share(share), spec)
+        Self::new(lease, grant_id, since, Origin::Share(share), spec)
     }
 
     /// The guard of a lock that `outer` holds already.
     pub(crate) fn inside(outer: Guard, inner: Option<InnerPermits>, spec: &Spec<'_>) -> Self {
         let (lease, grant_id) = (Arc::clone(&outer.0.lease), outer.grant_id());
-        Self::new(lease, grant_id, Origin::Outer(outer, inner), spec)
+        let since = outer.0.since;
+        Self::new(lease, grant_id, since, Origin::Outer(outer, inner), spec)
     }
 
     pub(super) fn new(
         lease: Arc<Lease>,
         grant_id: GrantId,
+        since: Instant,
         origin: Origin,
         spec: &Spec<'_>,
     ) -> Self {
         let writes = spec.is_exclusive();
-        let since = match &origin {
-            Origin::Outer(outer, _) => outer.0.since,
-            Origin::Ticket { .. } | Origin::Share(_) => spec.client.shared.clock.now(),
-        };
         if !matches!(origin, Origin::Outer(..)) {
             let teller = &spec.client.shared.teller;
             teller.tell_grant(&lease.request.name, GrantEvent::Granted(grant_id));

@@ -15,7 +15,7 @@ use crate::acquire::spec::Spec;
 use crate::backend::{Enqueued, Wake};
 use crate::client::lease::Lease;
 use crate::client::shared::{LeaseObserver, Shared};
-use crate::clock::Instant;
+use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::Guard;
 use crate::options::{OnLost, OnRevoke};
@@ -97,7 +97,7 @@ impl Process {
                 None => self.ask(leader, exclusive),
                 Some(mut pending) => {
                     let progress = wait_for(pending.stand_in_line(Instant::FAR_FUTURE));
-                    assert_eq!(progress, Progress::Granted);
+                    assert!(matches!(progress, Progress::Granted(_)));
                     granted(leader, pending)
                 }
             }),
@@ -116,7 +116,7 @@ impl Process {
         };
         alone(&self.at_the_store, || {
             let progress = pending.answered(answer, self.shared.sent_now());
-            assert_eq!(progress.unwrap(), Progress::Granted);
+            assert!(matches!(progress, Ok(Progress::Granted(_))));
         });
         granted(leader, pending)
     }
@@ -189,7 +189,8 @@ impl Process {
 
 fn granted(leader: Leader, pending: Pending) -> Share {
     let lease = pending.into_lease().expect("it was collected in time");
-    leader.granted(lease).expect("the leader was not late")
+    let now = Clock::BOOT.now();
+    leader.granted(lease, now).expect("the leader was not late")
 }
 
 fn alone(users: &AtomicU32, work: impl FnOnce()) {
@@ -640,7 +641,10 @@ fn a_ticket_is_passed_on_to_a_writer_or_becomes_a_readers() {
             #[cfg(debug_assertions)]
             label: None,
         };
-        let writes = Guard::of(Grant::Share(process.holder(WRITES)), &spec(FULL));
+        let writes = Guard::of(
+            Grant::Share(process.holder(WRITES), Clock::BOOT.now()),
+            &spec(FULL),
+        );
         let outer = writes.held().guard(READS).unwrap();
         let reads = Guard::inside(outer, None, &spec(NonZeroU32::MIN));
         let waits = process.waiter(WRITES);

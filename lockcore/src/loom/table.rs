@@ -31,7 +31,7 @@ const RENEWED: Renewed = Renewed::Granted { valid_for: TTL };
 fn granted(shared: &Arc<Shared>) -> Arc<Lease> {
     let mut pending = asked(shared);
     let progress = pending.answered(GRANTED, shared.sent_now());
-    assert_eq!(progress.unwrap(), Progress::Granted);
+    assert!(matches!(progress, Ok(Progress::Granted(_))));
     pending.into_lease().expect("it was collected in time")
 }
 
@@ -56,7 +56,7 @@ fn guard(client: &Arc<Client>, lease: Arc<Lease>) -> Guard {
         #[cfg(debug_assertions)]
         label: None,
     };
-    Guard::of(Grant::Ticket(lease), &spec)
+    Guard::of(Grant::Ticket(lease, client.shared.clock.now()), &spec)
 }
 
 /// The keeper, which runs until the last handle of the client is gone. Its store acknowledges every
@@ -257,7 +257,7 @@ fn a_request_during_a_shutdown_is_refused_or_lost_and_leaves_nothing() {
                     }
                 };
                 let progress = pending.answered(GRANTED, shared.sent_now());
-                if progress.unwrap() == Progress::Granted
+                if matches!(progress, Ok(Progress::Granted(_)))
                     && let Some(lease) = pending.into_lease()
                 {
                     drop(guard(&client, lease));
