@@ -181,6 +181,10 @@ impl Proxy {
     /// now on. Requests behind them on the same connection are delayed too. Replaces an earlier
     /// call.
     pub fn delay_requests(&self, marker: &[u8], delay: Duration) {
+        assert!(
+            !marker.is_empty(),
+            "a marker is what the request is recognised by"
+        );
         *self.shared.delayed_requests() = Some((marker.to_vec(), delay));
     }
 

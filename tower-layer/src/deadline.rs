@@ -43,7 +43,8 @@ impl Deadline {
 
     /// The result of `future`, if it is ready before the deadline.
     ///
-    /// The future is borrowed, because the future of an `async fn` would contain it twice.
+    /// The future is borrowed. An `async fn` keeps its argument and the pinned copy of it, so its
+    /// future has room for both.
     pub(crate) async fn end<T>(
         this: Option<Self>,
         future: Pin<&mut impl Future<Output = T>>,

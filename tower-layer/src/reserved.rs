@@ -41,7 +41,8 @@ impl<S: Clone> Reserved<S> {
     /// Waits for `event`. If the event is not ready at once, gives back what readiness has
     /// reserved.
     ///
-    /// The event is borrowed, because the future of an `async fn` would contain it twice.
+    /// The event is borrowed. An `async fn` keeps its argument and the pinned copy of it, so its
+    /// future has room for both.
     pub(crate) async fn until<T>(&mut self, mut event: Pin<&mut impl Future<Output = T>>) -> T {
         match poll_fn(|cx| Poll::Ready(event.as_mut().poll(cx))).await {
             Poll::Ready(value) => return value,
@@ -71,6 +72,7 @@ impl<S: Clone> Reserved<S> {
     where
         S: Service<Q>,
     {
+        debug_assert!(self.is_ready, "ready() comes first");
         self.service.call(request)
     }
 

@@ -57,8 +57,8 @@ pub(crate) async fn acquire(spec: &Spec<'_>, budget: &Budget) -> Result<Grant, E
 }
 
 /// A lock that was granted. The caller makes it into a guard in the same poll. No code that can
-/// panic runs before that, because a ticket has no drop of its own. The `Instant` is the last
-/// reading of the clock. Nothing is awaited after it.
+/// panic runs before that, because a ticket has no drop of its own. The `Instant` is a
+/// reading of the clock. Nothing was awaited after it.
 pub(crate) enum Grant {
     /// One use of a ticket that other tasks of this process may use as well.
     Share(Share, Instant),
@@ -148,8 +148,8 @@ async fn in_this_process(
 }
 
 /// Takes a ticket at the store, or continues with the one in `place`, and waits until it is
-/// granted. Returns also the last reading of the clock. If this ends without a lease, the drop of
-/// `place` gives up the ticket in it.
+/// granted. Returns also a reading of the clock, after which nothing was awaited. If this ends
+/// without a lease, the drop of `place` gives up the ticket in it.
 async fn at_the_store(
     spec: &Spec<'_>,
     budget: &Budget,

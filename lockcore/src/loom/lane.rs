@@ -15,7 +15,7 @@ use crate::acquire::spec::Spec;
 use crate::backend::{Enqueued, Wake};
 use crate::client::lease::Lease;
 use crate::client::shared::{LeaseObserver, Shared};
-use crate::clock::{Clock, Instant};
+use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::Guard;
 use crate::options::{OnLost, OnRevoke};
@@ -97,8 +97,7 @@ impl Process {
                 None => self.ask(leader, exclusive),
                 Some(mut pending) => {
                     let progress = wait_for(pending.stand_in_line(Instant::FAR_FUTURE));
-                    assert!(matches!(progress, Progress::Granted(_)));
-                    granted(leader, pending)
+                    granted(leader, pending, progress)
                 }
             }),
             Handover::Refused(error) => {
@@ -114,11 +113,11 @@ impl Process {
             ticket: TICKET,
             valid_for: TTL,
         };
+        let mut progress = None;
         alone(&self.at_the_store, || {
-            let progress = pending.answered(answer, self.shared.sent_now());
-            assert!(matches!(progress, Ok(Progress::Granted(_))));
+            progress = pending.answered(answer, self.shared.sent_now()).ok();
         });
-        granted(leader, pending)
+        granted(leader, pending, progress.expect("an answer"))
     }
 
     /// A ticket in the store's line.
@@ -187,10 +186,13 @@ impl Process {
     }
 }
 
-fn granted(leader: Leader, pending: Pending) -> Share {
+fn granted(leader: Leader, pending: Pending, progress: Progress) -> Share {
+    let Progress::Granted(since) = progress else {
+        panic!("{progress:?}");
+    };
     let lease = pending.into_lease().expect("it was collected in time");
-    let now = Clock::BOOT.now();
-    leader.granted(lease, now).expect("the leader was not late")
+    let share = leader.granted(lease, since);
+    share.expect("the leader was not late")
 }
 
 fn alone(users: &AtomicU32, work: impl FnOnce()) {
@@ -642,7 +644,7 @@ fn a_ticket_is_passed_on_to_a_writer_or_becomes_a_readers() {
             label: None,
         };
         let writes = Guard::of(
-            Grant::Share(process.holder(WRITES), Clock::BOOT.now()),
+            Grant::Share(process.holder(WRITES), process.shared.clock.now()),
             &spec(FULL),
         );
         let outer = writes.held().guard(READS).unwrap();

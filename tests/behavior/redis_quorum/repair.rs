@@ -278,6 +278,7 @@ impl SlowLast {
             here.block_on(eventually("the repair is in flight", SOON, async || {
                 proxy.traffic().delayed > delayed
             }));
+            proxy.delay_requests(ENQUEUE, Duration::ZERO);
             (before, runtime, guard)
         })
         .await

@@ -89,9 +89,29 @@ fn bytes_go_through_and_are_counted() {
         bytes_down: 24,
         chunks_up: 2,
         recognised: 0,
+        delayed: 0,
         replies_lost: 0,
     };
     assert_eq!(traffic, expected);
+}
+
+#[test]
+fn only_the_marked_requests_of_one_connection_are_delayed() {
+    let (port, heard) = server();
+    let proxy = Proxy::to(port);
+    let (mut slow, mut fast) = (Client::of(&proxy), Client::of(&proxy));
+    proxy.delay_requests(b"marked", 4 * A_WHILE);
+
+    slow.say("a marked one\n");
+    while proxy.traffic().delayed == 0 {
+        thread::yield_now();
+    }
+    fast.say("another\n");
+
+    assert_eq!(heard.recv().unwrap(), "another");
+    assert_eq!(heard.recv().unwrap(), "a marked one");
+    assert_eq!(slow.hear().unwrap(), "you said: a marked one");
+    assert_eq!(proxy.traffic().delayed, 1);
 }
 
 #[test]

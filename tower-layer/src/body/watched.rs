@@ -134,8 +134,11 @@ async fn end_on_time<B>(
     deadline: Option<Deadline>,
     at_loss: AtLoss,
 ) {
-    let lost = pin!(lost(held));
-    let end = match Deadline::end(deadline, lost).await {
+    let lost = {
+        let lost = pin!(lost(held));
+        Deadline::end(deadline, lost).await
+    };
+    let end = match lost {
         Ok(error) => End::Lost(error),
         Err(Overdue) => End::Overdue,
     };

@@ -6,18 +6,19 @@
 //! task sends its next command. Then the driver runs after each task, and writes each command
 //! alone. So there is a system call for every command.
 //!
-//! Here the driver gets the answers in parts, at most one part each time that it runs. Then the
+//! Here the driver gets the answers in parts, usually one part each time that it runs. Then the
 //! tasks of these answers run, and their next commands go out in one write. While the driver
 //! handles the next part, the server works on these commands. If the driver waited for the tasks of
 //! all answers instead, the server would be idle until these tasks have run. After that the process
 //! would be idle until the server has answered all commands.
 //!
-//! A part is about a fifth of the answers that are expected. So a few parts are on their way at any
-//! time, and both sides have work.
+//! With some dozens of requests in flight, a part is about a fifth of the answers. So a few parts
+//! are on their way at any time, and both sides have work.
 //!
 //! If few requests are in flight, the driver gets all answers at once. Parts would be too small
 //! then, and the server would be idle while the driver yields.
 
+use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::pin::Pin;
@@ -61,11 +62,25 @@ const MANY: usize = 6;
 /// How many bytes are read from the socket at once: a few hundred answers.
 const READ: usize = 4096;
 
-/// How many lines a part has. The answer to an enqueue has two lines, and the answer to a release
-/// has one. Larger parts let the server wait, and wake a second thread of this process. Smaller
-/// parts need more writes.
+/// How many parts the bytes of one read make at most. Long answers, such as those to renewals, have
+/// many lines, and wake only one task each.
+const MOST_PARTS: usize = 16;
+
+/// How many lines a part has, if its answers are short. The answer to a granted enqueue has two
+/// lines, and the answer to a release has one. With larger parts, the server is idle for longer,
+/// and tokio wakes a second thread for the many tasks that are ready. Smaller parts need more
+/// writes.
 fn lines(in_flight: usize) -> usize {
     (in_flight / 5).clamp(2, 24)
+}
+
+/// Bytes that `Debug` does not show.
+struct Bytes(Box<[u8]>);
+
+impl fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("…")
+    }
 }
 
 /// See the [module](self).
@@ -74,7 +89,7 @@ pub(super) struct Gathering<S> {
     stream: S,
     in_flight: InFlight,
     /// The bytes that were read last. The driver has not got those in `rest`.
-    bytes: Box<[u8]>,
+    bytes: Bytes,
     rest: Range<usize>,
     /// The driver has got a part since it has begun to run.
     has_part: bool,
@@ -85,7 +100,7 @@ impl<S> Gathering<S> {
         Self {
             stream,
             in_flight,
-            bytes: vec![0; READ].into(),
+            bytes: Bytes(vec![0; READ].into()),
             rest: 0..0,
             has_part: false,
         }
@@ -102,9 +117,9 @@ impl<S: AsyncRead + Unpin> AsyncRead for Gathering<S> {
         let in_flight = this.in_flight.0.load(Ordering::Relaxed);
         let is_many = in_flight >= MANY;
         if this.has_part {
-            // The driver is scheduled again, behind the tasks that are ready. It does not yield to
-            // the scheduler's list of tasks that yielded: another thread can take it from there if
-            // one of the tasks blocks.
+            // The driver is scheduled again, behind the tasks that are ready on its thread. It does
+            // not yield to the scheduler's list of tasks that yielded: another thread can take it
+            // from there if one of the tasks blocks.
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -112,27 +127,33 @@ impl<S: AsyncRead + Unpin> AsyncRead for Gathering<S> {
             if !is_many {
                 return Pin::new(&mut this.stream).poll_read(cx, buf);
             }
-            let mut read = ReadBuf::new(&mut this.bytes);
+            let mut read = ReadBuf::new(&mut this.bytes.0);
             ready!(Pin::new(&mut this.stream).poll_read(cx, &mut read))?;
             this.rest = 0..read.filled().len();
         }
-        let rest = &this.bytes[this.rest.clone()];
+        let rest = &this.bytes.0[this.rest.clone()];
         let mut part = rest.len();
         if is_many {
             let mut line_ends = (1..).zip(rest).filter(|(_, byte)| **byte == b'\n');
             let end = line_ends.nth(lines(in_flight) - 1);
-            part = end.map_or(part, |(length, _)| length);
+            let least = this.rest.end / MOST_PARTS;
+            part = end.map_or(part, |(length, _)| part.min(length.max(least)));
         }
-        part = part.min(buf.remaining());
-        buf.put_slice(&rest[..part]);
-        this.rest.start += part;
-        this.has_part = is_many && part > 0;
+        let given = part.min(buf.remaining());
+        buf.put_slice(&rest[..given]);
+        this.rest.start += given;
+        // If the driver had too little room, it may read the rest of the part.
+        this.has_part = is_many && given > 0 && given == part;
         Poll::Ready(Ok(()))
     }
 }
 
 /// The driver reads once for each command that it takes from its queue. After that it writes and
-/// flushes once, before it yields. So a write or a flush is the end of its run.
+/// flushes, before it yields. So a write or a flush is the end of its run. If more than 8 KiB of
+/// commands are queued, the driver writes several times in one run, and gets a part for each.
+///
+/// If a write fails, the driver ends, and the answers in `rest` are dropped like those that are
+/// still in the socket. Their outcome is unknown, as after every break.
 impl<S: AsyncWrite + Unpin> AsyncWrite for Gathering<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
@@ -211,9 +232,17 @@ mod tests {
 
     /// A stream with this many requests in flight, of which all have been answered.
     async fn stream(requests: usize) -> (Gathering<DuplexStream>, Vec<UnderWay>, DuplexStream) {
+        with_lines(requests, requests).await
+    }
+
+    /// A stream with this many requests in flight, and with lines of answers that have arrived.
+    async fn with_lines(
+        requests: usize,
+        lines: usize,
+    ) -> (Gathering<DuplexStream>, Vec<UnderWay>, DuplexStream) {
         let in_flight = InFlight::default();
         let (near, mut far) = tokio::io::duplex(READ);
-        far.write_all(&ANSWER.repeat(requests)).await.unwrap();
+        far.write_all(&ANSWER.repeat(lines)).await.unwrap();
         let requests = (0..requests).map(|_| in_flight.begin()).collect();
         (Gathering::new(near, in_flight), requests, far)
     }
@@ -252,6 +281,18 @@ mod tests {
         requests.truncate(MANY - 1);
 
         assert_eq!(read(&mut stream), (Some(40), false));
+        assert_eq!(read(&mut stream), (None, false));
+    }
+
+    #[tokio::test]
+    async fn the_answers_of_one_read_come_in_sixteen_parts_at_most() {
+        let all = READ / ANSWER.len();
+        let (mut stream, _requests, _far) = with_lines(MANY, all).await;
+
+        for _ in 0..MOST_PARTS {
+            assert_eq!(read(&mut stream), (Some(all / MOST_PARTS), false));
+            flush(&mut stream).await;
+        }
         assert_eq!(read(&mut stream), (None, false));
     }
 

@@ -331,10 +331,6 @@ impl Routes {
                 }
             });
             let (Some(master), Some(batch)) = (master, again.next(BATCH)) else {
-                if !failing.is_empty() {
-                    // Otherwise nobody may ask for the next map for a long time.
-                    routes.context.seeds.question.wish();
-                }
                 return;
             };
             let repeated = join_all(batch.into_iter().map(|departure| {

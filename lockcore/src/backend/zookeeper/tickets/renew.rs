@@ -184,7 +184,7 @@ impl<'a> Round<'a> {
                 } else {
                     // The watch has reported the delete since this renewal began, and the tickets
                     // that hold because of it have got their wake-ups. This ticket may be one of
-                    // them.
+                    // them. Or the line is being read anew, and grants its tickets after that.
                     self.holds_by_now(at);
                 }
             }
@@ -201,12 +201,16 @@ impl<'a> Round<'a> {
 
     /// Corrects the answer for a ticket that was waiting when this renewal began, and holds now.
     fn holds_by_now(&mut self, at: usize) {
-        let state = self.session.state();
-        let mine = state.standing(self.tickets[at].id);
+        let mut state = self.session.state();
         if let Renewed::Waiting { valid_for, .. } = self.answers[at]
-            && mine.is_some_and(|mine| mine.granted && !mine.lost)
+            && let Some(mine) = state.standing_mut(self.tickets[at].id)
+            && mine.granted
+            && !mine.lost
         {
             self.answers[at] = Renewed::Granted { valid_for };
+            // The node was read for a ticket that waited, so an ask-back in it was not reported.
+            // The next renewal reads the node again.
+            mine.seen = None;
         }
     }
 
