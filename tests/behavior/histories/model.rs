@@ -33,6 +33,9 @@ pub(super) struct Model {
     /// Tickets that were released before they were enqueued, and the time until which the store
     /// keeps the mark.
     marks: HashMap<usize, u64>,
+    /// Tickets with a mark whose name has lost its state. The store does not see such a mark until
+    /// the state says again that there are marks. Then it may refuse even a ticket that is there.
+    evicted_marks: HashSet<usize>,
     /// Tickets that expired. A store may or may not know them after that.
     pub(super) expired: HashSet<usize>,
     /// The highest number that each client has seen, and the highest exclusive grant of each name.
@@ -87,6 +90,7 @@ impl Model {
             now: 0,
             connected: [true; CLIENTS],
             marks: HashMap::new(),
+            evicted_marks: HashSet::new(),
             expired: HashSet::new(),
             highest_seen: [0; CLIENTS],
             exclusive: [0; NAMES],
@@ -145,7 +149,8 @@ impl Model {
     ) -> Result<(), String> {
         let wish = self.wishes[ticket];
         self.enqueued.insert(ticket);
-        if self.is_marked(ticket) {
+        let may_be_marked = self.evicted_marks.contains(&ticket) && answer == Enqueued::Gone;
+        if self.is_marked(ticket) || may_be_marked {
             self.settle_if_looked(wish.name, wakes);
             return expect(answer, Enqueued::Gone);
         }
@@ -481,10 +486,11 @@ impl Model {
         self.exclusive[name] = 0;
         let of_name = |ticket: &usize| self.wishes[*ticket].name == name;
         // When the store writes the state of the name again, the state may say that there are no
-        // marks.
+        // marks. A later mark makes the store see the earlier ones again.
         for (ticket, end) in &mut self.marks {
             if of_name(ticket) {
                 *end = (*end).min(self.now);
+                self.evicted_marks.insert(*ticket);
             }
         }
     }

@@ -7,10 +7,12 @@ impl Model {
     /// this, and if `to` is the id of another ticket.
     pub(in crate::histories) fn adoption(&mut self, from: usize, to: usize) -> Option<Adoption> {
         let name = self.wishes[from].name;
-        let is_free = match self.adopted.get(&to) {
-            Some(earlier) => *earlier == from,
-            None => from != to && !self.enqueued.contains(&to),
-        };
+        // No client enqueues the id of an adoption, neither before the adoption nor after it.
+        let is_free = !self.enqueued.contains(&to)
+            && match self.adopted.get(&to) {
+                Some(earlier) => *earlier == from,
+                None => from != to,
+            };
         // A mark counts for one name.
         let is_marked = self.marks.contains_key(&to) && self.wishes[to].name != name;
         if !self.capability.adopts || !is_free || is_marked {
