@@ -156,11 +156,9 @@ where
         return refuse(problem.with_names(&names), protocol);
     }
     let (parts, body) = request.into_parts();
-    let read = {
-        let read = pin!(reading.read(body));
-        let read = pin!(Deadline::end(end_by, read));
-        reserved.until(read).await
-    };
+    let read = reserved
+        .until(pin!(Deadline::end(end_by, pin!(reading.read(body)))))
+        .await;
     let body = match read.unwrap_or(Err(Unread::TooSlow)) {
         Ok(body) => body,
         Err(unread) => return refuse(Problem::unread(unread, names), protocol),
@@ -181,10 +179,7 @@ where
         let problem = problem.with_several(keys);
         problem.into_response(&settings.answers, protocol)
     };
-    let taken = {
-        let acquire = pin!(lock.acquire());
-        reserved.until(acquire).await
-    };
+    let taken = reserved.until(pin!(lock.acquire())).await;
     drop(waiters);
     let guard = match taken {
         Ok(guard) => guard,
@@ -201,11 +196,9 @@ where
     let held = guard.held();
     held.insert_into(request.extensions_mut());
     let method = request.method().clone();
-    let answer = {
-        // Dropped at the end of this block, before the guard.
-        let answer = pin!(held.while_held(reserved.call_within(wait, request)));
-        Deadline::end(end_by, answer).await
-    };
+    let work = reserved.call_within(wait, request);
+    // The pinned future is dropped at the end of this statement, before the guard.
+    let answer = Deadline::end(end_by, pin!(held.while_held(work))).await;
     let end = match answer {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(lost)) => Err(End::Lost(lost)),
@@ -303,11 +296,9 @@ where
         // Over HTTP/1 the headers are the whole response, and the server drops the body without
         // polling it. Over HTTP/2 trailers may follow. So the end of the body is awaited here.
         let held = guard.held();
-        let rest = {
-            // Dropped at the end of this block, before the guard.
-            let rest = pin!(held.while_held(after_the_data(body)));
-            Deadline::end(limits.deadline, rest).await
-        };
+        let rest = after_the_data(body);
+        // The pinned future is dropped at the end of this statement, before the guard.
+        let rest = Deadline::end(limits.deadline, pin!(held.while_held(rest))).await;
         let end = match rest {
             Ok(Ok(rest)) => {
                 guard.release().await;

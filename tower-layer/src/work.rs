@@ -356,10 +356,7 @@ where
     B: OnBusy<Q, S::Response, S::Error, F>,
     F: OnError<S::Response, S::Error>,
 {
-    let taken = {
-        let acquire = pin!(lock.acquire());
-        reserved.until(acquire).await
-    };
+    let taken = reserved.until(pin!(lock.acquire())).await;
     let guard = match taken {
         Ok(guard) => guard,
         Err(error) if matches!(error.kind(), ErrorKind::Busy | ErrorKind::Timeout) => {

@@ -134,10 +134,7 @@ async fn end_on_time<B>(
     deadline: Option<Deadline>,
     at_loss: AtLoss,
 ) {
-    let lost = {
-        let lost = pin!(lost(held));
-        Deadline::end(deadline, lost).await
-    };
+    let lost = Deadline::end(deadline, pin!(lost(held))).await;
     let end = match lost {
         Ok(error) => End::Lost(error),
         Err(Overdue) => End::Overdue,

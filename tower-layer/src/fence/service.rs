@@ -92,10 +92,7 @@ where
         Ok(problem.into_response(&answers, protocol))
     };
     loop {
-        let first = {
-            let first = pin!(pass.until_first());
-            reserved.until(first).await
-        };
+        let first = reserved.until(pin!(pass.until_first())).await;
         if first.is_err() {
             return late();
         }
