@@ -33,9 +33,9 @@ pub(super) struct Model {
     /// Tickets that were released before they were enqueued, and the time until which the store
     /// keeps the mark.
     marks: HashMap<usize, u64>,
-    /// Tickets with a mark whose name has lost its state. The store does not see such a mark until
-    /// the state says again that there are marks. Then it may refuse even a ticket that is there.
-    evicted_marks: HashSet<usize>,
+    /// Until when the state of each name says that there may be marks. The store does not look for
+    /// a mark after that.
+    marks_until: [u64; NAMES],
     /// Tickets that expired. A store may or may not know them after that.
     pub(super) expired: HashSet<usize>,
     /// The highest number that each client has seen, and the highest exclusive grant of each name.
@@ -90,7 +90,7 @@ impl Model {
             now: 0,
             connected: [true; CLIENTS],
             marks: HashMap::new(),
-            evicted_marks: HashSet::new(),
+            marks_until: [0; NAMES],
             expired: HashSet::new(),
             highest_seen: [0; CLIENTS],
             exclusive: [0; NAMES],
@@ -149,8 +149,7 @@ impl Model {
     ) -> Result<(), String> {
         let wish = self.wishes[ticket];
         self.enqueued.insert(ticket);
-        let may_be_marked = self.evicted_marks.contains(&ticket) && answer == Enqueued::Gone;
-        if self.is_marked(ticket) || may_be_marked {
+        if self.is_marked(ticket) {
             self.settle_if_looked(wish.name, wakes);
             return expect(answer, Enqueued::Gone);
         }
@@ -365,7 +364,7 @@ impl Model {
     ) -> Result<(), String> {
         let wish = self.wishes[ticket];
         if enqueue_may_follow {
-            self.marks.insert(ticket, self.now + MARK);
+            self.mark(ticket);
         }
         let is_there = self.queues[wish.name].find(self.ids[ticket]).is_some();
         let looks = is_there || !self.manner.by_id;
@@ -392,8 +391,15 @@ impl Model {
         }
     }
 
+    fn mark(&mut self, ticket: usize) {
+        let until = self.now + MARK;
+        self.marks.insert(ticket, until);
+        self.marks_until[self.wishes[ticket].name] = until;
+    }
+
     fn is_marked(&self, ticket: usize) -> bool {
-        self.marks.get(&ticket).is_some_and(|end| *end > self.now)
+        let is_kept = self.marks.get(&ticket).is_some_and(|end| *end > self.now);
+        is_kept && self.marks_until[self.wishes[ticket].name] > self.now
     }
 
     /// With sessions, the tickets of a client end when its session ends.
@@ -473,6 +479,7 @@ impl Model {
             self.exclusive[name] = 0;
         }
         self.marks.clear();
+        self.marks_until = [0; NAMES];
         self.expired.clear();
     }
 
@@ -484,15 +491,8 @@ impl Model {
         }
         self.queues[name] = Queue::default();
         self.exclusive[name] = 0;
-        let of_name = |ticket: &usize| self.wishes[*ticket].name == name;
-        // When the store writes the state of the name again, the state may say that there are no
-        // marks. A later mark makes the store see the earlier ones again.
-        for (ticket, end) in &mut self.marks {
-            if of_name(ticket) {
-                *end = (*end).min(self.now);
-                self.evicted_marks.insert(*ticket);
-            }
-        }
+        // The marks are keys of their own. A later mark makes the store see them again.
+        self.marks_until[name] = 0;
     }
 
     /// Whether the store may have to wake a ticket of this client.

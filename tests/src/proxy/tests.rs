@@ -100,7 +100,7 @@ fn only_the_marked_requests_of_one_connection_are_delayed() {
     let (port, heard) = server();
     let proxy = Proxy::to(port);
     let (mut slow, mut fast) = (Client::of(&proxy), Client::of(&proxy));
-    proxy.delay_requests(b"marked", 4 * A_WHILE);
+    proxy.delay_requests(b"marked", 20 * A_WHILE);
 
     slow.say("a marked one\n");
     while proxy.traffic().delayed == 0 {

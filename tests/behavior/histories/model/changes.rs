@@ -71,7 +71,7 @@ impl Model {
             self.queues[name].rename(self.ids[from], self.ids[to]);
             self.adopted.insert(to, from);
             if leaves_mark(from, to) {
-                self.marks.insert(from, self.now + MARK);
+                self.mark(from);
             }
         }
         let (known, _) = self.queues[name].find(self.ids[to]).unwrap();
