@@ -380,7 +380,8 @@ impl Renewed {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Departure {
-    /// The request as it was enqueued.
+    /// The request as it was enqueued, but with the longest ttl that a renewal has asked for. The
+    /// ticket expires at the latest this long after the last request about it.
     pub request: Arc<Request>,
     /// Whether an enqueue of this id may arrive at the store later. If so, the store leaves a mark,
     /// and the late enqueue answers [`Enqueued::Gone`].

@@ -1,8 +1,6 @@
 //! Requests to the store about a hold that ends or becomes smaller. If the future of a request is
 //! dropped before the answer, the keeper finishes the request.
 
-use std::sync::Arc;
-
 use super::lifecycle::Held;
 use crate::backend::{Departure, Released};
 use crate::client::calls::Where;
@@ -60,7 +58,7 @@ impl<'a> Departing<'a> {
     pub(super) async fn release(mut self, now: Instant) -> Result<bool, Error> {
         let (shared, lease) = (self.held.shared(), &self.held.0.lease);
         let departure = Departure {
-            request: Arc::clone(&lease.request),
+            request: lease.as_enqueued(),
             enqueue_may_follow: lease.is_ambiguous(),
         };
         // The request waits at the gate of the connection at most until the lease ends. After that

@@ -28,6 +28,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_batch_that_fails_with_a_lost_ticket_tells_the_loss_and_the_reason
         a_waiter_asks_again_each_time_the_holders_lease_may_be_over
         a_lease_that_is_being_released_is_not_renewed
+        the_release_of_an_extended_lease_has_the_longer_ttl
         an_acknowledgement_that_comes_after_the_deadline_leads_to_a_release
         a_renewal_that_the_store_leaves_out_is_repeated
         a_ticket_that_cannot_be_renewed_is_one_warning_while_others_are_renewed
@@ -293,6 +294,29 @@ async fn a_lease_that_is_being_released_is_not_renewed(_: Store) {
             .map(|request| request.name.as_str())
             .collect();
         assert_eq!(renewed, ["staying"], "dropped: {dropped}");
+    }
+}
+
+/// Stores that repeat a release on their own do so until the ticket has expired.
+async fn the_release_of_an_extended_lease_has_the_longer_ttl(_: Store) {
+    for dropped in [true, false] {
+        let (locks, mut store) = played();
+        let guard = store.grant(&locks.mutex("a").ttl(10 * TTL)).await;
+        let (extended, ()) = tokio::join!(guard.extend(20 * TTL), async {
+            let (tickets, reply) = store.renewal().await;
+            reply.send(Ok(still_granted(&tickets))).unwrap();
+        });
+        extended.unwrap();
+
+        let release = match dropped {
+            true => {
+                drop(guard);
+                store.release().await
+            }
+            false => tokio::join!(guard.release(), store.release()).1,
+        };
+
+        assert_eq!(release.request.ttl, 20 * TTL, "dropped: {dropped}");
     }
 }
 

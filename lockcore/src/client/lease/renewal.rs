@@ -41,7 +41,7 @@ impl Lease {
         }
     }
 
-    /// The request as it was enqueued, with the present ttl.
+    /// The request as it was enqueued, but with the present ttl.
     pub(crate) fn as_enqueued(&self) -> Arc<Request> {
         self.asked_with(self.request.permits.get(), self.ttl())
     }
