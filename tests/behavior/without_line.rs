@@ -32,6 +32,7 @@ const NEED_A_LINE: &[&str] = &[
     "a_ticket_is_shown_with_the_text_of_its_holder",
     "a_waiter_dropped_in_the_moment_of_the_grant_passes_the_lock_on",
     "a_waiter_for_permits_is_woken_when_they_are_given_back",
+    "a_waiter_gets_a_kept_lock_on_time_though_its_client_ends",
     "a_waiter_outlives_many_of_its_own_leases_in_line",
     "a_waiter_that_comes_after_an_extended_lease_has_its_own_ttl",
     "a_waiter_that_gives_up_does_not_hold_up_the_line",

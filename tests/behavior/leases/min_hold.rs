@@ -7,7 +7,8 @@ use lockcore::{Error, ErrorKind, LostReason, Release};
 use tests::stalls::awake_since;
 
 use crate::store::{
-    A_FEW_MILLIS, Kind, LEASE, SLACK, SOON, STALL, Store, assert_nothing_left, give_back, kind,
+    A_FEW_MILLIS, Kind, LEASE, SLACK, SOON, STALL, Store, assert_nothing_left, begin, give_back,
+    kind, tickets,
 };
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
@@ -16,6 +17,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_lock_kept_by_min_hold_does_not_hold_up_a_shutdown
         a_min_hold_that_no_lease_can_keep_is_refused
         a_lock_kept_by_min_hold_is_free_on_time_though_its_client_ends
+        a_waiter_gets_a_kept_lock_on_time_though_its_client_ends
         a_lock_kept_for_longer_than_its_ttl_outlives_its_client
     ]
 }
@@ -103,6 +105,31 @@ async fn a_lock_kept_by_min_hold_is_free_on_time_though_its_client_ends(store: S
         drop(locks);
 
         let next = elsewhere.mutex("a").wait(STALL).acquire().await.unwrap();
+
+        let taken = began.elapsed();
+        assert!(taken >= least - A_FEW_MILLIS, "{taken:?}");
+        assert!(awake_since(began) < least + SLACK, "{taken:?}");
+        give_back(next).await;
+    }
+}
+
+/// When the waiter joined the line, the lease of the holder ended later.
+async fn a_waiter_gets_a_kept_lock_on_time_though_its_client_ends(store: Store) {
+    let (ttl, least) = (Duration::from_secs(30), Duration::from_secs(2));
+    let elsewhere = store.client();
+    for shuts_down in [true, false] {
+        let locks = store.client();
+        let began = Instant::now();
+        let kept = locks.mutex("a").ttl(ttl).min_hold(least).acquire().await;
+        let next = begin(elsewhere.mutex("a").ttl(ttl).wait(STALL));
+        tickets(&elsewhere, "a", 2).await;
+        give_back(kept.unwrap()).await;
+        if shuts_down {
+            locks.shutdown(SOON).await.unwrap();
+        }
+        drop(locks);
+
+        let next = next.await.unwrap().unwrap();
 
         let taken = began.elapsed();
         assert!(taken >= least - A_FEW_MILLIS, "{taken:?}");

@@ -7,6 +7,7 @@ use libtest_mimic::Trial;
 use lockcore::{ErrorKind, LostReason, Release};
 use tests::eventually::eventually;
 use tests::redis_sentinels::Sentinels;
+use tests::redis_server::RedisServer;
 use tests::witness::{FencedResource, Witness};
 
 use super::{TTL, client};
@@ -21,6 +22,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_master_that_only_the_sentinels_have_given_up_is_left
         a_lock_unknown_to_the_new_master_is_lost_and_its_late_write_refused
         a_release_that_the_new_master_had_not_received_is_repeated_there
+        a_release_that_the_new_master_refuses_at_first_is_repeated_until_it_is_done
         a_master_that_counts_its_replicas_grants_nothing_that_could_be_lost
     ]
 }
@@ -191,6 +193,39 @@ async fn a_release_that_the_new_master_had_not_received_is_repeated_there(_: Sto
     give_back(guard).await;
 
     set.fail_over();
+
+    let others = client(&set.url());
+    let next = begin(others.mutex("a").wait(2 * LONG_WAIT));
+    let next = tokio::time::timeout(LONG_WAIT, next).await;
+    give_back(next.expect("it is still taken").unwrap().unwrap()).await;
+    nothing_left(&set, &["a"]).await;
+}
+
+/// A new master that has the setting `min-replicas-to-write` refuses all writes until it has its
+/// replicas.
+async fn a_release_that_the_new_master_refuses_at_first_is_repeated_until_it_is_done(_: Store) {
+    let set = Sentinels::start(DOWN_AFTER);
+    let locks = client(&set.url());
+    let long = locks.mutex("a").ttl(4 * LONG_WAIT);
+    let guard = long.acquire().await.unwrap();
+    set.wait_until_replicated();
+    let want = |server: &RedisServer, replicas: &str| {
+        server.command::<()>(&["CONFIG", "SET", "min-replicas-to-write", replicas]);
+    };
+    set.stop_replication();
+    give_back(guard).await;
+    for server in &set.servers[1..] {
+        want(server, "9");
+    }
+
+    set.fail_over();
+    let master = set.master();
+    let refused = || {
+        let told: String = master.command(&["INFO", "errorstats"]);
+        told.contains("errorstat_NOREPLICAS")
+    };
+    eventually("the release was refused", LONG_WAIT, async || refused()).await;
+    want(master, "0");
 
     let others = client(&set.url());
     let next = begin(others.mutex("a").wait(2 * LONG_WAIT));

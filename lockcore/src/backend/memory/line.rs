@@ -117,6 +117,14 @@ impl Line {
         }
     }
 
+    /// Whether the ticket of this request holds, and the request asks for a lease that ends earlier
+    /// than the present one. The first waiter does not know this.
+    pub(super) fn ends_sooner(&mut self, request: &Request, now: Instant) -> bool {
+        let end = now.after(request.ttl).as_nanos();
+        let found = self.queue.find(request.id);
+        found.is_some_and(|(ticket, holds)| holds && end < ticket.expires_at)
+    }
+
     pub(super) fn number(&mut self, request: &Request) -> u64 {
         self.queue
             .find(request.id)

@@ -312,7 +312,11 @@ impl Store {
         wakes.collect(line.expire(now), &line.queue, receivers);
         let newly = line.queue.shrink(request.id, request.permits.get());
         wakes.collect(newly, &line.queue, receivers);
+        let ends_sooner = line.ends_sooner(request, now);
         let renewed = line.renew(request, now);
+        if ends_sooner {
+            wakes.tell_first(&line.queue, receivers, now);
+        }
         if line.is_over() {
             names.end_line(&request.name);
         }

@@ -210,12 +210,14 @@ pub(super) async fn check(connection: RedisConnection) -> Result<Vec<String>, St
             );
         }
         // A server has this field only if min-replicas-to-write is set.
-        if (fails_over || replicas != "0") && field("min_slaves_good_slaves").is_none() {
-            warnings.push(
-                "Redis takes writes when no replica hears it (min-replicas-to-write 0): a master that is cut off goes on \
-                 granting locks that others hold at the one that has replaced it. Set min-replicas-to-write 1"
-                    .to_owned(),
-            );
+        let is_limited = field("min_slaves_good_slaves").is_some();
+        if (fails_over || replicas != "0")
+            && let Some((why, what_to_do)) = unheard_writes(field("redis_version"), is_limited)
+        {
+            warnings.push(format!(
+                "Redis takes writes when no replica hears it ({why}): a master that is cut off goes on granting locks \
+                 that others hold at the one that has replaced it. {what_to_do}"
+            ));
         }
     }
     if let Some(policy) = field("maxmemory_policy")
@@ -227,6 +229,19 @@ pub(super) async fn check(connection: RedisConnection) -> Result<Vec<String>, St
         ));
     }
     Ok(warnings)
+}
+
+/// Why this server takes writes that no replica hears, and how an operator can change that.
+fn unheard_writes(version: Option<&str>, is_limited: bool) -> Option<(&'static str, &'static str)> {
+    if !is_limited {
+        return Some(("min-replicas-to-write 0", "Set min-replicas-to-write 1"));
+    }
+    // https://github.com/redis/redis/pull/10160
+    let ignores = version.and_then(major).is_some_and(|major| major < 7);
+    ignores.then_some((
+        "before Redis 7, scripts ignore min-replicas-to-write",
+        "Update to Redis 7 or Valkey, or set durability",
+    ))
 }
 
 #[cfg(test)]
@@ -246,6 +261,19 @@ mod tests {
         assert_eq!(settings.password(), Some("p@ss"));
         assert_eq!(settings.db(), 3);
         assert_eq!(info.addr().to_string(), "example.com:6400");
+    }
+
+    #[test]
+    fn a_limit_that_the_server_ignores_is_no_limit() {
+        for (version, is_limited, takes) in [
+            (Some("7.0.15"), true, false),
+            (Some("7.0.15"), false, true),
+            (Some("6.2.14"), true, true),
+            (None, true, false),
+        ] {
+            let why = unheard_writes(version, is_limited);
+            assert_eq!(why.is_some(), takes, "{version:?} {is_limited}");
+        }
     }
 
     /// The driver's default for nodelay is off.

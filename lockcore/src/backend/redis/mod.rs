@@ -36,8 +36,10 @@ use super::{
     Adoption, Answer, Backend, Capability, Connection, Count, Counted, Departure, Enqueued,
     EventSink, Listing, Page, Released, Renewed, Resize, Resized, StoreError, TicketInfo,
 };
+use crate::backend::events::Timer;
 use crate::error::Error;
 use crate::name::Name;
+use crate::pauses::Pauses;
 use crate::request::{Id, Request};
 use crate::tls::Tls;
 
@@ -46,7 +48,7 @@ use connection::RedisConnection;
 use dial::Server;
 use group::Opened;
 use opening::{checked, settings};
-use released::{BATCH, Repetition};
+use released::{BATCH, Elsewhere};
 use sentinels::Sentinels;
 use watch::Watch;
 
@@ -149,12 +151,13 @@ impl Backend for Redis {
                 let sentinels = Arc::clone(sentinels);
                 Box::pin(async move {
                     let (master, watch) = Watch::begin(&sentinels).await?;
+                    let timer = events.timer();
                     let mut connection = watch.meanwhile(connected(&master, events)).await?;
                     watch.leave_when_moved(&connection.driver);
                     // This copy has no watch. So the task does not keep the watch alive, and ends
                     // when the connection drops the watch.
                     let repeats = connection.clone();
-                    watch.spawn(release_again(repeats, watch.released_elsewhere()));
+                    watch.spawn(release_again(repeats, watch.released_elsewhere(), timer));
                     connection.watch = Some(Arc::new(watch));
                     Ok(Arc::new(connection) as Arc<dyn Connection>)
                 })
@@ -216,17 +219,26 @@ async fn connected(server: &Server, events: EventSink) -> Result<RedisConnection
     })
 }
 
-/// Repeats at this server the releases that an earlier master has acknowledged. No caller waits for
-/// it. It sends one batch at a time, so that renewals do not wait behind all of them.
+/// Repeats at this server the releases that an earlier master has acknowledged, until the server
+/// has carried them out or the tickets have expired. A new master may refuse them for some time: if
+/// it has the setting `min-replicas-to-write`, it refuses them until it has a replica.
 ///
-/// If this future is dropped because the connection ends, the next connection repeats the releases
-/// that are left.
-async fn release_again(connection: RedisConnection, mut again: Repetition) {
-    while let Some(batch) = again.next(BATCH) {
-        let Ok(answers) = tickets::release(connection.clone(), batch).await else {
+/// No caller waits for it. It sends one batch at a time, so that renewals do not wait behind all of
+/// them. If this future is dropped because the connection ends, the next connection repeats the
+/// releases that are left.
+async fn release_again(connection: RedisConnection, elsewhere: Elsewhere, timer: Timer) {
+    let mut pauses = Pauses::default();
+    loop {
+        let mut again = elsewhere.some(BATCH);
+        let Some(batch) = again.next(BATCH) else {
             return;
         };
-        again.answered(BATCH, &answers);
+        let answers = tickets::release(connection.clone(), batch).await;
+        let is_done = again.answered(BATCH, &answers.unwrap_or_default());
+        drop(again); // remembers the releases that failed
+        if !is_done {
+            timer(pauses.draw()).await;
+        }
     }
 }
 

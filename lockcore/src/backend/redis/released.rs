@@ -97,6 +97,20 @@ impl Released {
     }
 }
 
+/// The latest releases that other masters than this one have acknowledged.
+pub(super) struct Elsewhere {
+    pub(super) released: Arc<Released>,
+    pub(super) master: Arc<str>,
+}
+
+impl Elsewhere {
+    /// Takes out at most this many of them.
+    pub(super) fn some(&self, most: usize) -> Repetition {
+        self.released
+            .elsewhere(most, |master, _| *master == *self.master)
+    }
+}
+
 /// Releases that are to be repeated. When this value is dropped, the releases that were not
 /// acknowledged are remembered again. So none is lost if the task that repeats them ends.
 pub(super) struct Repetition {
@@ -115,7 +129,9 @@ impl Repetition {
     }
 
     /// Takes the answers to the `most` oldest releases that are left. They were repeated just now.
-    pub(super) fn answered(&mut self, most: usize, answers: &[backend::Released]) {
+    /// Returns whether all of them were carried out.
+    pub(super) fn answered(&mut self, most: usize, answers: &[backend::Released]) -> bool {
+        let failed_before = self.failed.len();
         let answered = self.left.drain(..most.min(self.left.len()));
         for (at, recent) in answered.enumerate() {
             let answer = answers.get(at).unwrap_or(&backend::Released::Failed);
@@ -123,6 +139,7 @@ impl Repetition {
                 self.failed.push_back(recent);
             }
         }
+        self.failed.len() == failed_before
     }
 }
 

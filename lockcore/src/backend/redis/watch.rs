@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::dial::{Driver, Server};
-use super::released::Repetition;
+use super::released::Elsewhere;
 use super::sentinels::Sentinels;
 use super::views::{Address, View, Views};
 use crate::backend::{Departure, Fault, StoreError};
@@ -129,9 +129,11 @@ impl Watch {
 
     /// The latest releases that earlier masters have acknowledged. The caller repeats them at this
     /// master.
-    pub(super) fn released_elsewhere(&self) -> Repetition {
-        let released = &self.listening.sentinels.released;
-        released.elsewhere(usize::MAX, |master, _| *master == *self.address)
+    pub(super) fn released_elsewhere(&self) -> Elsewhere {
+        Elsewhere {
+            released: Arc::clone(&self.listening.sentinels.released),
+            master: Arc::clone(&self.address),
+        }
     }
 
     /// Called for each request. Asks the sentinels again that have failed. The request does not

@@ -22,6 +22,7 @@ use crate::backend::redis::released::BATCH;
 use crate::backend::redis::tickets;
 use crate::backend::redis::views::Address;
 use crate::backend::{EventSink, Fault, Released, StoreError};
+use crate::pauses::Pauses;
 
 /// One connection to the cluster.
 #[derive(Debug)]
@@ -312,12 +313,12 @@ impl Routes {
     }
 
     /// Sends a batch to one master after the other. If a master does not answer within an operation
-    /// timeout, or cannot carry out a release, the others get theirs, and the releases that are left
-    /// are repeated after the next map.
+    /// timeout, or cannot carry out a release, the others get theirs first. It is asked again until
+    /// it has carried the releases out, the tickets have expired, or a new map has come.
     ///
     /// If this future is dropped because the runtime ends, the batch is remembered again.
     async fn releases_again(routes: Weak<Self>, map: Map) {
-        let mut failing = BTreeSet::new();
+        let (mut failing, mut pauses) = (BTreeSet::new(), Pauses::default());
         while let Some(routes) = routes.upgrade()
             && let Some(timer) = routes.context.events.upgrade().map(|sink| sink.timer())
         {
@@ -331,7 +332,13 @@ impl Routes {
                 }
             });
             let (Some(master), Some(batch)) = (master, again.next(BATCH)) else {
-                return;
+                if failing.is_empty() {
+                    return;
+                }
+                failing.clear();
+                drop((again, routes)); // the client may end during the pause
+                timer(pauses.draw()).await;
+                continue;
             };
             let repeated = join_all(batch.into_iter().map(|departure| {
                 let routes = &routes;
@@ -347,10 +354,9 @@ impl Routes {
                 answers = repeated => answers,
                 () = timer(routes.context.op_timeout) => Vec::new(),
             };
-            if answers.is_empty() || answers.contains(&Released::Failed) {
+            if !again.answered(BATCH, &answers) {
                 failing.insert(master);
             }
-            again.answered(BATCH, &answers);
         }
     }
 

@@ -54,7 +54,7 @@ local function adopt()
   end
   local ask = string.match(record, '\n.*$', 85) or ''
   -- In front of the channel, '=' says that the client has chosen the number. It stays.
-  local prolonged = with_expiry(record, now + ARGV[6])
+  local prolonged = prolong(line, record, ARGV[6])
   record = string.sub(prolonged, 1, 29) .. id .. string.sub(prolonged, 62, 84) .. ARGV[7] .. ask
   line.raise = true
   if line.solo or had == id then

@@ -188,6 +188,14 @@ local function change(line, place, id, record)
   end
 end
 
+-- Returns the record of a holder with a new lease. If the lease now ends earlier than before, the
+-- first waiter is told.
+local function prolong(line, record, ttl)
+  local ends = line.now + ttl
+  if ends < end_of(record) then line.tells_first = true end
+  return with_expiry(record, ends)
+end
+
 -- The number of tickets: holders and waiters. A waiter has two fields in the hash.
 local function count(line)
   local holders = line.solo and 1 or 0
@@ -418,8 +426,9 @@ local function grant(line, asker)
 end
 
 -- When a holder expires, nothing sends a wake-up. So the first waiter must know when to recheck.
--- The replies to its own requests have told it, except in two cases:
+-- The replies to its own requests have told it, except in three cases:
 -- - It has become the first only now.
+-- - A holder has asked for a shorter lease (see prolong()).
 -- - No connection has received the wake-up of the newest holder, so that grant was cut short.
 --
 -- In these cases this function sends a message that says when to recheck. It tries the waiters at
@@ -427,8 +436,8 @@ end
 -- it comes to a waiter that the request is about, it sends no message: the reply tells that waiter
 -- (see recheck()).
 local function look_again(line, asking)
-  local ends = line.first_left and soonest(line) or line.unheard
-  line.first_left, line.unheard = nil, nil
+  local ends = line.tells_first and soonest(line) or line.unheard
+  line.tells_first, line.unheard = nil, nil
   if not ends or not first(line) then return end
   local places = {}
   for place = line.head, math.min(line.head + 16, line.next) - 1 do

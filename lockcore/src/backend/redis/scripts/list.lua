@@ -4,10 +4,30 @@
 --       3 about how many keys to look at
 -- Reply the next cursor, '0' at the end; then the keys of names that have a holder or a waiter
 --
--- The script only reads. It declares no keys, because it does not know them before the SCAN. A
--- waiter behind other tickets counts even if it has expired.
+-- The script only reads. It declares no keys, because it does not know them before the SCAN. In a
+-- line with more than 16 waiters, some count as alive even if all have expired.
 
 -- include record.lua
+
+-- Whether any ticket of a line is alive: the single holder, whose record is behind the first `at`
+-- bytes of the state, one of several holders, or a waiter.
+local function is_alive(key, was, at, now)
+  if (end_of(was, at) or 0) > now then return true end
+  if #was == at and string.sub(was, 57, 66) ~= '0000000000' then
+    local last = redis.pcall('ZRANGE', key .. ':ends', '-1', '-1', 'WITHSCORES')
+    -- If there are no ends, they were evicted: see soonest() in line.lua.
+    if not last[2] or tonumber(last[2]) > now then return true end
+  end
+  local head, next = tonumber(string.sub(was, 31, 43)), tonumber(string.sub(was, 44, 56))
+  if not head or not next or head >= next then return false end
+  if next - head > 16 then return true end
+  local places = {}
+  for place = head, next - 1 do places[#places + 1] = string.format('%013d', place) end
+  for _, record in ipairs(redis.pcall('HMGET', key .. ':line', unpack(places))) do
+    if record and (end_of(record) or 0) > now then return true end
+  end
+  return false
+end
 
 local step = redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', ARGV[3])
 local reply, now = { step[1] }, clock()
@@ -18,12 +38,7 @@ for _, key in ipairs(step[2]) do
   local is_line = type(was) == 'string' and string.byte(was, 17) == 76 -- 'L'
   local is_resized = type(was) == 'string' and string.byte(was, 17) == 82 -- 'R'
   if is_line or is_resized then
-    used = string.sub(was, 57, 66) ~= '0000000000' or string.sub(was, 31, 43) ~= string.sub(was, 44, 56)
-    -- A key with a stored capacity does not expire, but its tickets do. So the script reads the
-    -- tickets.
-    if used and is_resized then
-      used = (end_of(was, 118) or 0) > now or redis.pcall('EXISTS', key .. ':line') == 1
-    end
+    used = is_alive(key, was, is_line and 76 or 118, now)
   elseif type(was) == 'string' and #was > 16 then
     used = (end_of(was) or 0) > now
   end

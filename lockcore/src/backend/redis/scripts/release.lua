@@ -86,7 +86,7 @@ local function release(key, id, mark_ms)
     local record, place = find(line, id)
     if place then
       local ahead = first(line)
-      line.first_left = ahead and id_of(ahead) == id
+      line.tells_first = ahead and id_of(ahead) == id
       remove(line, place, id)
     elseif record then
       let_go(line, id, record)

@@ -74,7 +74,7 @@ local function renew(line, i, id, most, ttl, waiting)
     if place then remove(line, place, id) end
     return answer(i, 2, -1, -1)
   end
-  record = with_expiry(record, now + ttl)
+  record = place and with_expiry(record, now + ttl) or prolong(line, record, ttl)
   if permits > most then
     record = string.sub(record, 1, 62) .. string.format('%010d', most) .. string.sub(record, 73)
   end
@@ -112,7 +112,7 @@ local function renew_page(line, page, waiting)
     -- If a ticket is in the batch twice, it may have fewer permits than when its record was read.
     local holds = record and #record > 13 and not apart[id]
     if holds and end_of(record) > now and size(record) <= most then
-      record = with_expiry(record, now + ttl)
+      record = prolong(line, record, ttl)
       rows[#rows + 1], rows[#rows + 2] = id, record
       ends[#ends + 1], ends[#ends + 2] = score(record), id
       line.renewed[id] = true

@@ -40,8 +40,8 @@ CREATE TEMP TABLE line (
 ) WITHOUT ROWID;
 
 -- The tickets of this process that must be notified because the answer to their own request does not tell them. Kind 1:
--- tickets that hold newly. Kind 2: waiters that are newly the first, and when the first of the holders before them
--- expires.
+-- tickets that hold newly. Kind 2: first waiters that do not know when the first of the holders expires, and that time.
+-- They are newly the first, or a holder has asked for a shorter lease.
 CREATE TEMP VIEW told AS
 SELECT 1 AS kind, id, ticket, receiver, NULL AS soonest
 FROM line
@@ -53,5 +53,14 @@ SELECT 2, id, ticket, receiver, (
     WHERE holder.name = line.name AND holder.live AND holder.now_is <= holder.limit_is
 )
 FROM line
-WHERE live AND older_was > limit_was AND now_is > limit_is
+WHERE live AND now_is > limit_is
+  AND (
+      older_was > limit_was
+      -- `line` has the old ends, and `asked` the new ones.
+      OR EXISTS (
+          SELECT 1 FROM line AS holder JOIN asked ON asked.id = holder.id
+          WHERE holder.name = line.name AND holder.live AND holder.now_is <= holder.limit_is
+            AND asked.now + asked.ttl_millis < holder.expires_at
+      )
+  )
   AND process = (SELECT process FROM asked LIMIT 1) AND id NOT IN (SELECT id FROM asked);
