@@ -149,14 +149,15 @@ impl File {
             };
             Ok::<_, StoreError>((column::<i64>(row, "epoch")?, boot))
         });
-        self.epoch = match last.transpose()? {
-            Some((epoch, boot)) if boot.is_same(&now) => {
-                self.epoch = epoch;
-                return Ok(());
-            }
-            Some((epoch, _)) => epoch + 1,
-            None => 1,
-        };
+        let last = last.transpose()?;
+        if let Some((epoch, boot)) = &last
+            && boot.is_same(&now)
+            && (boot.id == now.id || !self.has_a_ticket_of_another_clock().await?)
+        {
+            self.epoch = *epoch;
+            return Ok(());
+        }
+        self.epoch = last.map_or(1, |(epoch, _)| epoch + 1);
         // All tickets and marks are of an earlier boot, and no process outlives a boot.
         for statement in [
             "DELETE FROM tickets",
@@ -174,6 +175,26 @@ impl File {
         })
         .await
         .map(drop)
+    }
+
+    /// Whether a ticket ends later than its whole ttl from now. A request that gives a ticket a new
+    /// end counts its ttl from the time of the request. So in the boot of the request no ticket
+    /// ends that late, and this end belongs to the clock of an earlier boot.
+    ///
+    /// The caller has locked the file. So all ends in the file were computed from earlier readings
+    /// of the clock.
+    async fn has_a_ticket_of_another_clock(&mut self) -> Result<bool, StoreError> {
+        let now = layout::now_millis();
+        let rows = self
+            .run(|| {
+                sqlx::query(
+                    "SELECT EXISTS (SELECT 1 FROM tickets WHERE expires_at > ?1 + ttl_millis) AS later",
+                )
+                .bind(now)
+            })
+            .await?;
+        let row = rows.first().ok_or_else(no_answer)?;
+        Ok(column::<i64>(row, "later")? != 0)
     }
 
     /// Whether the file is empty. If it is not empty, it must be a file of this store with this

@@ -147,8 +147,12 @@ impl Boot {
     }
 
     /// Whether the two are the same boot, so that times of one mean the same in the other. They are
-    /// the same if their ids are the same, or if their beginnings differ by at most two seconds. A
-    /// reboot changes both, because more than two seconds pass between the beginnings of two boots.
+    /// the same if their ids are the same, or if their beginnings differ by at most two seconds.
+    ///
+    /// A reboot changes the id. It usually changes the beginning too, because more than two seconds
+    /// pass between the beginnings of two boots. But a machine without a battery for its clock may
+    /// begin every boot at the same wall time. So if only the beginnings are the same, the tickets
+    /// decide: see `settle` in `file`.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         let same_id = !self.id.is_empty() && self.id == other.id;
         same_id || self.booted_at.abs_diff(other.booted_at) <= 2000

@@ -385,6 +385,40 @@ async fn another_boot_ends_all_leases_and_a_process_of_the_old_one_changes_nothi
     assert_eq!(after.places().await.len(), 1);
 }
 
+/// A machine without a battery for its clock begins every boot at the same wall time.
+#[tokio::test]
+async fn a_ticket_that_ends_too_late_for_this_boot_shows_a_boot_that_began_at_the_same_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut before = Process::start(&folder, 1).await;
+    let held = request(1, 1);
+    assert!(holds(before.enqueue(&held).await));
+    let longer = Arc::new(Request {
+        ttl: Duration::from_secs(300),
+        ..Request::clone(&held)
+    });
+    assert!(before.renew(&longer).await.holds());
+    let another_id = || sqlx::query("UPDATE store SET boot = 'another'");
+    before.file.run(another_id).await.unwrap();
+
+    let mut container = Process::start(&folder, 2).await;
+    assert_eq!(container.places().await.len(), 1);
+
+    // The earlier boot lasted an hour longer than this one has lasted so far.
+    before
+        .sql(
+            "UPDATE tickets SET expires_at = expires_at + 3600000 WHERE id = ?1",
+            &held,
+        )
+        .await;
+    let mut after = Process::start(&folder, 3).await;
+    assert_eq!(after.places().await, []);
+    let error = before.enqueue(&held).await.unwrap_err();
+    assert!(error.to_string().contains("another boot"), "{error}");
+    assert!(holds(after.enqueue(&request(1, 1)).await));
+    // The file has the id of this boot now.
+    assert_eq!(Process::start(&folder, 4).await.places().await.len(), 1);
+}
+
 /// The process that grants a waiter's ticket does not know whether the waiter's process will notice
 /// the grant.
 #[tokio::test]
