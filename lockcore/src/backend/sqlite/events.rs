@@ -28,12 +28,22 @@ const PART: u32 = 8;
 pub(super) struct Wakes {
     clients: HashMap<u64, Client>,
     joined: u64,
-    /// The tickets that wait, each with the key of its name.
-    waiting: HashMap<Id, i64>,
+    waiting: HashMap<Id, Waiting>,
+    /// No ticket in `waiting` ends before this time, in milliseconds of the boot clock.
+    none_ends_before: i64,
     /// When another process last changed the file, or a ticket began to wait for another process.
     changed: Option<Instant>,
     #[cfg(test)]
     pub(super) told: Vec<Id>,
+}
+
+/// A ticket that waits.
+#[derive(Debug)]
+struct Waiting {
+    /// The key of its name.
+    name: i64,
+    /// When it ends if it is not renewed, in milliseconds of the boot clock.
+    ends: i64,
 }
 
 #[derive(Debug)]
@@ -84,11 +94,13 @@ impl Wakes {
         }
     }
 
-    /// Notes that a ticket waits for a name. If only tickets of this process are ahead of it, a
+    /// Notes that a ticket waits for a name until `ends`, if it is not renewed. If only tickets of this process are ahead of it, a
     /// release in this process will wake it, so frequent checks are not needed. Slow checks are
     /// needed even then, because another process may remove tickets that have expired.
-    pub(super) fn waits(&mut self, id: Id, name: i64, foreign_ahead: bool) {
-        if self.waiting.insert(id, name).is_none() && foreign_ahead {
+    pub(super) fn waits(&mut self, id: Id, name: i64, ends: i64, foreign_ahead: bool) {
+        self.none_ends_before = self.none_ends_before.min(ends);
+        let before = self.waiting.insert(id, Waiting { name, ends });
+        if before.is_none() && foreign_ahead {
             self.changed = Some(Instant::now());
         }
     }
@@ -99,13 +111,25 @@ impl Wakes {
         self.waiting.remove(&id);
     }
 
+    /// Forgets the tickets that have ended. Usually an answer [settles](Self::settled) a ticket
+    /// before its end. But if the file cannot be used until then, no answer comes, and after that
+    /// the client does not ask for this ticket any more.
+    pub(super) fn forget_ended(&mut self, now: i64) {
+        if now < self.none_ends_before {
+            return;
+        }
+        self.waiting.retain(|_, ticket| ticket.ends > now);
+        let ends = self.waiting.values().map(|ticket| ticket.ends);
+        self.none_ends_before = ends.min().unwrap_or(i64::MAX);
+    }
+
     pub(super) fn is_waiting(&self, id: Id) -> bool {
         self.waiting.contains_key(&id)
     }
 
     /// The keys of the names to check, as `json_each` takes them.
     pub(super) fn lines(&self) -> String {
-        let names: BTreeSet<i64> = self.waiting.values().copied().collect();
+        let names: BTreeSet<i64> = self.waiting.values().map(|ticket| ticket.name).collect();
         let names: Vec<_> = names.iter().map(i64::to_string).collect();
         format!("[{}]", names.join(","))
     }
@@ -137,7 +161,7 @@ mod tests {
         let mut wakes = Wakes::default();
         let id = Id::draw().unwrap();
         assert_eq!(wakes.look_at(Instant::now()), None);
-        wakes.waits(id, 1, true);
+        wakes.waits(id, 1, 60_000, true);
 
         let began = Instant::now();
         let mut looked = began;
@@ -157,8 +181,29 @@ mod tests {
 
         wakes.settled(id);
         assert_eq!(wakes.look_at(looked), None);
-        wakes.waits(id, 1, false);
+        wakes.waits(id, 1, 60_000, false);
         let next = wakes.look_at(looked);
         assert_eq!(next, Some(looked + LATEST), "all ahead are of this process");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_ticket_that_nothing_settles_is_forgotten_at_its_end() {
+        let mut wakes = Wakes::default();
+        let [renewed, other] = [(); 2].map(|()| Id::draw().unwrap());
+        let looks = |wakes: &Wakes| wakes.look_at(Instant::now()).is_some();
+        wakes.waits(renewed, 1, 1000, true);
+        wakes.waits(other, 2, 1500, true);
+
+        wakes.forget_ended(999);
+        wakes.waits(renewed, 1, 2000, true);
+        wakes.forget_ended(1499);
+        assert_eq!(wakes.lines(), "[1,2]");
+
+        wakes.forget_ended(1500);
+        assert_eq!(wakes.lines(), "[1]");
+        wakes.forget_ended(1999);
+        assert!(looks(&wakes));
+        wakes.forget_ended(2000);
+        assert!(!looks(&wakes));
     }
 }

@@ -56,7 +56,7 @@ pub(super) async fn enqueue(
             wakes.settled(request.id);
             return Ok(Enqueued::Granted { ticket, valid_for });
         }
-        in_line(wakes, request.id, row)?;
+        in_line(wakes, request.id, row, now + ttl)?;
         let first_in_line = column::<i64>(row, "first")? != 0;
         return Ok(Enqueued::Waiting {
             ticket,
@@ -109,7 +109,8 @@ fn renewed(wakes: &mut Wakes, id: Id, row: &SqliteRow, now: i64) -> Result<Renew
         wakes.settled(id);
         return Ok(Renewed::Lost);
     }
-    let valid_for = duration(column(row, "ttl_millis")?);
+    let ttl = column(row, "ttl_millis")?;
+    let valid_for = duration(ttl);
     if column::<i64>(row, "holds")? != 0 {
         wakes.settled(id);
         return Ok(match column::<Option<String>>(row, "asked_back")? {
@@ -117,7 +118,7 @@ fn renewed(wakes: &mut Wakes, id: Id, row: &SqliteRow, now: i64) -> Result<Renew
             None => Renewed::Granted { valid_for },
         });
     }
-    in_line(wakes, id, row)?;
+    in_line(wakes, id, row, now + ttl)?;
     let soonest: Option<i64> = column(row, "soonest")?;
     Ok(Renewed::Waiting {
         valid_for,
@@ -259,6 +260,7 @@ fn in_order<T: Copy>(
 /// A check that fails may have noted the change already, and then the next check does not see it.
 /// The waiters' renewals find their grants even then.
 pub(super) async fn look(file: &mut File, wakes: &mut Wakes) -> Result<(), StoreError> {
+    wakes.forget_ended(layout::now_millis());
     if !file.has_changed().await? {
         return Ok(());
     }
@@ -414,10 +416,10 @@ fn is_answer(wakes: &mut Wakes, row: &SqliteRow, now: i64) -> Result<bool, Store
     Ok(false)
 }
 
-/// Notes that the ticket waits for its grant.
-fn in_line(wakes: &mut Wakes, id: Id, row: &SqliteRow) -> Result<(), StoreError> {
+/// Notes that the ticket waits for its grant. If it is not renewed, it ends at `ends`.
+fn in_line(wakes: &mut Wakes, id: Id, row: &SqliteRow, ends: i64) -> Result<(), StoreError> {
     let foreign_ahead = column::<i64>(row, "foreign_ahead")? != 0;
-    wakes.waits(id, column(row, "name")?, foreign_ahead);
+    wakes.waits(id, column(row, "name")?, ends, foreign_ahead);
     Ok(())
 }
 

@@ -444,6 +444,33 @@ async fn a_grant_that_nobody_looks_for_is_over_after_two_seconds_and_one_that_is
     assert!(one.places().await[0].remaining > Duration::from_secs(50));
 }
 
+/// If the file is locked or the disk is full until the end of a ticket, nobody releases the ticket.
+#[tokio::test]
+async fn a_process_stops_checking_when_its_last_waiter_has_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut process = Process::start(&folder, 1).await;
+    let checks = |process: &Process| {
+        let now = tokio::time::Instant::now();
+        process.wakes.look_at(now).is_some()
+    };
+    let with_ttl = |ttl| {
+        Arc::new(Request {
+            ttl,
+            ..Request::clone(&request(1, 1))
+        })
+    };
+    let waits = with_ttl(Duration::from_secs(60));
+    assert!(holds(process.enqueue(&request(1, 1)).await));
+    assert!(!holds(process.enqueue(&waits).await));
+    // This ticket has ended as soon as it is in line.
+    assert!(!holds(process.enqueue(&with_ttl(Duration::ZERO)).await));
+
+    look(&mut process.file, &mut process.wakes).await.unwrap();
+    assert!(checks(&process));
+    assert_eq!(process.release(&waits, false).await, Released::Released);
+    assert!(!checks(&process));
+}
+
 #[tokio::test]
 async fn a_renewal_gives_the_ttl_that_it_asks_for_and_a_look_the_one_that_was_asked_for_last() {
     let folder = tempfile::tempdir().unwrap();
