@@ -47,8 +47,8 @@ pub(super) struct File {
     blocked: bool,
     /// The reason why the file must be opened again.
     pub(super) over: Option<StoreError>,
-    /// The latest value of `PRAGMA data_version`.
-    version: i64,
+    /// The value of `PRAGMA data_version` at the last check that succeeded: see `tickets::look`.
+    pub(super) looked_at: i64,
     enqueued: u64,
     swept: i64,
 }
@@ -86,7 +86,7 @@ impl File {
             wal: false,
             blocked: false,
             over: None,
-            version: 0,
+            looked_at: 0,
             enqueued: 0,
             swept: 0,
         };
@@ -316,13 +316,12 @@ impl File {
         StoreError::new(Fault::Config, text)
     }
 
-    /// Whether another process has committed anything since the last call. This reads a counter in
-    /// shared memory.
-    pub(super) async fn has_changed(&mut self) -> Result<bool, StoreError> {
+    /// A number that changes when another process commits anything. This reads a counter in shared
+    /// memory.
+    pub(super) async fn data_version(&mut self) -> Result<i64, StoreError> {
         let rows = self.run(|| sqlx::query("PRAGMA data_version")).await?;
         let version = rows.first().and_then(|row| row.try_get(0).ok());
-        let version: i64 = version.ok_or_else(no_answer)?;
-        Ok(std::mem::replace(&mut self.version, version) != version)
+        version.ok_or_else(no_answer)
     }
 
     async fn failed(&mut self, error: &sqlx::Error) -> StoreError {

@@ -255,16 +255,22 @@ fn in_order<T: Copy>(
 }
 
 /// Checks whether another process has granted a ticket of this process, or has made it the first in
-/// line. Tells the clients of these tickets.
-///
-/// A check that fails may have noted the change already, and then the next check does not see it.
-/// The waiters' renewals find their grants even then.
+/// line. Tells the clients of these tickets. If a check fails, the next one repeats it.
 pub(super) async fn look(file: &mut File, wakes: &mut Wakes) -> Result<(), StoreError> {
     wakes.forget_ended(layout::now_millis());
-    if !file.has_changed().await? {
+    let version = file.data_version().await?;
+    if version == file.looked_at {
         return Ok(());
     }
+    find_grants(file, wakes).await?;
+    // Both are noted only after a success. Otherwise the next check would not see the change, or
+    // checks of a file that stays locked would follow each other without a pause.
+    file.looked_at = version;
     wakes.changed();
+    Ok(())
+}
+
+async fn find_grants(file: &mut File, wakes: &mut Wakes) -> Result<(), StoreError> {
     let (lines, process) = (wakes.lines(), file.process);
     let now = layout::now_millis();
     let rows = file

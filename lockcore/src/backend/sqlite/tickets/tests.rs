@@ -444,6 +444,34 @@ async fn a_grant_that_nobody_looks_for_is_over_after_two_seconds_and_one_that_is
     assert!(one.places().await[0].remaining > Duration::from_secs(50));
 }
 
+/// Without a second check, the grant would be over after two seconds, before the waiter renews.
+#[tokio::test]
+async fn a_check_that_fails_is_repeated_and_finds_the_grant() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut one, mut other) = (
+        Process::start(&folder, 1).await,
+        Process::start(&folder, 2).await,
+    );
+    let mut third = Process::start(&folder, 3).await;
+    let (held, waits) = (request(1, 1), request(1, 1));
+    assert!(holds(one.enqueue(&held).await));
+    assert!(!holds(other.enqueue(&waits).await));
+    assert_eq!(one.release(&held, false).await, Released::Released);
+
+    third
+        .file
+        .run(|| sqlx::query("BEGIN IMMEDIATE"))
+        .await
+        .unwrap();
+    let failed = look(&mut other.file, &mut other.wakes).await.unwrap_err();
+    assert_eq!(failed.fault(), Fault::Retry);
+    assert_eq!(other.told(), []);
+    third.file.run(|| sqlx::query("ROLLBACK")).await.unwrap();
+
+    look(&mut other.file, &mut other.wakes).await.unwrap();
+    assert_eq!(other.told(), [waits.id]);
+}
+
 /// If the file is locked or the disk is full until the end of a ticket, nobody releases the ticket.
 #[tokio::test]
 async fn a_process_stops_checking_when_its_last_waiter_has_ended() {
