@@ -4,8 +4,10 @@
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
 use std::future::pending;
+use std::pin::pin;
 use std::time::{Duration, Instant};
 
+use lockcore::testing::{Store, Verb};
 use lockcore::{Error, ErrorKind, Locks, LostReason, Release, distributed_lock};
 
 /// A time that is much longer than any step of a test.
@@ -59,6 +61,39 @@ async fn with_cancel_the_body_is_stopped_as_soon_as_somebody_asks() {
     }
     assert!(began.elapsed() < LONG / 2);
     assert_eq!(locks.inspect("b").await.unwrap(), []);
+}
+
+/// A caller that repeats the call at once finds the lock free.
+#[tokio::test]
+async fn with_cancel_the_call_returns_after_its_release() {
+    let store = Store::new();
+    let there = store.another_process();
+    let (locks, operator) = (there.client().unwrap(), store.client().unwrap());
+    for several in [false, true] {
+        let mut release = there.hold_next(Verb::Release);
+        let call = async {
+            match several {
+                false => is_repeated_later(&locks).await,
+                true => several_are_repeated_later(&locks).await,
+            }
+        };
+        let mut call = pin!(call);
+        let asks = operator.clone();
+        let asked = tokio::spawn(async move { ask_for(&asks, LONG).await });
+
+        tokio::select! {
+            biased;
+            outcome = &mut call => panic!("its lock is taken: {outcome:?}"),
+            () = release.arrived() => {}
+        }
+        release.let_go();
+
+        assert_eq!(call.await.unwrap_err().kind(), REVOKED);
+        for name in ["a", "b"] {
+            assert_eq!(operator.inspect(name).await.unwrap(), []);
+        }
+        asked.await.unwrap();
+    }
 }
 
 #[tokio::test]

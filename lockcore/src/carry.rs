@@ -58,7 +58,7 @@ impl Held {
             let guard = guard?;
             let result = scope::within(around, guard.while_held(work)).await?;
             if let Err(error) = guard.release().await {
-                tracing::warn!(%error, "the work is done; its lock is released in the background");
+                tracing::warn!(%error, "the work has ended; its lock is released in the background");
             }
             Ok(result)
         }
@@ -105,7 +105,7 @@ impl MultiHeld {
             let guard = MultiGuard::of(guards?);
             let result = scope::within(around, guard.while_held(work)).await?;
             if let Err(error) = guard.release().await {
-                tracing::warn!(%error, "the work is done; its locks are released in the background");
+                tracing::warn!(%error, "the work has ended; its locks are released in the background");
             }
             Ok(result)
         }

@@ -48,9 +48,9 @@ pub enum OnRevoke {
     #[default]
     Finish,
     /// The work is dropped at its current `.await`, as soon as this process learns that somebody
-    /// asks for the lock. The caller gets [`Lost`](crate::ErrorKind::Lost) with
-    /// [`Revoked`](crate::LostReason::Revoked). Use this for work that can be repeated, and that
-    /// must not keep others waiting.
+    /// asks for the lock. Then the lock is released, and the caller gets
+    /// [`Lost`](crate::ErrorKind::Lost) with [`Revoked`](crate::LostReason::Revoked). Use this for
+    /// work that can be repeated, and that must not keep others waiting.
     Cancel,
 }
 

@@ -13,7 +13,7 @@ use std::task::{Context, Poll};
 use futures_util::FutureExt;
 use pin_project_lite::pin_project;
 
-use crate::error::Error;
+use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Guard, Held, Release};
 use crate::lock::Lock;
 use crate::multi::{MultiGuard, MultiHeld, MultiLock};
@@ -76,6 +76,9 @@ impl Guard {
     ///   after a loss.
     /// - If the lock was taken with [`OnRevoke::Cancel`](crate::OnRevoke::Cancel), the body is also
     ///   dropped as soon as somebody asks for the lock, and the caller gets `Lost`.
+    ///
+    /// If somebody has asked for the lock, the call waits for the release before it returns `Lost`.
+    /// After any other loss it does not wait, because the store may be out of reach.
     ///
     /// If the body has returned, the caller gets its result, even if the call finds after that that
     /// the lock was lost. With an error in place of the result, callers would do the work twice.
@@ -177,18 +180,22 @@ impl MultiHeld {
 }
 
 /// Releases the lock after the end of the body. The body has been dropped before this call, so
-/// nothing of it runs after the release. If the lock was lost, this function does not wait for the
-/// release, because the store may be out of reach. It drops the future `release` before its first
-/// poll. This drops the guard, and the keeper releases the lock.
+/// nothing of it runs after the release.
+///
+/// If the lock was asked back, the store still has the ticket, so this function waits for the
+/// release also in this case: a caller that asks again at once finds the lock free. After any other
+/// loss it does not wait, because the store may be out of reach. It drops the future `release`
+/// before its first poll. This drops the guard, and the keeper releases the lock.
 async fn then_release<T, E: From<Error>>(
     result: Result<Result<T, E>, Error>,
     release: impl Future<Output = Result<Release, Error>>,
 ) -> Result<T, E> {
-    let result = result?;
-    if let Err(error) = release.await {
-        tracing::warn!(%error, "the work is done; its lock is released in the background");
+    let asked_back = ErrorKind::Lost(LostReason::Revoked);
+    let lost_otherwise = result.as_ref().is_err_and(|lost| lost.kind() != asked_back);
+    if !lost_otherwise && let Err(error) = release.await {
+        tracing::warn!(%error, "the work has ended; its lock is released in the background");
     }
-    result
+    result?
 }
 
 fn one_held<F: Future>(
@@ -329,7 +336,6 @@ mod tests {
     use super::*;
     use crate::backend::memory::Memory;
     use crate::clock::Clock;
-    use crate::error::{ErrorKind, LostReason};
     use crate::locks::Locks;
     use crate::options::OnLost;
 

@@ -29,6 +29,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_request_with_more_time_that_replaces_another_is_kept_to
         a_holder_that_renews_by_hand_in_its_grace_is_renewed_all_the_same
         work_that_can_be_repeated_stops_as_soon_as_somebody_asks
+        work_that_is_stopped_because_somebody_asks_has_released_its_locks_when_it_returns
         several_locks_tell_which_of_them_is_asked_for
         work_that_only_hears_of_its_loss_goes_on
         a_lock_that_was_asked_back_is_not_handed_over_inside_its_process
@@ -206,6 +207,48 @@ async fn work_that_can_be_repeated_stops_as_soon_as_somebody_asks(store: Store) 
         ErrorKind::Lost(LostReason::Revoked)
     );
     assert_nothing_left(&store, &operator, "a").await;
+}
+
+/// A caller that repeats the work at once finds the locks free.
+async fn work_that_is_stopped_because_somebody_asks_has_released_its_locks_when_it_returns(
+    store: Store,
+) {
+    let (locks, other, operator) = (store.client(), store.client(), store.client());
+    let names = ["a", "b"];
+    for both in [false, true] {
+        // The client has a connection, so its request below is fast.
+        give_back(lock(&other).acquire().await.unwrap()).await;
+        let work = async {
+            let works = names.map(|name| {
+                let lock = locks.mutex(name).ttl(TTL);
+                lock.on_revoke(OnRevoke::Cancel)
+            });
+            let ended = match both {
+                false => works[0].run(async |_| never_ends().await).await,
+                true => Locks::all(works).run(async |_| never_ends().await).await,
+            };
+            let free = names.map(|name| other.mutex(name).ttl(TTL));
+            (ended, Locks::all(free).try_acquire().await)
+        };
+        let asks = async {
+            tickets(&operator, "a", 1).await;
+            let holder = operator.inspect("a").await.unwrap()[0].ticket;
+            operator.revoke("a", holder, 6 * SOON, "x").await.unwrap()
+        };
+
+        let ((ended, again), asked) = tokio::join!(work, asks);
+
+        assert_eq!(kind(ended), ErrorKind::Lost(LostReason::Revoked));
+        assert_eq!(again.unwrap().release().await.unwrap(), Release::Released);
+        assert_eq!(asked, Release::Released);
+        for name in names {
+            assert_nothing_left(&store, &operator, name).await;
+        }
+    }
+}
+
+async fn never_ends() -> Result<(), Error> {
+    std::future::pending().await
 }
 
 async fn several_locks_tell_which_of_them_is_asked_for(store: Store) {

@@ -105,8 +105,8 @@ impl AnyGuard {
 
 /// Whether the lock was lost because somebody has asked the holder to give it up. In this case the
 /// layer waits for the release before it answers, so that the HTTP client finds the lock free.
-/// After any other loss the store may be out of reach, so the layer does not wait, as in
-/// `Guard::run`.
+/// After any other loss the store may be out of reach, so the layer does not wait. `Guard::run`
+/// does the same.
 pub(crate) fn is_asked_back(lost: &Error) -> bool {
     lost.kind() == ErrorKind::Lost(LostReason::Revoked)
 }
