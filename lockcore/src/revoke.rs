@@ -173,12 +173,16 @@ impl Locks {
     /// nothing happens, and this returns [`AlreadyLost`](Release::AlreadyLost). The store removes
     /// exactly this ticket, and wakes the next waiter in the same step.
     ///
-    /// **The holder may continue for a while.** It learns of the loss at its next renewal, after up
-    /// to a third of its ttl, and believes in its lease until then. Meanwhile the next holder works
-    /// too. A resource that checks [fencing tokens](crate::fencing) refuses the late writes. If
-    /// there is time, use [`revoke`](Self::revoke), which lets nobody else in before a live holder
-    /// has given up. `force_release` is for a holder that hangs, and for a long lease of a process
-    /// that is gone.
+    /// **The holder may continue for a while.** It learns of the loss when its next renewal is
+    /// answered, usually after at most a third of its ttl, and believes in its lease until then. If
+    /// it cannot reach the store, or took the lock without [renewal](crate::Lock::renew), it
+    /// believes in its lease until the end, which [`extend`](crate::Guard::extend) may have moved
+    /// far away. Meanwhile the next holder works too. A resource that checks
+    /// [fencing tokens](crate::fencing) refuses the late writes.
+    ///
+    /// If there is time, use [`revoke`](Self::revoke), which lets nobody else in before a live
+    /// holder has given up. `force_release` is for a holder that hangs, and for a long lease of a
+    /// process that is gone.
     ///
     /// A hand-over inside a process keeps the ticket. So this ends the grant of the task that has
     /// the ticket at that time.
