@@ -94,9 +94,10 @@ impl Wakes {
         }
     }
 
-    /// Notes that a ticket waits for a name until `ends`, if it is not renewed. If only tickets of this process are ahead of it, a
-    /// release in this process will wake it, so frequent checks are not needed. Slow checks are
-    /// needed even then, because another process may remove tickets that have expired.
+    /// Notes that a ticket waits for a name until `ends`, if it is not renewed. If only tickets of
+    /// this process are ahead of it, a release in this process will wake it, so frequent checks are
+    /// not needed. Slow checks are needed even then, because another process may remove tickets
+    /// that have expired.
     pub(super) fn waits(&mut self, id: Id, name: i64, ends: i64, foreign_ahead: bool) {
         self.none_ends_before = self.none_ends_before.min(ends);
         let before = self.waiting.insert(id, Waiting { name, ends });
