@@ -125,7 +125,7 @@ impl Election {
             return Err(Error::config(text).of_name(&self.name));
         }
         let guard = self.lock.acquire().await?;
-        guard.set_value(Arc::clone(&self.value)).await?;
+        guard.write_value(Arc::clone(&self.value)).await?;
         // The lease may have ended while the value was being sent, which may take several attempts.
         match guard.loss() {
             Some(lost) => Err(lost),

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::time::Duration;
 
-/// Why a lock was not taken, or was lost.
+/// Why a lock was not taken or was lost, or why an operation on it failed.
 #[derive(Clone)]
 pub struct Error(Box<Inner>);
 
@@ -18,6 +18,9 @@ struct Inner {
 }
 
 /// The kind of an [`Error`]: it says what happened, and what is known about the lock.
+///
+/// The descriptions are about attempts to take a lock. If the lock [was held](Error::was_held), the
+/// documentation of the operation says what has become of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -101,8 +104,12 @@ impl Error {
         self.0.kind == ErrorKind::Unknown
     }
 
-    /// Whether the lock was held before, so that part of the work under it may be done. True for
-    /// [`ErrorKind::Lost`], except when the client was shut down before the lock was taken.
+    /// Whether the lock was held before, so that part of the work under it may be done. True for:
+    ///
+    /// - [`ErrorKind::Lost`], except when the client was shut down before the lock was taken;
+    /// - every error of an operation on a held lock, whatever its kind. Examples are
+    ///   [`Guard::release`](crate::Guard::release), [`Guard::extend`](crate::Guard::extend) and
+    ///   [`Held::ensure`](crate::Held::ensure). The lock may be held even now.
     ///
     /// ```
     /// use std::time::Duration;
@@ -110,10 +117,12 @@ impl Error {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), lockcore::Error> {
     /// let locks = lockcore::Locks::connect("memory:")?;
-    /// locks.shutdown(Duration::ZERO).await?;
+    /// let guard = locks.mutex("report").acquire().await?;
+    /// let too_short = guard.extend(Duration::from_secs(1)).await.unwrap_err();
+    /// assert!(too_short.was_held());
     ///
-    /// let refused = locks.mutex("report").acquire().await.unwrap_err();
-    /// assert!(!refused.was_held());
+    /// let busy = locks.mutex("report").try_acquire().await.unwrap_err();
+    /// assert!(!busy.was_held());
     /// # Ok(()) }
     /// ```
     #[must_use]
@@ -308,6 +317,12 @@ impl Error {
             ErrorKind::Config => Self::unavailable(self.0.message),
             _ => self,
         }
+    }
+
+    /// Marks the error of an operation on a lock that was held.
+    pub(crate) fn of_held(mut self) -> Self {
+        self.0.was_held = true;
+        self
     }
 
     pub(crate) fn of_name(mut self, name: &str) -> Self {

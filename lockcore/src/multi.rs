@@ -282,9 +282,9 @@ impl MultiHeld {
                 return Ok(());
             }
         }
-        Err(Error::unavailable(format!(
-            "cannot be ensured together for {duration:?}: the renewals take too long"
-        )))
+        let text =
+            format!("cannot be ensured together for {duration:?}: the renewals take too long");
+        Err(Error::unavailable(text).of_held())
     }
 
     /// Resolves when one of the leases changes.

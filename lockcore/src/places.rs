@@ -327,7 +327,7 @@ impl Party {
                 Err(self.trouble.take().unwrap_or_else(timeout))
             }
         };
-        outcome.map_err(|error| self.places.counter.named(error))
+        outcome.map_err(|error| self.places.counter.named(error).of_held())
     }
 
     async fn until_all_have_left(&mut self) -> Result<bool, Error> {

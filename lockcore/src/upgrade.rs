@@ -66,7 +66,7 @@ impl Guard {
     /// ```
     pub async fn try_upgrade(&mut self) -> Result<Upgraded<'_>, Error> {
         let rest = self.rest().await;
-        let rest = rest.map_err(|error| error.of_name(self.name()))?;
+        let rest = rest.map_err(|error| self.failed(error))?;
         let token = FencingToken::of_exclusive(rest.grant_id());
         let held = MultiHeld::of([self.held(), rest.held()]);
         Ok(Upgraded {

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use libtest_mimic::Trial;
+use lockcore::backend::Fault;
 use lockcore::testing::{Store as Kit, Verb};
-use lockcore::{Error, ErrorKind, Fair, Lock, Locks, LostReason};
+use lockcore::{Error, ErrorKind, Fair, Guard, Lock, Locks, LostReason};
 use tests::redis_server::RedisServer;
 use tracing::Level;
 
@@ -40,6 +41,8 @@ pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
         an_ensure_spoilt_by_a_slow_reply_is_no_mistake
         an_ensure_beyond_max_hold_is_a_mistake_with_any_ttl
+        the_error_of_an_operation_under_a_lock_says_that_the_lock_was_held
+        the_error_of_somebody_who_has_no_lock_yet_does_not_say_that_it_was_held
     ]
 }
 
@@ -186,6 +189,105 @@ async fn an_ensure_beyond_max_hold_is_a_mistake_with_any_ttl(_: Store) {
     assert_eq!(error.kind(), ErrorKind::Config);
     assert!(error.to_string().contains("max_hold"), "{error}");
     guard.ensure(Duration::from_secs(5)).await.unwrap();
+    give_back(guard).await;
+}
+
+/// Work under the lock may be done in part when an operation fails, also if the store refuses only
+/// the release.
+async fn the_error_of_an_operation_under_a_lock_says_that_the_lock_was_held(_: Store) {
+    let mutex = |locks: &Locks| locks.mutex("a");
+    let reader = |locks: &Locks| locks.rwlock("a").read();
+    let writer = |locks: &Locks| locks.rwlock("a").write();
+    let permits = |locks: &Locks| locks.semaphore("a", 2).permits(2);
+    let hour = Duration::from_secs(3600);
+    let refused = |verb| (Some(verb), ErrorKind::Unavailable);
+    let release = async |guard: Guard| guard.release().await;
+    fails_under(mutex, refused(Verb::Release), release).await;
+    let extend = async |guard: Guard| guard.extend(hour).await;
+    fails_under(mutex, refused(Verb::Renew), extend).await;
+    let ensure = async |guard: Guard| guard.ensure(hour).await;
+    fails_under(mutex, refused(Verb::Renew), ensure).await;
+    let detach = async |guard: Guard| guard.detach().await.map_err(Error::from);
+    fails_under(mutex, refused(Verb::Renew), detach).await;
+    let set_value = async |guard: Guard| guard.set_value("page 7").await;
+    fails_under(mutex, refused(Verb::Count), set_value).await;
+    let value = async |guard: Guard| guard.value().await;
+    fails_under(mutex, refused(Verb::Count), value).await;
+    let downgrade = async |mut guard: Guard| guard.downgrade().await;
+    fails_under(writer, refused(Verb::Renew), downgrade).await;
+    let release_one = async |guard: Guard| guard.release_permits(1).await;
+    fails_under(permits, refused(Verb::Renew), release_one).await;
+    let upgrade = async |mut guard: Guard| guard.try_upgrade().await.map(drop);
+    fails_under(reader, refused(Verb::Enqueue), upgrade).await;
+    let release = async |mut guard: Guard| {
+        let upgraded = guard.try_upgrade().await.expect("the only reader");
+        upgraded.release().await
+    };
+    fails_under(reader, refused(Verb::Release), release).await;
+
+    // Mistakes, and a lock that is used in several places.
+    let mistake = (None, ErrorKind::Config);
+    fails_under(mutex, mistake, ensure).await;
+    let extend = async |guard: Guard| guard.extend(Duration::ZERO).await;
+    fails_under(mutex, mistake, extend).await;
+    fails_under(mutex, mistake, release_one).await;
+    fails_under(mutex, mistake, upgrade).await;
+    fails_under(permits, mistake, downgrade).await;
+    let token = async |guard: Guard| guard.fencing_token();
+    fails_under(reader, mistake, token).await;
+    let long = async |guard: Guard| guard.set_value("x".repeat(2_000)).await;
+    fails_under(mutex, mistake, long).await;
+    let detach = async |guard: Guard| {
+        let second = guard.reenter()?;
+        let refused = guard.detach().await;
+        drop(second);
+        refused.map_err(Error::from)
+    };
+    fails_under(mutex, (None, ErrorKind::Busy), detach).await;
+}
+
+/// Takes a lock in a store of its own, and checks the error of an operation on it. If there is a
+/// verb, the store refuses this request.
+async fn fails_under<T>(
+    lock: impl Fn(&Locks) -> Lock,
+    (verb, expected): (Option<Verb>, ErrorKind),
+    operation: impl AsyncFnOnce(Guard) -> Result<T, Error>,
+) {
+    let kit = Kit::new();
+    let locks = kit.client().unwrap();
+    let guard = lock(&locks).acquire().await.unwrap();
+    if let Some(verb) = verb {
+        kit.fail_next(verb, Fault::Refused);
+    }
+
+    let error = operation(guard).await.map(drop).unwrap_err();
+
+    assert_eq!((error.kind(), error.name()), (expected, Some("a")));
+    assert!(error.was_held(), "{error}");
+}
+
+async fn the_error_of_somebody_who_has_no_lock_yet_does_not_say_that_it_was_held(_: Store) {
+    let kit = Kit::new();
+    let locks = kit.client().unwrap();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let both = Locks::all(["b", "a"].map(|name| locks.mutex(name)));
+
+    let mut errors = vec![
+        locks.mutex("a").try_acquire().await.unwrap_err(),
+        both.try_acquire().await.unwrap_err(),
+        locks.mutex("").try_acquire().await.unwrap_err(),
+    ];
+    for fault in [Fault::Refused, Fault::Config] {
+        kit.fail_next(Verb::Enqueue, fault);
+        errors.push(locks.mutex("c").acquire().await.unwrap_err());
+        // The candidate has the mutex, and cannot tell the observers. It has not begun to lead.
+        kit.fail_next(Verb::Count, fault);
+        errors.push(locks.election("d").campaign().await.unwrap_err());
+    }
+
+    for error in errors {
+        assert!(!error.was_held(), "{error}");
+    }
     give_back(guard).await;
 }
 

@@ -21,6 +21,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_cut_that_heals_before_the_deadline_loses_nothing
         a_cut_that_outlasts_the_lease_stops_the_work
         a_lost_release_is_repeated
+        an_operation_that_a_cut_prevents_says_that_the_lock_was_held
         wake_ups_that_were_cut_off_are_caught_up_on
         a_lost_reply_is_asked_for_again_and_granted_once
         a_downgrade_whose_reply_is_lost_has_let_readers_in_and_no_writer
@@ -130,6 +131,28 @@ async fn a_lost_release_is_repeated(store: Store) {
         server.litter("test").is_empty()
     })
     .await;
+}
+
+/// The work before the operation may be done, so its caller must not take it for work that has not
+/// begun.
+async fn an_operation_that_a_cut_prevents_says_that_the_lock_was_held(store: Store) {
+    let server = store.kind.start();
+    let (proxy, builder_here) = proxied(&*server);
+    // The first operations must succeed on a busy machine, and the others must fail in time.
+    let locks = builder_here.op_timeout(SOON / 3).build().unwrap();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    proxy.cut();
+
+    let errors = [
+        guard.ensure(2 * LEASE).await.unwrap_err(),
+        guard.release().await.unwrap_err(),
+    ];
+    let not_taken = locks.mutex("b").try_acquire().await.unwrap_err();
+
+    for error in errors {
+        assert!(error.was_held(), "{error}");
+    }
+    assert!(!not_taken.was_held(), "{not_taken}");
 }
 
 async fn wake_ups_that_were_cut_off_are_caught_up_on(store: Store) {

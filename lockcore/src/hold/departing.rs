@@ -78,7 +78,7 @@ impl<'a> Departing<'a> {
             }
             Err(error) => Error::from(error),
         };
-        Err(error.of_name(self.held.name()))
+        Err(self.held.failed(error))
     }
 }
 

@@ -84,7 +84,7 @@ impl Guard {
         match self.detached().await {
             Ok(text) => Ok(text),
             Err(error) => Err(NotDetached {
-                error: error.of_name(self.name()),
+                error: self.failed(error),
                 guard: self,
             }),
         }

@@ -102,7 +102,7 @@ impl Guard {
     /// ```
     pub async fn downgrade(&mut self) -> Result<(), Error> {
         let outcome = self.downgraded().await;
-        outcome.map_err(|error| error.of_name(self.name()))
+        outcome.map_err(|error| self.failed(error))
     }
 
     async fn downgraded(&mut self) -> Result<(), Error> {
@@ -179,7 +179,7 @@ impl Guard {
     /// ```
     pub async fn release_permits(&self, permits: u32) -> Result<(), Error> {
         let outcome = self.permits_released(permits).await;
-        outcome.map_err(|error| error.of_name(self.name()))
+        outcome.map_err(|error| self.failed(error))
     }
 
     /// Gives back all permits but `left`, as [`release_permits`](Self::release_permits) does. If an
@@ -277,7 +277,7 @@ impl Guard {
     /// ```
     pub async fn extend(&self, ttl: Duration) -> Result<(), Error> {
         let outcome = self.extended(ttl).await;
-        outcome.map_err(|error| error.of_name(self.name()))
+        outcome.map_err(|error| self.failed(error))
     }
 
     async fn extended(&self, ttl: Duration) -> Result<(), Error> {
@@ -358,7 +358,7 @@ impl Guard {
             End::Nothing => false,
             End::Shrink => {
                 let asked = Shrinking(&self.held).ask().await;
-                match asked.map_err(|error| error.of_name(self.name())) {
+                match asked.map_err(|error| self.failed(error)) {
                     // If the last reader has ended meanwhile, the hold is over, and this answer has
                     // no effect.
                     _ if self.held.is_over() => {}

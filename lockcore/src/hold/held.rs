@@ -35,10 +35,8 @@ impl Held {
     /// once, so their tokens define no order.
     pub fn fencing_token(&self) -> Result<FencingToken, Error> {
         if !self.is_exclusive() {
-            return Err(Error::config(
-                "a shared lock or a semaphore has no fencing token, because others may hold it too; take the mutex or the write side",
-            )
-            .of_name(self.name()));
+            let text = "a shared lock or a semaphore has no fencing token, because others may hold it too; take the mutex or the write side";
+            return Err(self.failed(Error::config(text)));
         }
         Ok(FencingToken::of_exclusive(self.grant_id()))
     }
@@ -186,7 +184,7 @@ impl Held {
             return Ok(());
         }
         let ensured = self.renew().await.and_then(|()| self.lasts(duration));
-        ensured.map_err(|error| error.of_name(self.name()))
+        ensured.map_err(|error| self.failed(error))
     }
 
     /// Checks, after a renewal, that the lease lasts for `duration`. The error tells whether the

@@ -114,6 +114,12 @@ impl Held {
         Error::lost_lease(reason, lease.renew).of_name(self.name())
     }
 
+    /// Completes the error of an operation on this lock. The lock was held, so part of the work
+    /// under it may be done, whatever the operation was.
+    pub(crate) fn failed(&self, error: Error) -> Error {
+        error.of_name(self.name()).of_held()
+    }
+
     /// Why the lock is not held any more, or `None` if it is held. In a forked child every lock is
     /// lost.
     pub(crate) fn lost_reason(&self) -> Option<LostReason> {

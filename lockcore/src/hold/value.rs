@@ -51,6 +51,13 @@ impl Held {
     /// # Ok(()) }
     /// ```
     pub async fn set_value(&self, text: impl Into<Arc<str>>) -> Result<(), Error> {
+        let outcome = self.write_value(text.into()).await;
+        outcome.map_err(|error| self.failed(error))
+    }
+
+    /// [`set_value`](Self::set_value) for a caller that has not given the lock to its user yet, so
+    /// that no work under it can have begun.
+    pub(crate) async fn write_value(&self, text: Arc<str>) -> Result<(), Error> {
         if let Some(error) = self.loss() {
             return Err(error);
         }
@@ -83,7 +90,8 @@ impl Held {
     pub async fn value(&self) -> Result<Option<Written>, Error> {
         let name = self.0.lease.request.name.value();
         let wait = Wait::Forever; // a read ends within one operation timeout all the same
-        let counted = self.shared().count(&name, CountOp::Read, wait).await?;
+        let counted = self.shared().count(&name, CountOp::Read, wait).await;
+        let counted = counted.map_err(|error| self.failed(error))?;
         Ok(counted.written)
     }
 }
