@@ -9,6 +9,14 @@ use crate::refusal::Problem;
 /// that take a lock themselves. The message **names the lock**; the message of
 /// [`status_without_key`] does not.
 ///
+/// Do the work in [`Lock::run`](lockcore::Lock::run), or drop the guard at the end of the work, as
+/// here. Then a store that does not answer the release cannot replace the answer of the handler. If
+/// the handler returns an error of [`Guard::release`](lockcore::Guard::release), the client learns
+/// only that the work [may be done](crate#lock-uncertain).
+///
+/// Take the lock before any other work. If the lock cannot be taken, the answer says that the
+/// request was not handled.
+///
 /// ```
 /// use lockcore::Locks;
 /// use lockcore_tower::status;
@@ -17,7 +25,9 @@ use crate::refusal::Problem;
 /// async fn settle(locks: &Locks, id: u64) -> Result<(), Status> {
 ///     let lock = locks.mutex(format!("order:{id}"));
 ///     let guard = lock.acquire().await.map_err(|error| status(&error))?;
-///     guard.release().await.map_err(|error| status(&error))?;
+///     let token = guard.fencing_token().map_err(|error| status(&error))?;
+///     println!("order {id} settled under token {token}");
+///     drop(guard); // releases in the background
 ///     Ok(())
 /// }
 /// # drop(settle);
@@ -37,9 +47,8 @@ pub fn status(error: &Error) -> Status {
 ///
 /// async fn rotate(locks: &Locks) -> Result<(), Status> {
 ///     let lock = locks.mutex("signing-key:internal");
-///     let guard = lock.acquire().await.map_err(|error| status_without_key(&error))?;
-///     guard.release().await.map_err(|error| status_without_key(&error))?;
-///     Ok(())
+///     let rotated = lock.run(async |_| Ok::<_, lockcore::Error>(()));
+///     rotated.await.map_err(|error| status_without_key(&error))
 /// }
 /// # drop(rotate);
 /// ```

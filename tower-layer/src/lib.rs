@@ -210,9 +210,18 @@
 //!
 //! ### Lock lost
 //!
-//! 503, gRPC UNAVAILABLE: the lock was lost, or was [asked back](LockLayer::on_revoke), before the
+//! 503, gRPC UNKNOWN: the lock was lost, or was [asked back](LockLayer::on_revoke), before the
 //! handler had answered. The layer has stopped the handler, which may have done part of its work.
 //! There is no `Retry-After`, because only the client knows whether the request may be repeated.
+//! For the same reason the gRPC status is not UNAVAILABLE: some clients and proxies repeat calls
+//! with that status by themselves.
+//!
+//! ### Lock uncertain
+//!
+//! 503, gRPC UNKNOWN, from handlers that take locks themselves: the handler held the lock, and an
+//! operation on it has failed, such as its release when the store does not answer. The handler may
+//! have done its work, or a part of it. As after a [loss](#lock-lost), only the client knows
+//! whether the request may be repeated.
 //!
 //! ### Deadline passed
 //!
@@ -244,7 +253,9 @@
 //! ### Lock misconfigured
 //!
 //! 500, gRPC INTERNAL: the ttl, the name, or the route cannot be used, or the request would wait
-//! for a lock that it holds itself. The same request will fail again.
+//! for a lock that it holds itself. Or a handler has asked its own lock for something that this
+//! lock does not have, such as the fencing token of a shared lock. The same request will fail
+//! again.
 //!
 //! ### Write refused
 //!
@@ -264,8 +275,8 @@
 //! # gRPC
 //!
 //! All four kinds of calls can be locked, unary and streaming. The lock is kept until the status is
-//! sent. A stream that loses its lock ends with the status UNAVAILABLE. A stream of gRPC-Web breaks
-//! off, because its status is a part of its body.
+//! sent. A stream that loses its lock ends with the status UNKNOWN. A stream of gRPC-Web breaks off,
+//! because its status is a part of its body.
 //!
 //! ```no_run
 //! use lockcore_tower::{Key, LockLayer};

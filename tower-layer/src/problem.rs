@@ -18,6 +18,14 @@ use crate::refusal::{self, Answers};
 /// holds the lock. It contains **the name of the lock**, but no text of the store.
 /// [`ProblemWithoutKey`] does not contain the name.
 ///
+/// Do the work in [`Lock::run`](lockcore::Lock::run), as here, or drop the guard at the end of the
+/// work. Then a store that does not answer the release cannot replace the answer of the handler.
+/// With `guard.release().await?` it does: the client learns only that the work [may be
+/// done](crate#lock-uncertain).
+///
+/// Take the lock before any other work. If the lock cannot be taken, the answer says that the
+/// request was not handled.
+///
 /// ```
 /// use axum::extract::{Path, State};
 /// use axum::{Router, routing::post};
@@ -25,10 +33,13 @@ use crate::refusal::{self, Answers};
 /// use lockcore_tower::Problem;
 ///
 /// async fn settle(State(locks): State<Locks>, Path(id): Path<u64>) -> Result<String, Problem> {
-///     let guard = locks.mutex(format!("order:{id}")).acquire().await?;
-///     let token = guard.fencing_token()?;
-///     guard.release().await?;
-///     Ok(format!("settled under token {token}"))
+///     let order = locks.mutex(format!("order:{id}"));
+///     order
+///         .run(async |held| {
+///             let token = held.fencing_token()?;
+///             Ok(format!("settled under token {token}"))
+///         })
+///         .await
 /// }
 /// # let _: Router<Locks> = Router::new().route("/orders/{id}", post(settle));
 /// ```
@@ -45,9 +56,8 @@ pub struct Problem(pub Error);
 /// use lockcore_tower::ProblemWithoutKey;
 ///
 /// async fn rotate(State(locks): State<Locks>) -> Result<String, ProblemWithoutKey> {
-///     let guard = locks.mutex("signing-key:internal").acquire().await?;
-///     guard.release().await?;
-///     Ok("rotated".to_owned())
+///     let key = locks.mutex("signing-key:internal");
+///     key.run(async |_| Ok("rotated".to_owned())).await
 /// }
 /// # let _: Router<Locks> = Router::new().route("/rotate", post(rotate));
 /// ```

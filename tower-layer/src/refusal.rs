@@ -211,13 +211,24 @@ impl Problem {
         Self::new(Kind::Unavailable, detail)
     }
 
-    /// A handler has taken a lock itself, and returns this error of the lock.
+    /// A handler has taken a lock itself, and returns this error of the lock. If the lock was held,
+    /// the handler may have done a part of its work, so the answer does not invite the client to
+    /// repeat the request.
     #[cfg(any(feature = "axum", feature = "tonic"))]
     pub(crate) fn met_by_a_handler(error: &Error) -> Self {
-        match error.was_held() {
-            true => Self::lost(error),
-            false => Self::not_taken(error, false),
-        }
+        let (kind, detail) = match error.kind() {
+            _ if !error.was_held() => return Self::not_taken(error, false),
+            ErrorKind::Lost(_) => return Self::lost(error),
+            ErrorKind::Config | ErrorKind::CapacityMismatch | ErrorKind::WouldDeadlock => (
+                Kind::Misconfigured,
+                "The lock does not allow what the handler did with it. Part of the request may be done.",
+            ),
+            _ => (
+                Kind::Uncertain,
+                "An operation on the lock failed while the request was being handled. Part of the request may be done, or all of it.",
+            ),
+        };
+        Self::new(kind, detail).of(error)
     }
 
     /// The lock was lost, and the handler was stopped.
@@ -377,7 +388,7 @@ impl Problem {
     pub(crate) fn status(&self, answers: &Answers) -> StatusCode {
         match self.kind {
             Kind::Held | Kind::Deadline => answers.busy_status,
-            Kind::Unavailable | Kind::Lost | Kind::Names | Kind::Full => {
+            Kind::Unavailable | Kind::Lost | Kind::Uncertain | Kind::Names | Kind::Full => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
             Kind::Key | Kind::Token => StatusCode::BAD_REQUEST,

@@ -252,13 +252,18 @@ async fn a_key_stays_taken_for_its_least_time_and_the_response_does_not_wait_for
 
 #[cfg(feature = "axum")]
 mod in_axum {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use axum::Router;
+    use axum::response::IntoResponse;
     use axum::routing::get;
+    use lockcore::backend::Fault;
+    use lockcore::testing::Verb;
     use lockcore::{Error, Locks};
     use lockcore_tower::{Problem, ProblemWithoutKey};
 
     use super::*;
-    use crate::common::lose;
+    use crate::common::{lose, problem_of};
 
     /// The answer of a handler that returns this error.
     async fn by_a_handler(error: Error) -> Response<axum::body::Body> {
@@ -358,5 +363,69 @@ mod in_axum {
         assert!(!answer.headers().contains_key(RETRY_AFTER));
         let problem = crate::common::problem(answer).await;
         assert!(problem["type"].as_str().unwrap().ends_with("#lock-lost"));
+    }
+
+    /// The answer of a handler, and how often it did its work. The store refuses the release.
+    async fn after_a_failed_release(
+        settle: impl AsyncFn(&Locks, &AtomicU32) -> Result<String, Problem>,
+    ) -> (axum::response::Response, u32) {
+        let store = Store::new();
+        let locks = store.client().unwrap();
+        let settled = AtomicU32::new(0);
+        store.fail_next(Verb::Release, Fault::Refused);
+        let answer = in_time(settle(&locks, &settled)).await.into_response();
+        (answer, settled.load(Ordering::SeqCst))
+    }
+
+    /// If the answer said "not handled; try again", the client would settle the order twice.
+    #[tokio::test]
+    async fn a_handler_whose_release_fails_does_not_say_that_nothing_was_done() {
+        let (answer, settled) = after_a_failed_release(async |locks, settled| {
+            let guard = locks.mutex(NAME).acquire().await?;
+            settled.fetch_add(1, Ordering::SeqCst);
+            guard.release().await?;
+            Ok("settled".to_owned())
+        })
+        .await;
+
+        assert_eq!(settled, 1);
+        assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert!(!answer.headers().contains_key(RETRY_AFTER));
+        let problem = problem_of(answer, "lock-uncertain").await;
+        assert_eq!(problem["key"], NAME);
+        let detail = problem["detail"].as_str().unwrap();
+        assert!(detail.ends_with("may be done, or all of it."), "{detail}");
+    }
+
+    /// A mistake in the handler stays a mistake, and this answer does not say "not handled" either.
+    #[tokio::test]
+    async fn a_handler_that_misuses_its_lock_does_not_say_that_nothing_was_done() {
+        let locks = memory();
+        let guard = hold(&locks, NAME).await;
+        let mistake = guard.extend(Duration::ZERO).await.unwrap_err();
+
+        let answer = by_a_handler(mistake).await;
+
+        assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        let problem = problem_of(answer, "lock-misconfigured").await;
+        let detail = problem["detail"].as_str().unwrap();
+        assert!(detail.ends_with("may be done."), "{detail}");
+    }
+
+    /// This is the form that the documentation shows.
+    #[tokio::test]
+    async fn a_handler_that_runs_its_work_under_the_lock_answers_although_the_release_fails() {
+        let (answer, settled) = after_a_failed_release(async |locks, settled| {
+            let order = locks.mutex(NAME);
+            order
+                .run(async |_| {
+                    settled.fetch_add(1, Ordering::SeqCst);
+                    Ok("settled".to_owned())
+                })
+                .await
+        })
+        .await;
+
+        assert_eq!((answer.status(), settled), (StatusCode::OK, 1));
     }
 }

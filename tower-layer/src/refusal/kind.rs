@@ -11,6 +11,8 @@ pub(super) enum Kind {
     Deadline,
     Unavailable,
     Lost,
+    /// An operation on a lock that a handler held has failed.
+    Uncertain,
     /// The client's deadline has passed.
     Overdue,
     Key,
@@ -29,6 +31,7 @@ pub(super) enum Kind {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum GrpcCode {
     Cancelled = 1,
+    Unknown = 2,
     InvalidArgument = 3,
     DeadlineExceeded = 4,
     ResourceExhausted = 8,
@@ -45,6 +48,7 @@ impl Kind {
             Self::Held | Self::Deadline => "lock-held",
             Self::Unavailable => "lock-unavailable",
             Self::Lost => "lock-lost",
+            Self::Uncertain => "lock-uncertain",
             Self::Overdue => "deadline-passed",
             Self::Key => "lock-key",
             Self::Names => "lock-names",
@@ -62,6 +66,7 @@ impl Kind {
             Self::Held | Self::Deadline => "Locked by another request",
             Self::Unavailable => "Lock not available",
             Self::Lost => "Lock lost",
+            Self::Uncertain => "Lock uncertain",
             Self::Overdue => "Deadline passed",
             Self::Key => "No key to lock",
             Self::Names => "Too many names",
@@ -80,7 +85,11 @@ impl Kind {
         match self {
             Self::Held => GrpcCode::Aborted,
             Self::Deadline | Self::Overdue => GrpcCode::DeadlineExceeded,
-            Self::Unavailable | Self::Lost | Self::Full => GrpcCode::Unavailable,
+            Self::Unavailable | Self::Full => GrpcCode::Unavailable,
+            // A part of the work may be done. It is not UNAVAILABLE, because some clients and
+            // proxies repeat such calls by themselves. It is not ABORTED, because calls with the
+            // status of `Held` may be repeated. UNKNOWN says nothing about a repetition.
+            Self::Lost | Self::Uncertain => GrpcCode::Unknown,
             Self::Key | Self::Token => GrpcCode::InvalidArgument,
             // It is not UNAVAILABLE, because clients would repeat the call at once, without being
             // asked.
@@ -99,7 +108,7 @@ impl Kind {
             Self::Held | Self::Deadline | Self::Unavailable => true,
             Self::Names | Self::Full => true,
             // A part of the work may be done, so only the client can decide whether to try again.
-            Self::Lost | Self::Overdue => false,
+            Self::Lost | Self::Uncertain | Self::Overdue => false,
             Self::Key
             | Self::Upgrade
             | Self::Body(_)
@@ -133,6 +142,7 @@ mod tests {
             Deadline,
             Unavailable,
             Lost,
+            Uncertain,
             Overdue,
             Key,
             Names,

@@ -169,7 +169,7 @@ async fn a_grpc_stream_that_loses_its_lock_ends_in_a_status() {
 
     let end = in_time(body.frame()).await.unwrap().unwrap();
     let trailers = end.into_trailers().expect("trailers");
-    assert_eq!(trailers["grpc-status"], "14");
+    assert_eq!(trailers["grpc-status"], "2");
     assert!(
         trailers["grpc-message"]
             .to_str()

@@ -144,7 +144,7 @@ async fn grpc_clients_get_a_grpc_status() {
     assert_grpc(busy.headers(), "10", "(key: order:42)");
     assert_grpc(bad_key.headers(), "3", "metadata \"id\"");
     assert_grpc(misconfigured.headers(), "13", "Lock misconfigured");
-    assert_grpc(lost.headers(), "14", "Lock lost");
+    assert_grpc(lost.headers(), "2", "Lock lost");
     assert_grpc(down.headers(), "14", "Lock not available");
     for trailers_only in [busy, bad_key, misconfigured, down] {
         assert_eq!(trailers_only.status(), StatusCode::OK);

@@ -133,7 +133,7 @@ async fn a_grpc_stream_that_loses_one_of_its_locks_ends_in_a_status_that_names_i
 
     let collected = in_time(reader).await.unwrap().unwrap();
     let trailers = collected.trailers().unwrap();
-    assert_eq!(trailers["grpc-status"], "14");
+    assert_eq!(trailers["grpc-status"], "2");
     let message = trailers["grpc-message"].to_str().unwrap();
     assert!(message.ends_with("(key: b)"), "{message}");
 }
