@@ -70,13 +70,19 @@ impl Names {
 
     /// Checks whether the names of one request would pass, without counting them.
     pub(crate) fn look(&self, names: &[String]) -> Result<(), Duration> {
-        let now = self.began.elapsed();
+        self.look_at(names, self.began.elapsed())
+    }
+
+    fn look_at(&self, names: &[String], now: Duration) -> Result<(), Duration> {
+        if !self.is_current(now) {
+            return Ok(());
+        }
         let new = names
             .iter()
             .filter(|name| !self.seen.contains(*name))
             .count();
         let room = self.most.saturating_sub(self.count.load(Ordering::Relaxed));
-        if new <= room || !self.is_current(now) {
+        if new <= room {
             return Ok(());
         }
         self.tell();
@@ -205,6 +211,24 @@ mod tests {
         assert_eq!(names.admit_at("a", HOUR * 9), Err(HOUR));
         // This request has read the clock before the request that began the window.
         assert_eq!(names.admit_at("b", HOUR * 8), Ok(()));
+    }
+
+    /// The layer looks before it reads the body of a request, so a look may be the first call in a
+    /// window.
+    #[test]
+    fn a_look_at_the_beginning_of_a_window_finds_it_empty() {
+        let names = Names::at_most(1, HOUR);
+        let new = ["b".to_owned()];
+        assert_eq!(names.admit_at("a", HOUR / 2), Ok(()));
+        assert_eq!(names.look_at(&new, HOUR / 2), Err(HOUR / 2));
+
+        assert_eq!(names.look_at(&new, HOUR), Ok(()));
+
+        assert!(!names.told.load(Ordering::Relaxed));
+        assert_eq!(names.admit_at("b", HOUR), Ok(()));
+        assert_eq!(names.look_at(&new, HOUR), Ok(()), "it is known");
+        let two = ["b".to_owned(), "c".to_owned()];
+        assert_eq!(names.look_at(&two, HOUR), Err(HOUR));
     }
 
     /// Many threads in several windows: no more names pass than the bound allows, and no name is
