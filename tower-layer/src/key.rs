@@ -455,13 +455,20 @@ impl Key {
             delimiters: &self.template.delimiters,
             read_as: None,
         };
+        let mut last = None;
         for piece in &self.template.pieces {
             match piece {
                 Piece::Text(text) => writer.name.push_str(text),
                 Piece::Value(source, read_as) => {
                     writer.read_as = *read_as;
                     source.write(parts, &mut writer)?;
+                    last = Some(source);
                 }
+            }
+            // Checked after every piece, also after a text: so the answer names the value that has
+            // made the name too long.
+            if let Some(source) = last {
+                source.check_length(&writer.name)?;
             }
         }
         Ok(writer.name)
@@ -482,9 +489,10 @@ impl fmt::Debug for Key {
 mod tests {
     use std::collections::HashMap;
 
-    use http::Request;
+    use http::{Request, StatusCode};
 
     use super::*;
+    use crate::refusal::Answers;
 
     /// Tries every pair of values of up to three characters. The characters are those with a
     /// special meaning.
@@ -533,5 +541,25 @@ mod tests {
         let name = key.find(&mut parts).ok().flatten();
 
         assert_eq!(name.as_deref(), Some("order:a:b%c:open"));
+    }
+
+    #[test]
+    fn a_value_that_leaves_no_room_for_the_text_after_it_is_the_mistake_of_the_client() {
+        let key = Key::template("order:{header.id}:open");
+        let find = |length| {
+            let request = Request::builder().header("id", "x".repeat(length));
+            let (mut parts, ()) = request.body(()).unwrap().into_parts();
+            key.find(&mut parts)
+        };
+        let longest = 4096 - "order::open".len();
+
+        assert_eq!(find(longest).unwrap().unwrap().len(), 4096);
+        let problem = find(longest + 1).unwrap_err();
+        assert_eq!(problem.status(&Answers::default()), StatusCode::BAD_REQUEST);
+        let (_, message) = problem.grpc();
+        assert!(
+            message.contains("The header \"id\" is too long"),
+            "{message}"
+        );
     }
 }

@@ -88,8 +88,8 @@ impl Source {
         writer: &mut Writer<'_>,
     ) -> Result<(), Missing<'_>> {
         match self {
-            // This text comes from code of the service and not from the client. So its length is
-            // not checked, and it is not escaped.
+            // This text comes from code of the service and not from the client. So it is not
+            // escaped.
             Self::Fn(find) => {
                 let refused = |text| Missing::Unusable(Problem::refused_by_a_function(text));
                 let found = find(parts).map_err(refused)?;
@@ -169,8 +169,8 @@ impl Source {
         if value.is_empty() {
             return Err(self.unusable("is empty"));
         }
-        // The length is checked before and after the value is written, so that the client cannot
-        // make either text longer than allowed.
+        // The length is checked here and, with the rest of the name, after the value is written. So
+        // the client cannot make either text longer than allowed.
         if value.len() > LONGEST_NAME {
             return Err(self.unusable("is too long to be locked"));
         }
@@ -180,13 +180,20 @@ impl Source {
                 .map_err(|error| self.unusable(&format!("is not valid: {error}")))?,
             None => writer.push_escaped(value),
         }
-        if writer.name.len() == before {
-            return Err(self.unusable("is empty"));
+        match writer.name.len() == before {
+            true => Err(self.unusable("is empty")),
+            false => Ok(()),
         }
-        if writer.name.len() > LONGEST_NAME {
-            return Err(self.unusable("is too long to be locked"));
+    }
+
+    /// Checks a name that ends in this part, or in a text after it. A name that code of the service
+    /// has made is not checked here, because the client is not the cause if it is too long.
+    pub(crate) fn check_length(&self, name: &str) -> Result<(), Missing<'_>> {
+        match self {
+            Self::Fn(_) | Self::Extension(..) => Ok(()),
+            _ if name.len() <= LONGEST_NAME => Ok(()),
+            _ => Err(self.unusable("is too long to be locked")),
         }
-        Ok(())
     }
 
     /// The answer to a request that lacks this part.
