@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
+mod install_servers;
 mod load;
 mod processes;
 mod proxy;
@@ -20,6 +21,7 @@ fn main() {
         proxy::facts(),
         processes::facts(),
         load::facts(),
+        install_servers::facts(),
     ];
     let trials: Vec<Trial> = groups.into_iter().flatten().collect();
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
