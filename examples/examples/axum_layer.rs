@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! cargo run --release --example axum_layer                              # tells a story
-//! cargo run --release --example axum_layer -- --serve 127.0.0.1:3000   # serves until Ctrl-C, for curl
+//! cargo run --release --example axum_layer -- --serve 127.0.0.1:3000   # serves until Ctrl-C or SIGTERM, for curl
 //! ```
 //!
 //! The locks are in the memory of this process. With `LOCK_URL=redis://127.0.0.1/` before the
@@ -105,7 +105,7 @@ async fn cancel(State(work): State<Work>, Path(id): Path<u64>) -> &'static str {
 /// An axum service whose requests for the same order wait for each other.
 #[derive(Debug, Parser)]
 struct Args {
-    /// Serve here until Ctrl-C, as on 127.0.0.1:3000, instead of telling a story
+    /// Serve here until Ctrl-C or SIGTERM, as on 127.0.0.1:3000, instead of telling a story
     #[arg(long, value_name = "ADDRESS")]
     serve: Option<SocketAddr>,
 }
@@ -130,7 +130,7 @@ async fn serve(address: SocketAddr, locks: Locks) -> Result<(), Box<dyn Error>> 
         orders: Orders::default(),
         step: SLOW_STEP,
     };
-    println!("serving on {address}, until Ctrl-C. Copy a line into another terminal:\n");
+    println!("serving on {address}, until Ctrl-C or SIGTERM. Copy a line into another terminal:\n");
     let orders = format!("http://{address}/orders");
     println!("two at once for one order, the second waits; and one for another, which does not:");
     println!(
@@ -140,14 +140,16 @@ async fn serve(address: SocketAddr, locks: Locks) -> Result<(), Box<dyn Error>> 
     println!("  curl -N {orders}/7/export & sleep 1; curl -i -X POST {orders}/7/cancel; wait");
     println!("no order: 400");
     println!("  curl -i -X POST {orders}/x/settle");
-    axum::serve(listener, router(locks.clone(), work))
-        .with_graceful_shutdown(async {
-            let _ = tokio::signal::ctrl_c().await;
-        })
-        .await?;
-    // Requests that were being handled have been answered. After this, no lock is left at the
-    // store.
-    locks.shutdown(Duration::from_secs(5)).await?;
+    let server = axum::serve(listener, router(locks.clone(), work));
+    let server = server.with_graceful_shutdown(lockcore::stop_signal());
+    // The server waits for its last client. This runs beside it. After half of the time it stops
+    // the requests that are being handled, and at the end no lock is left at the store.
+    let end = async {
+        lockcore::stop_signal().await;
+        let ended = locks.shutdown(Duration::from_secs(5)).await;
+        ended.map_err(std::io::Error::other)
+    };
+    tokio::try_join!(server.into_future(), end)?;
     println!("stopped");
     Ok(())
 }
