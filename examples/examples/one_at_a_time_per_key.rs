@@ -76,9 +76,17 @@ impl Instance {
 
 /// Checks whether the payment is done, pays, and writes the payment into the books. No second
 /// request for this key may come between these steps.
-async fn pay(State(instance): State<Instance>, headers: HeaderMap) -> &'static str {
-    let key = headers.get(KEY).and_then(|key| key.to_str().ok());
-    let key = key.unwrap_or_default().to_owned();
+async fn pay(
+    State(instance): State<Instance>,
+    headers: HeaderMap,
+) -> Result<&'static str, StatusCode> {
+    // This reads the key as the layer does, which accepts every text in UTF-8. `to_str` would
+    // accept only ASCII.
+    let key = headers.get(KEY).map(|key| str::from_utf8(key.as_bytes()));
+    let Some(Ok(key)) = key else {
+        return Err(StatusCode::BAD_REQUEST);
+    };
+    let key = key.to_owned();
     let done = instance.books(|books| {
         let at_it = books.at_it.entry(key.clone()).or_default();
         *at_it += 1;
@@ -100,7 +108,7 @@ async fn pay(State(instance): State<Instance>, headers: HeaderMap) -> &'static s
         }
         *books.at_it.entry(key).or_default() -= 1;
     });
-    answer
+    Ok(answer)
 }
 
 #[tokio::main]
@@ -130,7 +138,7 @@ async fn story(clients: &[Locks]) -> Result<(), Box<dyn Error + Send + Sync>> {
 
     let mut senders = JoinSet::new();
     for copy in 0..4 {
-        for key in ["rent", "phone", "bread"] {
+        for key in ["rent", "Brötchen", "café"] {
             senders.spawn(send(addresses[copy % addresses.len()], key));
         }
     }
@@ -160,7 +168,7 @@ async fn send(
     server: SocketAddr,
     key: &'static str,
 ) -> Result<String, Box<dyn Error + Send + Sync>> {
-    let request = Request::post(format!("http://{server}/payments")).header(KEY, key);
+    let request = Request::post(format!("http://{server}/payments")).header(KEY, key.as_bytes());
     let client = Client::builder(TokioExecutor::new()).build_http();
     let response = client.request(request.body(Body::empty())?).await?;
     let status = response.status();

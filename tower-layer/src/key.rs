@@ -186,6 +186,10 @@ impl Key {
     /// The value of a header, **as it is**: two spellings of one thing are two locks. See [one
     /// thing, one name](#one-thing-one-name). The header must be there exactly once.
     ///
+    /// The value may be any text in UTF-8. [`HeaderValue::to_str`](http::HeaderValue::to_str)
+    /// refuses a text that is not ASCII. So a handler that uses the value reads its
+    /// [bytes](http::HeaderValue::as_bytes) as UTF-8, or answers 400 to values that it cannot read.
+    ///
     /// # Panics
     ///
     /// If `name` cannot be the name of a header.
