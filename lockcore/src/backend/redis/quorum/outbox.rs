@@ -1,6 +1,7 @@
 //! Releases for a node that cannot be reached now.
 
 use std::collections::VecDeque;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
@@ -50,14 +51,22 @@ impl Outbox {
             _on_its_way: on_its_way.cloned(),
         }));
         drop(left);
-        self.more.notify_one();
+        self.more.notify_waiters();
     }
 
     /// Takes out the next releases to be sent. Waits until there are some.
     ///
+    /// Several connections of a client may wait here, each in a runtime of its own. A runtime may
+    /// be blocked, so all of them are woken, and the first one takes the releases. If that runtime
+    /// is blocked before it has sent them, they stay with it until it continues or ends.
+    ///
     /// If the future is dropped, no release is lost.
     pub(super) async fn take(&self) -> Taken<'_> {
         loop {
+            // This future is enabled before the look at the queue. So releases that are put before
+            // the look are found there, and releases that are put after it wake this task.
+            let mut more = pin!(self.more.notified());
+            more.as_mut().enable();
             let now = Clock::BOOT.now();
             let batch: VecDeque<_> = {
                 let mut left = self.left();
@@ -71,7 +80,7 @@ impl Outbox {
                     batch,
                 };
             }
-            self.more.notified().await;
+            more.await;
         }
     }
 
@@ -105,7 +114,55 @@ impl Drop for Taken<'_> {
     fn drop(&mut self) {
         if !self.batch.is_empty() {
             self.outbox.left().append(&mut self.batch);
-            self.outbox.more.notify_one();
+            self.outbox.more.notify_waiters();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use futures_util::FutureExt as _;
+
+    use super::*;
+    use crate::name::{Name, Namespace};
+    use crate::request::{FULL, Id, Request};
+
+    fn departure() -> Departure {
+        let name = Name::new(Namespace::new("test").unwrap(), "a").unwrap();
+        let (id, ttl) = (Id::draw().unwrap(), Duration::from_secs(60));
+        let request = Request::new(name, id, FULL, FULL, ttl);
+        Departure::new(Arc::new(request), false)
+    }
+
+    /// Two connections wait. The runtime of the first one is blocked, so its task is never polled
+    /// again.
+    #[test]
+    fn a_connection_in_a_blocked_runtime_keeps_no_release_from_the_others() {
+        let outbox = Outbox::default();
+        let (mut blocked, mut waits) = (pin!(outbox.take()), pin!(outbox.take()));
+        assert!(blocked.as_mut().now_or_never().is_none());
+        assert!(waits.as_mut().now_or_never().is_none());
+
+        outbox.put(&[departure()], None);
+
+        let taken = waits.now_or_never().expect("is not woken");
+        assert_eq!(taken.departures().len(), 1);
+    }
+
+    #[test]
+    fn releases_that_were_not_sent_wake_the_connections_that_wait() {
+        let outbox = Outbox::default();
+        outbox.put(&[departure()], None);
+        let taken = outbox.take().now_or_never().unwrap();
+        let (mut blocked, mut waits) = (pin!(outbox.take()), pin!(outbox.take()));
+        assert!(blocked.as_mut().now_or_never().is_none());
+        assert!(waits.as_mut().now_or_never().is_none());
+
+        drop(taken);
+
+        let taken = waits.now_or_never().expect("is not woken");
+        assert_eq!(taken.departures().len(), 1);
     }
 }
