@@ -4,8 +4,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use libtest_mimic::Trial;
-use lockcore::{ErrorKind, Guard, Locks, LostReason};
+use lockcore::{ErrorKind, Guard, Lock, Locks, LostReason};
 use tests::eventually::eventually;
 use tests::ports::free_port;
 use tests::proxy::Proxy;
@@ -32,6 +33,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_slow_node_does_not_slow_a_pair
         a_process_killed_while_it_holds_lets_others_in_after_its_ttl
         a_semaphore_needs_so_many_nodes_that_it_never_gives_more_than_it_has
+        a_ticket_is_shown_as_held_although_a_node_does_not_answer
         the_same_server_under_two_names_is_refused
         a_number_that_is_written_to_some_nodes_only_leaves_nothing
         a_shutdown_during_the_first_use_ends_it_and_leaves_nothing
@@ -297,13 +299,43 @@ async fn a_semaphore_needs_so_many_nodes_that_it_never_gives_more_than_it_has(_:
     let permit = || locks.semaphore("s", 2);
     let both = [permit(), permit()]
         .map(|permit| async move { permit.permits(1).acquire().await.unwrap() });
-    for guard in futures_util::future::join_all(both).await {
+    for guard in join_all(both).await {
         assert_eq!(
             kind(permit().permits(2).try_acquire().await),
             ErrorKind::Busy
         );
         give_back(guard).await;
     }
+}
+
+/// A semaphore of two needs all three nodes.
+async fn a_ticket_is_shown_as_held_although_a_node_does_not_answer(_: Store) {
+    let set = Quorum::start(3);
+    let locks = client(&set.url());
+    let held = async |count| {
+        let places = locks.inspect("s").await.unwrap();
+        places.len() == count && places.iter().all(|place| place.granted)
+    };
+    let pool = locks.semaphore("s", 2);
+    let guards = [pool.permits(1), pool.permits(1)].map(|permit| permit.wait(SOON));
+    let guards = join_all(guards.iter().map(Lock::acquire)).await;
+    assert!(held(2).await);
+    // If all nodes answer, it is certain that a ticket at one node does not count.
+    let alone = client(&set.nodes[0].url());
+    let left_over = alone.mutex("one").acquire().await.unwrap();
+    eventually("all have answered", SOON, async || {
+        let places = locks.inspect("one").await.unwrap();
+        places.len() == 1 && !places[0].granted
+    })
+    .await;
+
+    set.nodes[2].freeze();
+    assert!(held(2).await);
+    set.nodes[2].kill();
+    assert!(held(2).await);
+
+    give_back(left_over).await;
+    drop(guards);
 }
 
 async fn the_same_server_under_two_names_is_refused(_: Store) {

@@ -281,8 +281,9 @@ pub(super) async fn release(
     Ok(answers)
 }
 
-/// Lists the tickets that any node has. A ticket is shown as held if enough nodes have it. Its
-/// remaining time is the time for which enough nodes have it.
+/// Lists the tickets that any node has. A ticket is shown as held if enough nodes have it. A node
+/// that has not answered may have it too, so it counts as if it had. The remaining time of a ticket
+/// is the time for which enough of the nodes that have answered have it.
 pub(super) async fn inspect(links: Arc<Links>, name: Name) -> Result<Vec<TicketInfo>, StoreError> {
     let nodes = links.nodes();
     let needed = majority(nodes.count());
@@ -320,14 +321,14 @@ pub(super) async fn inspect(links: Arc<Links>, name: Name) -> Result<Vec<TicketI
     }
     let mut tickets: Vec<_> = found
         .into_values()
-        .filter_map(|it| united(it, nodes.count()))
+        .filter_map(|it| united(it, answered, nodes.count()))
         .collect();
     tickets.sort_unstable_by_key(|ticket| ticket.ticket);
     Ok(tickets)
 }
 
-/// Makes one ticket of what several nodes know about it.
-fn united(at_nodes: Vec<node::Listed>, all: usize) -> Option<TicketInfo> {
+/// Makes one ticket of what several nodes know about it. Of `all` nodes, `answered` have answered.
+fn united(at_nodes: Vec<node::Listed>, answered: usize, all: usize) -> Option<TicketInfo> {
     // Before a ticket is granted, a majority of the nodes has its number: each of them has assigned
     // the proposed number, or was told the number. So at least one node of any majority has it. The
     // other nodes may have a number that they have assigned themselves.
@@ -344,7 +345,7 @@ fn united(at_nodes: Vec<node::Listed>, all: usize) -> Option<TicketInfo> {
     let last = tickets.len().min(needed) - 1;
     let mut united = tickets.swap_remove(last);
     united.ticket = ticket;
-    united.granted = holds >= needed;
+    united.granted = holds + (all - answered) >= needed;
     Some(united)
 }
 
