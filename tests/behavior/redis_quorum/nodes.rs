@@ -34,6 +34,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_process_killed_while_it_holds_lets_others_in_after_its_ttl
         a_semaphore_needs_so_many_nodes_that_it_never_gives_more_than_it_has
         a_ticket_is_shown_as_held_although_a_node_does_not_answer
+        a_node_that_does_not_answer_hides_no_other_capacity
         the_same_server_under_two_names_is_refused
         a_number_that_is_written_to_some_nodes_only_leaves_nothing
         a_shutdown_during_the_first_use_ends_it_and_leaves_nothing
@@ -336,6 +337,25 @@ async fn a_ticket_is_shown_as_held_although_a_node_does_not_answer(_: Store) {
 
     give_back(left_over).await;
     drop(guards);
+}
+
+async fn a_node_that_does_not_answer_hides_no_other_capacity(_: Store) {
+    let set = Quorum::start(3);
+    let locks = client(&set.url());
+    let guard = locks.semaphore("s", 2).permits(1).acquire().await.unwrap();
+    let others = client(&set.url());
+    // After this, the client is connected to all three nodes.
+    give_back(others.semaphore("b", 2).permits(1).acquire().await.unwrap()).await;
+
+    set.nodes[2].freeze();
+
+    let other_size = others.semaphore("s", 3).permits(1);
+    assert_eq!(
+        kind(other_size.try_acquire().await),
+        ErrorKind::CapacityMismatch
+    );
+    set.nodes[2].thaw();
+    give_back(guard).await;
 }
 
 async fn the_same_server_under_two_names_is_refused(_: Store) {

@@ -55,6 +55,7 @@
 
 use std::time::Duration;
 
+use super::tally::majority;
 use crate::backend::{Enqueued, Fault, StoreError};
 
 /// A day in microseconds, the unit of ticket numbers and of the servers' clocks. A number that is
@@ -234,10 +235,12 @@ impl Ballot {
             .votes
             .iter()
             .filter(|vote| matches!(vote, Vote::Granted { .. } | Vote::Counts { .. }));
-        // If a node has another capacity, the count waits for all answers. Only then is it certain
-        // whether a majority has it.
-        let is_mismatch = |vote: &Vote| matches!(vote, Vote::Mismatch(_));
-        let waits = open + granted.count() >= needed || self.votes.iter().any(is_mismatch);
+        // If a node has another capacity, the count waits until it is certain whether a majority
+        // has it. If a majority has it, no grant is possible.
+        let mismatches = self.mismatches().count();
+        let majority = majority(self.votes.len());
+        let may_mismatch = (1..majority).contains(&mismatches) && mismatches + open >= majority;
+        let waits = open + granted.count() >= needed || may_mismatch;
         match waits && open > 0 {
             true => Verdict::Open,
             false => Verdict::Refused,
@@ -272,7 +275,7 @@ impl Ballot {
     /// of the nodes.
     pub(super) fn refusal(&self) -> Result<Enqueued, Vec<StoreError>> {
         let needed = self.needed;
-        let (mut free, mut ends, mut mismatches) = (0, Vec::new(), Vec::new());
+        let (mut free, mut ends) = (0, Vec::new());
         let (mut unable, mut errors) = (0, Vec::new());
         let highest = self.highest_sound();
         for vote in &self.votes {
@@ -288,7 +291,8 @@ impl Ballot {
                 Vote::Asked => {}
                 Vote::Granted { .. } | Vote::Raising { .. } | Vote::Counts { .. } => free += 1,
                 Vote::Busy(end) => ends.push(end.unwrap_or(Duration::MAX)),
-                Vote::Mismatch(in_use) => mismatches.push(*in_use),
+                // It is counted below.
+                Vote::Mismatch(_) => {}
                 Vote::Absent => unable += 1,
                 Vote::Spoilt(error) | Vote::Failed(error) => {
                     unable += 1;
@@ -296,10 +300,10 @@ impl Ballot {
                 }
             }
         }
-        if mismatches.len() >= needed {
-            return Ok(Enqueued::CapacityMismatch {
-                in_use: mismatches[0],
-            });
+        if self.mismatches().count() >= majority(self.votes.len())
+            && let Some(in_use) = self.mismatches().next()
+        {
+            return Ok(Enqueued::CapacityMismatch { in_use });
         }
         if unable > self.votes.len() - needed {
             return Err(errors);
@@ -308,6 +312,14 @@ impl Ballot {
         let last_needed = needed.checked_sub(free + 1).and_then(|at| ends.get(at));
         Ok(Enqueued::Busy {
             retry_in: last_needed.copied().filter(|end| *end < Duration::MAX),
+        })
+    }
+
+    /// The capacities of the nodes that have the name in use with another capacity.
+    fn mismatches(&self) -> impl Iterator<Item = u32> + '_ {
+        self.votes.iter().filter_map(|vote| match vote {
+            Vote::Mismatch(in_use) => Some(*in_use),
+            _ => None,
         })
     }
 
@@ -505,6 +517,36 @@ mod tests {
         assert_eq!(ballot.verdict(), Verdict::Open);
         ballot.answered(1, granted(1));
         ballot.answered(2, granted(1));
+        assert_eq!(ballot.verdict(), Verdict::Refused);
+        assert!(matches!(ballot.refusal(), Ok(Enqueued::Busy { .. })));
+    }
+
+    /// A semaphore of two needs all three nodes, and a mutex needs two of them.
+    #[test]
+    fn a_node_that_does_not_answer_hides_no_capacity_that_a_majority_has() {
+        let other = || Ok(Enqueued::CapacityMismatch { in_use: 3 });
+        for needed in [2, 3] {
+            let mut ballot = Ballot::new(3, needed, PROPOSED, 0..3);
+            ballot.answered(0, other());
+            assert_eq!(ballot.verdict(), Verdict::Open);
+
+            ballot.answered(1, other());
+
+            assert_eq!(ballot.verdict(), Verdict::Refused);
+            assert_eq!(ballot.refusal().unwrap(), other().unwrap());
+            // The node that has not answered may have the ticket.
+            assert_eq!(ballot.may_have().collect::<Vec<_>>(), [2]);
+        }
+    }
+
+    #[test]
+    fn a_count_does_not_wait_for_a_capacity_that_no_majority_can_have() {
+        let other = || Ok(Enqueued::CapacityMismatch { in_use: 3 });
+        let mut ballot = ballot([other(), busy(1), busy(2)]);
+        assert_eq!(ballot.verdict(), Verdict::Open);
+
+        ballot.answered(3, busy(3));
+
         assert_eq!(ballot.verdict(), Verdict::Refused);
         assert!(matches!(ballot.refusal(), Ok(Enqueued::Busy { .. })));
     }
