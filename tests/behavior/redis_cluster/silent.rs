@@ -1,11 +1,14 @@
 //! Tests with a master that is frozen: requests reach it, but it answers none of them. Each fact
 //! has its own cluster.
 
+use std::collections::BTreeSet;
+use std::pin::Pin;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use futures_util::future::{join_all, select_all};
 use libtest_mimic::Trial;
-use lockcore::{Guard, Locks, LostReason};
+use lockcore::{Error, Guard, Locks, LostReason, TicketInfo};
 use tests::eventually::eventually;
 use tests::redis_cluster::{Cluster, NEVER};
 use tests::redis_server::RedisServer;
@@ -20,6 +23,8 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_frozen_master_costs_the_leases_at_other_masters_nothing
         a_frozen_master_is_left_although_requests_for_it_go_on
         a_master_that_answers_within_the_operation_timeout_is_kept
+        a_request_that_is_dropped_or_not_polled_makes_no_master_silent
+        a_master_that_stays_silent_gets_another_connection
     ]
 }
 
@@ -152,4 +157,73 @@ async fn a_master_that_answers_within_the_operation_timeout_is_kept(_: Store) {
     for guard in guards {
         give_back(guard).await;
     }
+}
+
+/// Sends a request, and returns it before its answer has come.
+fn sent(locks: &Locks) -> Pin<Box<impl Future<Output = Result<Vec<TicketInfo>, Error>>>> {
+    loop {
+        let mut request = Box::pin(locks.inspect("a"));
+        // If the answer comes while the request is sent, another one is sent.
+        if request.as_mut().now_or_never().is_none() {
+            return request;
+        }
+    }
+}
+
+/// The connection of a client without leases, at its only node.
+async fn connection(locks: &Locks, node: &RedisServer) -> BTreeSet<u64> {
+    loop {
+        locks.inspect("a").await.unwrap();
+        // `connections` lists a connection only if its latest command was EVALSHA. The first request
+        // may send the whole script, and the client may ask the node for its time.
+        let open = connections(node);
+        if !open.is_empty() {
+            return open;
+        }
+    }
+}
+
+/// A client that sends requests, but does not look at their answers. The master answers at once.
+async fn a_request_that_is_dropped_or_not_polled_makes_no_master_silent(_: Store) {
+    let cluster = Cluster::of_one();
+    let op_timeout = Duration::from_secs(4);
+    let locks = builder(cluster.url()).op_timeout(op_timeout);
+    let locks = locks.build().unwrap();
+    let before = connection(&locks, &cluster.nodes[0]).await;
+    assert_eq!(before.len(), 1);
+    // After half of the operation timeout, a node that has answered nothing counts as silent.
+    let longer_than_silent = op_timeout / 2 + op_timeout / 20;
+
+    drop(sent(&locks));
+    tokio::time::sleep(longer_than_silent).await;
+    drop(sent(&locks));
+    assert_eq!(connection(&locks, &cluster.nodes[0]).await, before);
+
+    let not_polled = sent(&locks);
+    tokio::time::sleep(longer_than_silent).await;
+    drop(sent(&locks));
+    not_polled.await.unwrap();
+    assert_eq!(connection(&locks, &cluster.nodes[0]).await, before);
+}
+
+async fn a_master_that_stays_silent_gets_another_connection(_: Store) {
+    let cluster = Cluster::of_one();
+    let master = &cluster.nodes[0];
+    let locks = builder(cluster.url()).ttl(TTL).build().unwrap();
+    let before = connection(&locks, master).await;
+    assert_eq!(before.len(), 1);
+
+    master.freeze();
+    // The first of these requests ends after an operation timeout. The connection is closed after
+    // a quarter of it more, before the second one ends.
+    for _ in 0..2 {
+        locks.inspect("a").await.unwrap_err();
+    }
+    master.thaw();
+
+    eventually("it answers", SOON, async || {
+        locks.inspect("a").await.is_ok()
+    })
+    .await;
+    assert!(connection(&locks, master).await.is_disjoint(&before));
 }

@@ -1,6 +1,7 @@
 //! The link to one node. It is opened when the first request for the node comes. A link that breaks
 //! is replaced by another.
 
+use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -13,6 +14,7 @@ use super::slots;
 use super::task::Task;
 use crate::backend::redis::connection::RedisConnection;
 use crate::backend::redis::dial::Part;
+use crate::backend::redis::errors::failed;
 use crate::backend::redis::opening::without_wake_ups;
 use crate::backend::redis::views::Address;
 use crate::backend::{Fault, StoreError};
@@ -32,6 +34,8 @@ pub(super) struct Node {
     /// Since when the node has answered none of the requests that were sent to it, in nanoseconds
     /// of the lease clock. 0 if no request was sent since the last answer.
     silent_since: AtomicU64,
+    /// Whether a question for the time of this node is in flight.
+    is_probed: AtomicBool,
     /// Whether slots are being moved to this node. It may have no other slots.
     expects_slots: AtomicBool,
     _task: Task,
@@ -79,6 +83,7 @@ impl Node {
             link,
             ears: Mutex::default(),
             silent_since: AtomicU64::new(0),
+            is_probed: AtomicBool::new(false),
             expects_slots: AtomicBool::new(false),
             _task: Task::spawn(&context.runtime, task),
         })
@@ -86,17 +91,7 @@ impl Node {
 
     /// Returns the connection. Waits until it is open.
     pub(super) async fn link(&self) -> Result<RedisConnection, StoreError> {
-        let mut link = self.link.clone();
-        let settled = link.wait_for(|link| !matches!(link, Link::Opening)).await;
-        match settled.as_deref() {
-            Ok(Link::Up(connection)) => Ok(connection.clone()),
-            Ok(Link::Down(error, _)) => Err(error.clone()),
-            // The task has ended with its runtime.
-            Ok(Link::Opening) | Err(_) => Err(StoreError::new(
-                Fault::Retry,
-                "the runtime of the connection has ended",
-            )),
-        }
+        opened(self.link.clone()).await
     }
 
     pub(super) fn is_up(&self) -> bool {
@@ -127,6 +122,35 @@ impl Node {
 
     pub(super) fn answered(&self) {
         self.silent_since.store(0, Ordering::Relaxed);
+    }
+
+    /// Begins a probe: the caller asks the node for its time. Returns `false` if another probe is
+    /// not over.
+    pub(super) fn begin_probe(&self) -> bool {
+        !self.is_probed.swap(true, Ordering::AcqRel)
+    }
+
+    /// Ends a probe. From here on, a request that is dropped begins another one. So this comes
+    /// before the silence is ended: a request that has begun no probe is not counted any more.
+    pub(super) fn end_probe(&self, is_answered: bool) {
+        self.is_probed.swap(false, Ordering::AcqRel);
+        if is_answered {
+            self.answered();
+        }
+    }
+
+    /// Asks the node for its time, and returns whether it has answered. The future does not keep
+    /// the connection open.
+    pub(super) fn tells_time(&self) -> impl Future<Output = bool> + Send + use<> {
+        let link = self.link.clone();
+        async move {
+            let Ok(mut connection) = opened(link).await.map(|link| link.connection) else {
+                return false;
+            };
+            let question = redis::cmd("TIME");
+            let answer = question.query_async::<redis::Value>(&mut connection).await;
+            !answer.is_err_and(|error| failed(error).is_broken())
+        }
     }
 
     /// For how long the node has answered none of the requests that were sent to it.
@@ -171,6 +195,20 @@ impl Node {
 
     fn ears(&self) -> std::sync::MutexGuard<'_, Option<Arc<Ears>>> {
         self.ears.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The connection, once it is open.
+async fn opened(mut link: watch::Receiver<Link>) -> Result<RedisConnection, StoreError> {
+    let settled = link.wait_for(|link| !matches!(link, Link::Opening)).await;
+    match settled.as_deref() {
+        Ok(Link::Up(connection)) => Ok(connection.clone()),
+        Ok(Link::Down(error, _)) => Err(error.clone()),
+        // The task has ended with its runtime.
+        Ok(Link::Opening) | Err(_) => Err(StoreError::new(
+            Fault::Retry,
+            "the runtime of the connection has ended",
+        )),
     }
 }
 

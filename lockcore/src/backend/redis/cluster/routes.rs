@@ -376,6 +376,39 @@ impl Routes {
         self.context.seeds.question.until_over().await;
     }
 
+    /// Asks a node for its time, after a request to it was dropped without an answer. The answer to
+    /// that request may still come, or may have come without being looked at. If the node then
+    /// answers nothing, and has been silent for too long, it is given up.
+    ///
+    /// One question at a time is enough.
+    fn probe(self: &Arc<Self>, node: &Arc<Node>) {
+        let Some(timer) = self.context.events.upgrade().map(|sink| sink.timer()) else {
+            return; // the runtime of the connection has ended
+        };
+        if !node.begin_probe() {
+            return;
+        }
+        let silent = self.context.silent();
+        // Half of the silence is enough: a node that is up answers this at once. The renewals of a
+        // lease with a short ttl cannot wait for longer.
+        let (answer, patience) = (node.tells_time(), timer(silent / 2));
+        let (routes, node) = (Arc::downgrade(self), Arc::downgrade(node));
+        self.context.runtime.spawn(async move {
+            let is_answered = tokio::select! {
+                biased;
+                is_answered = answer => is_answered,
+                () = patience => false,
+            };
+            let (Some(routes), Some(node)) = (routes.upgrade(), node.upgrade()) else {
+                return;
+            };
+            node.end_probe(is_answered);
+            if node.silence() >= silent {
+                routes.give_up(&node);
+            }
+        });
+    }
+
     /// Gives up a node that is silent. The next request for this node opens another connection,
     /// unless the new map has another node in its place.
     fn give_up(self: &Arc<Self>, node: &Arc<Node>) {
@@ -527,8 +560,8 @@ impl Whole for Routes {
     }
 }
 
-/// A request that is in flight to a node. If its future is dropped before the answer has come, and
-/// the node has been silent for too long, the node is given up.
+/// A request that is in flight to a node. If its future is dropped before the answer has come, the
+/// node is asked whether it still answers.
 struct Asks<'a> {
     routes: &'a Arc<Routes>,
     node: &'a Arc<Node>,
@@ -558,9 +591,13 @@ impl<'a> Asks<'a> {
 
 impl Drop for Asks<'_> {
     fn drop(&mut self) {
-        if !self.is_over && self.node.silence() >= self.routes.context.silent() {
-            self.routes.give_up(self.node);
+        if self.is_over {
+            return;
         }
+        if self.node.silence() >= self.routes.context.silent() {
+            self.routes.ask_again();
+        }
+        self.routes.probe(self.node);
     }
 }
 
