@@ -15,8 +15,9 @@ impl Locks {
     /// `prefix`, in pages. An empty prefix lists all.
     ///
     /// The list is for people and reports. Do not base decisions on it, because names come into use
-    /// and go out of use while it is made. A name that is in use the whole time is listed. On Redis
-    /// a name may be listed twice.
+    /// and go out of use while it is made. A name that is in use the whole time is listed, with one
+    /// exception: in a Redis Cluster a name may be missing if its slot moves, or if a replica takes
+    /// over from its master, while the list is made. On Redis a name may be listed twice.
     ///
     /// The costs differ. On **Redis** the listing walks over *all* keys of the database, even with
     /// a prefix (`SCAN`; never `KEYS`). A step has ten keys per name of a page. The server serves
