@@ -135,7 +135,7 @@ impl<H> Lane<H> {
     pub(super) fn new(ttl: Duration, op_timeout: Duration) -> Self {
         Self {
             ttl,
-            lead_within: ttl.max(2 * op_timeout),
+            lead_within: ttl.max(op_timeout.saturating_mul(2)),
             current: None,
             draining: Vec::new(),
             leader: None,

@@ -64,7 +64,7 @@ impl Pace {
     pub(crate) fn slower(self, now: Instant, retry_in: Option<Duration>) -> Self {
         let pause = jittered(self.mean * 2);
         // All waiters know the same end. The jitter keeps them from asking at the same moment.
-        let ends = retry_in.map(|ends| ends + jittered(Self::FIRST * 2));
+        let ends = retry_in.map(|ends| ends.saturating_add(jittered(Self::FIRST * 2)));
         Self {
             mean: (self.mean * 2).min(Self::LONGEST),
             next: now.after(ends.map_or(pause, |ends| ends.min(pause))),
@@ -297,7 +297,8 @@ impl Asked {
                 by = by.max(last.min(sent.at.after(shared.op_timeout)));
             }
             let id = lease.request.id;
-            shared.will_be_answered_by(id, sent.at.after(shared.op_timeout + lease.request.ttl));
+            let answered_by = sent.at.after(shared.op_timeout).after(lease.request.ttl);
+            shared.will_be_answered_by(id, answered_by);
             let one_operation = by.min(sent.at.after(shared.op_timeout));
             let patience = sent.at.until(one_operation);
             let verbs = connected.verbs();

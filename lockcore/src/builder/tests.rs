@@ -161,3 +161,24 @@ fn the_url_does_not_show_in_debug() {
     let builder = Locks::builder().url("redis://:hunter2@localhost");
     assert!(!format!("{builder:?}").contains("hunter2"));
 }
+
+#[tokio::test]
+async fn an_operation_timeout_without_end_is_usable() {
+    let builder = Locks::builder().url("memory:").op_timeout(Duration::MAX);
+    let locks = builder.build().unwrap();
+    let lock = locks.mutex("a").wait(Wait::Forever);
+    let waits = lock.clone();
+
+    let guard = lock.acquire().await.unwrap();
+    let waiter = tokio::spawn(async move { waits.acquire().await });
+    while locks.inspect("a").await.unwrap()[0].local_waiters == 0 {
+        tokio::task::yield_now().await;
+    }
+    guard.release().await.unwrap();
+    waiter.await.unwrap().unwrap().release().await.unwrap();
+
+    // Each caller of a semaphore asks the store itself.
+    let permit = locks.semaphore("s", 2).acquire().await.unwrap();
+    permit.release().await.unwrap();
+    locks.shutdown(Duration::MAX).await.unwrap();
+}
