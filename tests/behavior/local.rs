@@ -32,6 +32,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_long_chain_of_dropped_waiters_ends_without_recursion
         a_waiter_dropped_with_the_lock_in_its_hands_passes_it_on
         a_leader_that_gives_up_leaves_its_place_at_the_store_to_the_next
+        a_waiter_that_has_gone_does_not_cost_its_process_the_place_of_the_leader
         a_lost_lock_whose_guard_remains_does_not_stop_the_line
         an_aged_ticket_is_not_passed_on
         try_asks_nobody_when_the_process_itself_holds_the_lock
@@ -345,6 +346,33 @@ async fn a_leader_that_gives_up_leaves_its_place_at_the_store_to_the_next(store:
     assert_eq!(order.recv().await, Some("later"));
     heir.await.unwrap();
     later.await.unwrap();
+}
+
+/// As above, but a reader is between the two, and gives up first. It could not have used the ticket
+/// of a writer.
+async fn a_waiter_that_has_gone_does_not_cost_its_process_the_place_of_the_leader(store: Store) {
+    let (holding, ours, theirs) = (store.client(), store.client(), store.client());
+    let guard = holding.mutex("a").acquire().await.unwrap();
+    let leader = begin(ours.mutex("a").wait(SOON));
+    tickets(&holding, "a", 2).await;
+    let reader = begin(ours.rwlock("a").read().wait(SOON));
+    tickets(&ours, "a", 3).await;
+    let heir = begin(ours.mutex("a").wait(SOON));
+    tickets(&ours, "a", 4).await;
+    let later = begin(theirs.mutex("a").wait(SOON));
+    tickets(&ours, "a", 5).await;
+
+    for (quitter, left) in [(reader, 4), (leader, 3)] {
+        quitter.abort();
+        tickets(&ours, "a", left).await;
+    }
+    give_back(guard).await;
+
+    let first = tokio::select! {
+        heir = heir => heir,
+        _ = later => panic!("the place was given up"),
+    };
+    give_back(first.unwrap().unwrap()).await;
 }
 
 /// The lease has expired and its guard still exists. The waiters of the process send requests of

@@ -37,6 +37,7 @@ const NEED_A_LINE: &[&str] = &[
     "a_waiter_that_comes_after_an_extended_lease_has_its_own_ttl",
     "a_waiter_that_gives_up_does_not_hold_up_the_line",
     "a_waiter_that_goes_down_with_its_runtime_leaves_nothing",
+    "a_waiter_that_has_gone_does_not_cost_its_process_the_place_of_the_leader",
     "a_writer_of_the_process_that_waits_goes_to_the_store_and_readers_stay_behind_it",
     "an_aged_ticket_is_not_passed_on",
     "another_client_does_not_re_enter",

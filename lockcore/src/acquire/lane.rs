@@ -150,10 +150,7 @@ impl<H> Lane<H> {
     /// Serves from the front of the line.
     pub(super) fn advance(&mut self, at: Moment, leaders: &mut u64, given: &mut VecDeque<Next<H>>) {
         while self.leader.is_none() {
-            while self.line.front().is_some_and(|w| w.handover.is_closed()) {
-                self.line.pop_front();
-            }
-            let Some(exclusive) = self.line.front().map(|front| front.exclusive) else {
+            let Some(exclusive) = self.front().map(|front| front.exclusive) else {
                 return;
             };
             let of = match self.serve(exclusive, at) {
@@ -167,6 +164,14 @@ impl<H> Lane<H> {
             let parcel = self.new_parcel(at.now);
             given.push_back(Next::Given(waiter, Gift { of, parcel }));
         }
+    }
+
+    /// The first waiter of the line that has not given up. Removes the waiters in front of it.
+    pub(super) fn front(&mut self) -> Option<&Waiter<H>> {
+        while self.line.front().is_some_and(|w| w.handover.is_closed()) {
+            self.line.pop_front();
+        }
+        self.line.front()
     }
 
     /// An empty parcel for a waiter. The lane takes the parcel back if the waiter does not collect

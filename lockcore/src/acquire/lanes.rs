@@ -577,7 +577,7 @@ impl Drop for Leader {
             };
             // The ticket goes only to a waiter that can use it. A writer cannot use a reader's
             // ticket. A waiter in another runtime would not get the wake-up of the ticket.
-            let heir = lane.line.front().is_some_and(|heir| {
+            let heir = lane.front().is_some_and(|heir| {
                 heir.exclusive == self.exclusive && place.is_heard(heir.runtime)
             });
             let is_ours = lane.leader_of(self.number).is_some();
