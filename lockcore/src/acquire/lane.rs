@@ -68,6 +68,13 @@ pub(super) struct Leading {
     pub(super) ticket: Option<Arc<Lease>>,
 }
 
+impl Leading {
+    /// The leader has no ticket any more, and asks for a new one.
+    pub(super) fn begin_again(&mut self, now: Instant) {
+        (self.ticket, self.since) = (None, now);
+    }
+}
+
 /// The value that a waiter gets. It is in the parcel until the waiter collects it, or the lane
 /// takes it back.
 pub(super) type Parcel<H> = Arc<Mutex<Option<H>>>;

@@ -203,7 +203,7 @@ impl Lanes {
             // If the leader had this ticket in the store's line, it has lost the ticket. It asks
             // for a new one when it is polled.
             if let Some(leader) = lane.leader_with(lease) {
-                (leader.ticket, leader.since) = (None, now);
+                leader.begin_again(now);
             }
         });
     }
@@ -225,6 +225,17 @@ impl Lanes {
         if let Some(leader) = lane.and_then(|lane| lane.leader_of(number)) {
             leader.ticket = Some(Arc::clone(lease));
         }
+    }
+
+    /// Notes that a leader has lost its ticket in the store's line, and asks for a new one. So it is
+    /// late again if it gets no answer in time.
+    pub(crate) fn out_of_line(self: &Arc<Self>, name: &Name, number: u64) {
+        let now = self.shared.clock.now();
+        self.change(name, |lane| {
+            if let Some(leader) = lane.leader_of(number) {
+                leader.begin_again(now);
+            }
+        });
     }
 
     /// When the leader with this number may ask the store, if the store has no line and has refused

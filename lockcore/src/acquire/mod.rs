@@ -215,7 +215,12 @@ async fn at_the_store(
                     lanes.in_line(number, &pending.lease);
                 }
             }
-            Progress::Lost => *place = None,
+            Progress::Lost => {
+                *place = None;
+                if let Some(number) = leader {
+                    lanes.out_of_line(spec.name, number);
+                }
+            }
             Progress::AskAgain { retry_in } => {
                 *place = None;
                 let now = shared.clock.now();
@@ -247,3 +252,6 @@ fn arm(spec: &Spec<'_>, wait: bool) -> Result<Pending, Error> {
     };
     Pending::of(shared, Arc::new(Lease::new(Arc::new(request), spec.renew)))
 }
+
+#[cfg(test)]
+mod tests;
