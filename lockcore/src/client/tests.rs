@@ -82,11 +82,42 @@ async fn a_grant_in_line_is_renewed_when_its_wait_would_have_been() {
     shared.entrust_held(&lease);
     assert_eq!(due(), Some(in_line));
 
-    // This does not hold if the ticket had to be rechecked sooner, at the end of another holder's
-    // lease.
-    shared.entrust(lease.request.id, Stage::Waiting, clock.now());
+    // A time that is too late does not stay.
+    shared.entrust(lease.request.id, Stage::Waiting, lease.deadline());
     shared.entrust_held(&lease);
-    assert!(due() > Some(clock.now()));
+    let times = Shared::renewal_times(&lease, ttl);
+    assert!(due().is_some_and(|due| times.contains(&due)));
+}
+
+/// The holder has a grace from when it learns of the ask-back, and the caller waits meanwhile.
+#[tokio::test]
+async fn a_ticket_that_is_asked_back_while_it_is_granted_is_rechecked_soon() {
+    for stage in [Stage::Asked, Stage::Waiting, Stage::Held] {
+        for renews in [true, false] {
+            let clock = Clock::by_hand();
+            clock.stop();
+            let (shared, lease) = asked_by(&clock);
+            let (id, ttl) = (lease.request.id, lease.request.ttl);
+            let due = || shared.table().leases.get(&id).and_then(|lease| lease.due);
+            if stage == Stage::Asked {
+                shared.recheck(id, Duration::ZERO);
+            }
+            lease.answered(7, clock.now(), ttl);
+            if stage != Stage::Asked {
+                shared.entrust(id, stage, Shared::renewal_time(&lease, ttl));
+                shared.recheck(id, Duration::ZERO);
+            }
+
+            if !renews {
+                // As `Guard::begin` does it for a `max_hold`.
+                lease.end_at(clock.now().after(ttl / 2));
+            }
+            shared.entrust_held(&lease);
+
+            let soon = clock.now().after(LEAST_RECHECK);
+            assert_eq!(due(), Some(soon), "{stage:?}, renews: {renews}");
+        }
+    }
 }
 
 #[tokio::test]
@@ -152,6 +183,25 @@ async fn a_held_ticket_that_changes_while_it_is_renewed_is_renewed_once_more() {
     // The early recheck happens only once.
     shared.renewal_over(id, later);
     assert_eq!(due(), Some(later));
+}
+
+#[tokio::test]
+async fn a_ticket_that_is_asked_back_while_it_is_granted_and_renewed_is_rechecked_after_that() {
+    let clock = Clock::by_hand();
+    clock.stop();
+    let (shared, lease) = asked_by(&clock);
+    let (id, ttl) = (lease.request.id, lease.request.ttl);
+    lease.answered(7, clock.now(), ttl);
+    let later = Shared::renewal_time(&lease, ttl);
+    shared.entrust(id, Stage::Waiting, later);
+    shared.table().leases.get_mut(&id).expect("there").renewal = RenewalStage::UnderWay;
+
+    shared.recheck(id, Duration::ZERO);
+    shared.entrust_held(&lease);
+    shared.renewal_over(id, later);
+
+    let due = shared.table().leases.get(&id).and_then(|lease| lease.due);
+    assert_eq!(due, Some(clock.now().after(LEAST_RECHECK)));
 }
 
 /// Runs the code on a thread of its own, because a deadlocked thread cannot be ended.

@@ -68,7 +68,8 @@ impl Shared {
     /// the keeper has given the ticket back meanwhile, because its task did not collect the grant.
     ///
     /// A lease that has waited keeps the time of its next renewal. A new time would differ only by
-    /// the jitter. Setting it could wake the keeper just when the holder begins its work.
+    /// the jitter. Setting it could wake the keeper just when the holder begins its work. An earlier
+    /// time is kept too, because it may have been set when the ticket was asked back.
     pub(crate) fn entrust_held(&self, lease: &Lease) -> bool {
         let mut table = self.table();
         let id = lease.request.id;
@@ -76,16 +77,23 @@ impl Shared {
             return false;
         };
         tracked.stage = Stage::Held;
-        let due = if lease.wants_renewal() {
-            let times = Self::renewal_times(lease, lease.ttl());
-            if tracked.due.is_some_and(|due| times.contains(&due)) {
-                return true;
-            }
-            Self::renewal_time(lease, lease.ttl())
-        } else {
-            Instant::FAR_FUTURE // the keeper only watches the deadline
+        let renews = lease.wants_renewal();
+        let mut latest = match renews {
+            true => *Self::renewal_times(lease, lease.ttl()).end(),
+            false => Instant::FAR_FUTURE, // the keeper only watches the deadline
         };
-        self.set_recheck(&mut table, id, due);
+        // While a renewal is in flight, its answer sets the next check.
+        if !tracked.is_renewing() {
+            latest = tracked.due_after_answer(latest);
+        }
+        let latest = latest.min(tracked.end());
+        if tracked.due.is_none_or(|due| due > latest) {
+            let due = match renews {
+                true => Self::renewal_time(lease, lease.ttl()),
+                false => latest,
+            };
+            self.set_recheck(&mut table, id, due.min(latest));
+        }
         true
     }
 
