@@ -289,7 +289,7 @@ impl Asked {
             };
             // The lease is counted from this moment, which is before the send.
             let sent = shared.sent_since(now.filter(|_| !pass.has_waited));
-            connected.asked(sent.at);
+            let in_flight = connected.answers().asked(sent.at);
             if pass.has_waited {
                 // Near `give_up`, the request gets a little more time, because otherwise the
                 // outcome would be unknown.
@@ -311,19 +311,21 @@ impl Asked {
             // already marked as ambiguous.
             let asking = self.asking.insert(Asking {
                 answer,
-                _pass: pass,
+                connected,
+                in_flight,
+                pass,
             });
             let error = match shared.by(one_operation, &mut asking.answer).await {
                 Some(outcome) => {
+                    shared.links.ended(&asking.connected, &outcome);
                     self.asking = None;
-                    shared.links.ended(&connected, &outcome);
                     match outcome {
                         Ok(answer) => return self.answered(shared, lease, answer, sent),
                         Err(error) => error,
                     }
                 }
                 None => {
-                    shared.unanswered(&connected);
+                    shared.unanswered(&asking.connected, asking.in_flight);
                     let text = format!("{} did not answer in time", shared.store());
                     StoreError::new(Fault::Unknown, text)
                 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::runtime;
 
-use super::gate::{Connected, Gate, Pass, Replaced};
+use super::gate::{Connected, Gate, InFlight, Pass, Replaced};
 use super::links::{Link, NotConnected};
 use super::shared::{FORKED, Sent, Shared};
 use crate::backend::{Answer, Connection, Departure, Fault, Released, StoreError, TicketInfo};
@@ -114,7 +114,7 @@ impl Shared {
         sent: Sent,
         verb: impl FnOnce(&dyn Connection, Duration) -> Answer<T>,
     ) -> Result<(Sent, T), StoreError> {
-        connected.asked(sent.at);
+        let in_flight = connected.answers().asked(sent.at);
         let answer = verb(connected.verbs(), sent.at.until(by));
         match self.by(by, answer).await {
             Some(outcome) => {
@@ -122,7 +122,7 @@ impl Shared {
                 outcome.map(|answer| (sent, answer))
             }
             None => {
-                self.unanswered(connected);
+                self.unanswered(connected, in_flight);
                 let text = format!("{} did not answer in time", self.store());
                 Err(StoreError::new(Fault::Unknown, text))
             }
@@ -237,12 +237,13 @@ impl Shared {
         asked == here.filter(|_| !sessions).unwrap_or(self.keeper.id())
     }
 
-    /// A request was not answered in time. The connection is replaced only if no request on it was
-    /// answered for one operation timeout. A single late answer does not show that a connection is
-    /// broken: the time limit of a caller or of a renewal may be very short. A busy store answers
-    /// late, and another connection would only give it more work.
-    pub(crate) fn unanswered(&self, connected: &Connected) {
-        if connected.silent_for(self.clock.now()) >= self.op_timeout {
+    /// A request was not answered in time. The connection is replaced only if callers have waited
+    /// for one operation timeout and no request on it was answered. A single late answer does not
+    /// show that a connection is broken: the time limit of a caller or of a renewal may be very
+    /// short. A busy store answers late, and another connection would only give it more work.
+    pub(crate) fn unanswered(&self, connected: &Connected, request: InFlight) {
+        let (now, long) = (self.clock.now(), self.op_timeout);
+        if connected.answers().missed(request, now, long) >= long {
             self.links.replace(connected);
         }
     }

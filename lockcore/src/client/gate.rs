@@ -2,8 +2,8 @@
 //! request is next, and whether the store answers. Opening and replacing connections is in
 //! `supervise`.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -27,9 +27,36 @@ pub(crate) struct Connected {
     connection: Arc<dyn Connection>,
     enqueues: Gate,
     releases: Gate,
-    /// Since when requests have been sent without any answer, in nanoseconds of the lease clock. 0
-    /// if no request was sent since the last answer.
-    silent_since: AtomicU64,
+    answers: Answers,
+}
+
+/// Whether the store answers on a connection.
+///
+/// Only a request whose caller has waited for the answer in vain shows that the store is silent. A
+/// caller that is dropped does not see its answer, so its request shows nothing. For an enqueue the
+/// keeper waits in place of the caller.
+#[derive(Debug, Default)]
+pub(crate) struct Answers {
+    /// How many requests were answered so far.
+    count: AtomicU64,
+    silence: Mutex<Option<Silence>>,
+}
+
+/// A time in which callers waited, and no request was answered.
+#[derive(Clone, Copy, Debug)]
+struct Silence {
+    /// [`Answers::count`] during this time.
+    after: u64,
+    since: Instant,
+    until: Instant,
+}
+
+/// A request that was sent, for [`Answers`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InFlight {
+    sent: Instant,
+    /// [`Answers::count`] when it was sent.
+    after: u64,
 }
 
 /// Lets a number of requests through at a time. A request is counted until its [`Pass`] is dropped.
@@ -61,8 +88,11 @@ pub(crate) struct Pass {
 /// An enqueue that was sent and has not been answered.
 pub(crate) struct Asking {
     pub(crate) answer: Answer<Enqueued>,
-    /// The request counts as in flight for as long as somebody waits for its answer.
-    pub(crate) _pass: Pass,
+    /// The connection on which it was sent.
+    pub(crate) connected: Arc<Connected>,
+    pub(crate) in_flight: InFlight,
+    /// The request counts at its gate for as long as somebody waits for its answer.
+    pub(crate) pass: Pass,
 }
 
 impl Drop for Pass {
@@ -92,7 +122,7 @@ impl Connected {
             connection,
             enqueues: Gate::new(in_flight),
             releases: Gate::new(in_flight),
-            silent_since: AtomicU64::new(0),
+            answers: Answers::default(),
         }
     }
 
@@ -125,24 +155,45 @@ impl Connected {
         }
     }
 
-    /// Notes that a request is sent.
-    pub(crate) fn asked(&self, now: Instant) {
-        let order = Ordering::Relaxed;
-        let _ = (self.silent_since).compare_exchange(0, now.as_nanos(), order, order);
+    pub(crate) fn answers(&self) -> &Answers {
+        &self.answers
+    }
+}
+
+impl Answers {
+    /// Notes that a request is sent at `sent`.
+    pub(crate) fn asked(&self, sent: Instant) -> InFlight {
+        let after = self.count.load(Ordering::Relaxed);
+        InFlight { sent, after }
     }
 
     /// Notes that a request was answered, whatever the answer says.
     pub(crate) fn answered(&self) {
-        self.silent_since.store(0, Ordering::Relaxed);
+        self.count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// For how long requests have been sent without any answer. If one answer is late while other
-    /// answers arrive, the connection is only slow.
-    pub(crate) fn silent_for(&self, now: Instant) -> Duration {
-        match self.silent_since.load(Ordering::Relaxed) {
-            0 => Duration::ZERO,
-            since => Instant::from_nanos(since).until(now),
+    /// Notes that a caller has waited for an answer until `now`, in vain. Returns for how long
+    /// callers have waited without any answer. If one answer is late while other answers arrive,
+    /// the connection is only slow.
+    ///
+    /// The waits of several requests count together if no more than `pause` is between them. An
+    /// earlier wait shows nothing, because its answer may have come later, when nobody waited.
+    pub(crate) fn missed(&self, request: InFlight, now: Instant, pause: Duration) -> Duration {
+        let InFlight { sent, after } = request;
+        if self.count.load(Ordering::Relaxed) != after {
+            return Duration::ZERO;
         }
+        let mut silence = self.silence.lock().unwrap_or_else(PoisonError::into_inner);
+        let goes_on =
+            |silence: &Silence| silence.after == after && sent <= silence.until.after(pause);
+        let before = silence.filter(goes_on);
+        let since = before.map_or(sent, |silence| silence.since.min(sent));
+        *silence = Some(Silence {
+            after,
+            since,
+            until: now,
+        });
+        since.until(now)
     }
 }
 
@@ -260,6 +311,43 @@ mod tests {
         assert!(poll(small.as_mut()).is_pending());
         drop(pass);
         assert!(matches!(poll(small.as_mut()), Poll::Ready(Ok(_))));
+    }
+
+    fn millis(millis: u64) -> Instant {
+        Instant::from_nanos(millis * 1_000_000)
+    }
+
+    const PAUSE: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn short_waits_count_together_until_an_answer_comes() {
+        let answers = Answers::default();
+        let waits = |from: u64, until: u64| {
+            let request = answers.asked(millis(from));
+            answers.missed(request, millis(until), PAUSE).as_millis()
+        };
+        assert_eq!(waits(100, 150), 50);
+        assert_eq!(waits(600, 700), 600);
+        assert_eq!(waits(1_700, 1_800), 1_700);
+
+        // The request was sent in the silence, and another one is answered while it waits.
+        let late = answers.asked(millis(1_900));
+        answers.answered();
+        assert_eq!(answers.missed(late, millis(2_900), PAUSE), Duration::ZERO);
+        assert_eq!(waits(2_900, 3_000), 100);
+    }
+
+    #[test]
+    fn a_wait_of_long_ago_and_a_request_without_a_wait_do_not_count() {
+        let answers = Answers::default();
+        let long_ago = answers.asked(millis(100));
+        answers.missed(long_ago, millis(900), PAUSE);
+        answers.asked(millis(60_000)); // its caller was dropped
+
+        let late = answers.asked(millis(60_100));
+        let silence = answers.missed(late, millis(60_200), PAUSE);
+
+        assert_eq!(silence, Duration::from_millis(100));
     }
 
     #[test]

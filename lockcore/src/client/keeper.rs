@@ -13,13 +13,14 @@ use std::time::Duration;
 use tracing::Level;
 
 use super::calls::Where;
+use super::gate::Asking;
 use super::lease::{LONGEST_STALL, Lease};
 use super::settings::Settings;
 use super::shared::Shared;
 use super::supervise;
 use super::table::{BATCH, Phase};
 use super::tracked::{Cleanup, Stage};
-use crate::backend::{Backend, Departure, Enqueued, Fault, Released, Renewed};
+use crate::backend::{Backend, Departure, Enqueued, Fault, Released, Renewed, StoreError};
 use crate::clock::Instant;
 use crate::error::{Error, LostReason};
 use crate::log::{Silence, guarded};
@@ -313,23 +314,10 @@ impl Drop for Renewing {
 /// Awaits the answer to an enqueue that its caller has dropped, and then removes the ticket that it
 /// may have left.
 async fn finish_asking(shared: Arc<Shared>, mut cleanup: Cleanup) {
-    let Some(enqueue) = cleanup.after.take() else {
+    let Some(asking) = cleanup.after.take() else {
         return;
     };
-    let by = shared.clock.now().after(shared.op_timeout);
-    let answer = async {
-        tokio::select! {
-            biased;
-            answer = shared.by(by, enqueue.answer) => answer,
-            // The last handle of the client may be dropped on the runtime that drives this
-            // connection. That drop blocks the runtime and waits for the keeper, so the reply
-            // cannot come. Therefore the keeper stops waiting here, and releases with a note that
-            // the enqueue may follow. The store keeps a mark for that, which is better than a lock
-            // that stays.
-            () = shared.ending() => None,
-        }
-    };
-    let left_behind = match answer.await {
+    let left_behind = match answer_to(&shared, asking).await {
         Some(Ok(Enqueued::Granted { .. } | Enqueued::Waiting { .. })) => true,
         // Even after these answers, an earlier attempt with the same id may arrive at the store
         // later.
@@ -349,6 +337,32 @@ async fn finish_asking(shared: Arc<Shared>, mut cleanup: Cleanup) {
     } else {
         shared.cleaned_up(1);
     }
+}
+
+/// Awaits the answer to an enqueue in place of its caller. Returns `None` if no answer comes within
+/// one operation timeout, or by the end of the client.
+async fn answer_to(shared: &Arc<Shared>, asking: Asking) -> Option<Result<Enqueued, StoreError>> {
+    let Asking {
+        answer,
+        connected,
+        in_flight,
+        pass: _counts_until_the_answer,
+    } = asking;
+    let by = shared.clock.now().after(shared.op_timeout);
+    let answer = tokio::select! {
+        biased;
+        answer = shared.by(by, answer) => answer,
+        // The last handle of the client may be dropped on the runtime that drives this connection.
+        // That drop blocks the runtime and waits for the keeper, so the reply cannot come.
+        // Therefore the keeper stops waiting here, and releases with a note that the enqueue may
+        // follow. The store keeps a mark for that, which is better than a lock that stays.
+        () = shared.ending() => return None,
+    };
+    match &answer {
+        Some(outcome) => shared.links.ended(&connected, outcome),
+        None => shared.unanswered(&connected, in_flight),
+    }
+    answer
 }
 
 /// Leaves kept tickets (`min_hold`) at the store so that they end there at the right time. Each

@@ -96,7 +96,7 @@ impl Links {
     pub(crate) fn ended<T>(&self, connected: &Connected, outcome: &Result<T, StoreError>) {
         match outcome {
             Err(error) if error.is_broken() => self.replace(connected),
-            Ok(_) | Err(_) => connected.answered(),
+            Ok(_) | Err(_) => connected.answers().answered(),
         }
     }
 

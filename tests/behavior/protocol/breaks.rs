@@ -15,7 +15,7 @@ use tests::eventually::eventually;
 
 use super::player::{Asked, played};
 use super::{TTL, kit, still_granted};
-use crate::store::{Kind, SOON, Store, begin, give_back, kind, tickets};
+use crate::store::{Kind, SOON, Store, begin, give_back, kind, soon, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
@@ -23,6 +23,9 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         after_a_gap_a_client_rechecks_a_hundred_tickets_at_a_time
         after_a_gap_many_leases_are_rechecked_in_bounded_steps
         a_late_answer_replaces_no_connection_on_which_others_are_answered
+        answers_that_come_when_their_callers_have_gone_keep_the_connection
+        a_request_whose_caller_has_gone_shows_nothing_about_the_connection
+        short_waits_without_any_answer_replace_the_connection
         a_break_is_followed_by_one_connection
         a_listener_hears_that_the_store_is_back_though_nobody_asks
         a_listener_that_comes_during_an_outage_is_told_of_it
@@ -151,6 +154,71 @@ async fn a_late_answer_replaces_no_connection_on_which_others_are_answered(_: St
         "it was replaced"
     );
     late.abort();
+}
+
+/// How long the callers of the next three facts wait: far less than an operation may take (1 s).
+const SHORT: Duration = Duration::from_millis(100);
+
+/// A client whose connections are up. No further connection is opened as long as the `Hold` lives.
+async fn connected() -> (Kit, Locks, Hold) {
+    let (kit, locks) = kit();
+    drop(locks.mutex("a").acquire().await.unwrap());
+    tickets(&locks, "a", 0).await;
+    let again = kit.hold_next(Verb::Connect);
+    (kit, locks, again)
+}
+
+/// A caller asks for a lock and gives up before the store has got the request.
+async fn gives_up(kit: &Kit, locks: &Locks) -> Hold {
+    let mut enqueue = kit.hold_next(Verb::Enqueue);
+    let asking = begin(locks.mutex("a").wait(SHORT));
+    soon(enqueue.arrived()).await;
+    kit.clock().advance(SHORT);
+    assert_eq!(kind(soon(asking).await.unwrap()), ErrorKind::Unknown);
+    enqueue
+}
+
+/// The store answers, but each answer is a little too late for its caller.
+async fn answers_that_come_when_their_callers_have_gone_keep_the_connection(_: Store) {
+    let (kit, locks, _again) = connected().await;
+
+    for _ in 0..30 {
+        let mut release = kit.hold_next(Verb::Release);
+        gives_up(&kit, &locks).await.let_go();
+        soon(release.arrived()).await; // the keeper has the answer
+    }
+
+    give_back(soon(locks.mutex("a").acquire()).await.unwrap()).await;
+}
+
+async fn a_request_whose_caller_has_gone_shows_nothing_about_the_connection(_: Store) {
+    let (kit, locks, _again) = connected().await;
+    let mut read = kit.hold_next(Verb::Inspect);
+    let reading = locks.clone();
+    let reading = tokio::spawn(async move { reading.inspect("a").await });
+    soon(read.arrived()).await;
+    reading.abort();
+    assert!(reading.await.is_err());
+    kit.clock().advance(Duration::from_secs(60));
+
+    gives_up(&kit, &locks).await.let_go();
+
+    give_back(soon(locks.mutex("a").acquire()).await.unwrap()).await;
+}
+
+async fn short_waits_without_any_answer_replace_the_connection(_: Store) {
+    let (kit, locks, again) = connected().await;
+    let mut events = locks.events();
+    let mut unanswered = Vec::new();
+
+    // In total this is one operation timeout.
+    for _ in 0..10 {
+        assert_eq!(events.recv().now_or_never(), None, "too early");
+        unanswered.push(gives_up(&kit, &locks).await);
+    }
+
+    assert_eq!(soon(events.recv()).await, Some(Event::Suspended));
+    again.let_go();
 }
 
 /// Several requests may fail because of the break. One of them or the connection's driver may
