@@ -325,7 +325,7 @@ impl Locks {
         if shared.idle(end.before(reserve / 2)).await == 0 {
             return 0;
         }
-        shared.release_held();
+        shared.release_the_rest();
         shared.idle(end).await
     }
 }

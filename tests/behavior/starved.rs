@@ -13,7 +13,7 @@ use tests::stalls::awake_since;
 use tests::stores::Answers;
 
 use crate::store::{
-    Kind, SLACK, SOON, Store, assert_nothing_left, begin, give_back, kind, tickets,
+    Kind, SLACK, SOON, STALL, Store, assert_nothing_left, begin, give_back, kind, tickets,
 };
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
@@ -24,6 +24,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         an_answer_that_nobody_looks_at_keeps_nobody_out
         a_task_that_is_polled_again_gets_the_lock_after_all
         max_hold_counts_from_the_grant
+        shutdown_does_not_wait_for_a_waiter_that_is_not_polled
     ]
 }
 
@@ -253,4 +254,24 @@ async fn max_hold_counts_from_the_grant(store: Store) {
     assert_eq!(guard.lost().await, LostReason::MaxHold);
     let lost = guard.ensure(Duration::ZERO).await;
     assert_eq!(kind(lost), ErrorKind::Lost(LostReason::MaxHold));
+}
+
+/// The task that waits for the shutdown is the one that does not poll the waiter any more.
+async fn shutdown_does_not_wait_for_a_waiter_that_is_not_polled(store: Store) {
+    let (locks, elsewhere) = (store.client(), store.client());
+    let holder = elsewhere.mutex("a").acquire().await.unwrap();
+    let lock = locks.mutex("a").wait(3 * SOON);
+    let starved = Starved::until(lock, "in line", async || are_there(&elsewhere, 2).await);
+    let mut starved = starved.await;
+
+    locks.shutdown(STALL).await.unwrap();
+
+    let left = elsewhere.inspect("a").await.unwrap();
+    assert_eq!(left.len(), 1, "{left:?}");
+    let Poll::Ready(outcome) = starved.poll() else {
+        panic!("it waits in a client that is shut down");
+    };
+    assert_eq!(kind(outcome), ErrorKind::Lost(LostReason::Shutdown));
+    give_back(holder).await;
+    tickets(&elsewhere, "a", 0).await;
 }

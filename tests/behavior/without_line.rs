@@ -50,6 +50,7 @@ const NEED_A_LINE: &[&str] = &[
     "nothing_is_available_while_somebody_waits",
     "readers_behind_a_writer_come_in_together",
     "readers_come_in_at_once_and_writers_do_not",
+    "shutdown_does_not_wait_for_a_waiter_that_is_not_polled",
     "shutdown_ends_waiters_at_once_and_leaves_nothing",
     "wake_ups_that_were_cut_off_are_caught_up_on",
 ];

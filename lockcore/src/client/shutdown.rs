@@ -4,22 +4,31 @@ use std::sync::Arc;
 
 use super::shared::Shared;
 use super::table::Phase;
-use super::tracked::{Cleanup, Stage};
+use super::tracked::Stage;
 use crate::clock::Instant;
 use crate::error::LostReason;
 
 impl Shared {
     /// Refuses new requests and ends the waiting ones. Held leases stay.
+    ///
+    /// Tickets in line are released here, because their tasks may not be polled. If such a task is
+    /// polled, it releases its ticket again, which is harmless.
     pub(crate) fn refuse_new(&self) {
         let mut table = self.table();
         if table.phase == Phase::Open {
             table.phase = Phase::ShutDown;
         }
-        let waiting = table.leases_where(|stage| matches!(stage, Stage::Asked | Stage::Waiting));
+        let asked = table.leases_where(|stage| stage == Stage::Asked);
+        let in_line = table.leases_where(|stage| stage == Stage::Waiting);
+        table.clean_up_where(|stage| stage == Stage::Waiting);
         drop(table);
+        self.due_changed.notify_one();
         self.settle_kept();
         self.watches.close();
-        for lease in waiting {
+        for lease in in_line {
+            lease.lose(LostReason::Shutdown);
+        }
+        for lease in asked {
             // If the ticket was granted in this moment, it is left to end like other held leases.
             let stage = self.stage(lease.request.id);
             if stage != Some(Stage::Held) {
@@ -49,12 +58,18 @@ impl Shared {
         }
     }
 
-    /// Releases every held lease, even while a guard of it exists.
-    pub(crate) fn release_held(&self) {
-        let held = self.table().leases_where(|stage| stage == Stage::Held);
-        for lease in held {
-            self.clean_up(Cleanup::of(&lease));
+    /// Releases every ticket that is left, even while a guard of it exists. This includes the
+    /// tickets of tasks that are not polled, and that have asked for a lock or were releasing one.
+    pub(crate) fn release_the_rest(&self) {
+        let left = |stage| !matches!(stage, Stage::Kept { .. });
+        let tickets = self.table().leases_where(left);
+        for lease in tickets {
+            // If a task that was releasing its ticket is polled again, the store may not have the
+            // ticket any more. That is no loss to report.
+            lease.lose(LostReason::Shutdown);
         }
+        self.table().clean_up_where(left);
+        self.due_changed.notify_one();
     }
 
     /// Waits until no ticket is in use, in line, or being cleaned up, but at most until `until`.

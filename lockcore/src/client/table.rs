@@ -164,11 +164,7 @@ impl Table {
         }
         if tracked.is_forsaken(now) {
             round.recalled.push(Arc::clone(&tracked.lease));
-            round.cleanups.push(Cleanup {
-                // The task may not have read the reply to the enqueue.
-                ambiguous: tracked.stage == Stage::Asked || tracked.lease.is_ambiguous(),
-                ..Cleanup::of(&tracked.lease)
-            });
+            round.cleanups.push(tracked.cleanup());
             self.cleanups_open += 1;
             self.remove(id);
             return;
@@ -329,6 +325,13 @@ impl Table {
         }
     }
 
+    /// Takes a ticket out of the table, and gives it to the keeper for removal at the store.
+    pub(crate) fn clean_up(&mut self, cleanup: Cleanup) {
+        self.remove(cleanup.request.id);
+        self.cleanups.push(cleanup);
+        self.cleanups_open += 1;
+    }
+
     /// Notes that the user of a held lease is releasing it. The time of the next check does not
     /// change, because usually the lease is gone before that time.
     pub(crate) fn leave(&mut self, id: Id) {
@@ -371,9 +374,7 @@ impl Table {
             });
         let kept: Vec<_> = kept.collect();
         for cleanup in kept {
-            self.remove(cleanup.request.id);
-            self.cleanups.push(cleanup);
-            self.cleanups_open += 1;
+            self.clean_up(cleanup);
         }
         true
     }
@@ -404,6 +405,16 @@ impl Table {
 
     fn in_use(&self) -> usize {
         self.leases.len() - self.kept + self.cleanups_open
+    }
+
+    /// Gives all tickets of these stages to the keeper for removal at the store.
+    pub(crate) fn clean_up_where(&mut self, wanted: impl Fn(Stage) -> bool) {
+        let tickets = self.leases.values();
+        let wanted = tickets.filter(|tracked| wanted(tracked.stage));
+        let cleanups: Vec<_> = wanted.map(Tracked::cleanup).collect();
+        for cleanup in cleanups {
+            self.clean_up(cleanup);
+        }
     }
 
     pub(crate) fn leases_where(&self, wanted: impl Fn(Stage) -> bool) -> Vec<Arc<Lease>> {

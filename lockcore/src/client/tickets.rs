@@ -261,11 +261,7 @@ impl Shared {
     /// Hands a ticket to the keeper for removal, and takes it out of the table in the same step. So
     /// at every moment either the table or the list of clean-ups has it.
     pub(crate) fn clean_up(&self, cleanup: Cleanup) {
-        let mut table = self.table();
-        table.remove(cleanup.request.id);
-        table.cleanups.push(cleanup);
-        table.cleanups_open += 1;
-        drop(table);
+        self.table().clean_up(cleanup);
         self.due_changed.notify_one();
     }
 

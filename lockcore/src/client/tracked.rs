@@ -100,6 +100,15 @@ impl Tracked {
         }
     }
 
+    /// The clean-up of the ticket, for a task that may not be polled any more.
+    pub(super) fn cleanup(&self) -> Cleanup {
+        Cleanup {
+            // The task may not have read the reply to the enqueue.
+            ambiguous: self.stage == Stage::Asked || self.lease.is_ambiguous(),
+            ..Cleanup::of(&self.lease)
+        }
+    }
+
     pub(super) fn wants_renewal(&self) -> bool {
         match self.stage {
             Stage::Waiting => true,

@@ -5,14 +5,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use libtest_mimic::Trial;
-use lockcore::backend::{Capability, Enqueued, Renewed, Request};
-use lockcore::{ErrorKind, Locks, Release};
+use lockcore::backend::{Capability, Enqueued, Released, Renewed, Request};
+use lockcore::{Error, ErrorKind, Event, Guard, Locks, LostReason, Release};
 use tests::eventually::eventually;
 
-use super::player::{Player, granted, played, played_with, wire};
+use super::player::{Asked, Player, Reply, granted, played, played_with, waiting, wire};
 use super::{TTL, still_granted};
-use crate::store::{Kind, SOON, Store, begin, kind};
+use crate::store::{Kind, SOON, Store, begin, kind, soon};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
@@ -21,6 +22,10 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         requests_of_futures_that_are_not_polled_keep_nobody_out
         an_enqueue_of_a_future_that_is_not_polled_keeps_no_try_out
         a_place_that_is_lost_while_its_future_is_not_polled_goes_to_the_next
+        a_shutdown_releases_at_once_what_a_future_that_is_not_polled_has_in_line
+        a_shutdown_releases_what_a_future_that_is_not_polled_has_asked_for
+        a_shutdown_releases_what_a_future_that_is_not_polled_was_releasing
+        an_abandoned_request_counts_as_in_flight_until_its_answer_and_no_longer
     ]
 }
 
@@ -162,4 +167,98 @@ async fn a_place_that_is_lost_while_its_future_is_not_polled_goes_to_the_next(_:
     let (request, reply) = store.enqueue().await;
     reply.send(Ok(granted(request.ttl))).unwrap();
     drop(next.await.unwrap().unwrap());
+}
+
+/// Polls an acquire once, and receives its request.
+async fn starved(
+    locks: &Locks,
+    store: &mut Player,
+) -> (
+    BoxFuture<'static, Result<Guard, Error>>,
+    Arc<Request>,
+    Reply<Enqueued>,
+) {
+    locks.ready(SOON).await.unwrap();
+    let lock = locks.mutex("a").wait(SOON);
+    let mut starved = Box::pin(async move { lock.acquire().await });
+    assert!(starved.as_mut().now_or_never().is_none());
+    let (request, reply) = store.enqueue().await;
+    (starved, request, reply)
+}
+
+async fn a_shutdown_releases_at_once_what_a_future_that_is_not_polled_has_in_line(_: Store) {
+    let (locks, mut store) = played();
+    let (mut starved, request, reply) = starved(&locks, &mut store).await;
+    reply.send(Ok(waiting(request.ttl, None))).unwrap();
+    assert!((&mut starved).now_or_never().is_none());
+
+    // Most of the deadline is for locks that are held.
+    let shutdown = soon(locks.shutdown(10 * SOON));
+    let (shutdown, departure) = tokio::join!(shutdown, store.release());
+
+    shutdown.unwrap();
+    assert_eq!(departure.request.id, request.id);
+    assert!(!departure.enqueue_may_follow, "it was answered");
+    let shut_down = ErrorKind::Lost(LostReason::Shutdown);
+    assert_eq!(kind(soon(starved).await), shut_down);
+}
+
+async fn a_shutdown_releases_what_a_future_that_is_not_polled_has_asked_for(_: Store) {
+    let (locks, mut store) = played();
+    let (starved, request, _reply) = starved(&locks, &mut store).await;
+
+    let shutdown = locks.shutdown(2 * TTL);
+    let (shutdown, departure) = tokio::join!(shutdown, store.release());
+
+    shutdown.unwrap();
+    assert_eq!(departure.request.id, request.id);
+    assert!(departure.enqueue_may_follow);
+    drop(starved);
+}
+
+async fn a_shutdown_releases_what_a_future_that_is_not_polled_was_releasing(_: Store) {
+    let (locks, mut store) = played();
+    let guard = store.grant(&locks.mutex("a")).await;
+    let mut starved = Box::pin(guard.release());
+    assert!(starved.as_mut().now_or_never().is_none());
+    let Asked::Release(_, reply) = store.next().await else {
+        panic!("not a release");
+    };
+    let mut events = locks.events();
+
+    let (shutdown, departure) = tokio::join!(locks.shutdown(2 * TTL), store.release());
+
+    shutdown.unwrap();
+    assert_eq!(departure.request.name.as_str(), "a");
+    // The request of the future was overtaken by that of the shutdown. Nobody has lost a lock.
+    reply.send(Ok(vec![Released::NotFound])).unwrap();
+    assert_eq!(soon(starved).await.unwrap(), Release::AlreadyLost);
+    while let Some(Some(event)) = events.recv().now_or_never() {
+        assert!(!matches!(event, Event::Lost { .. }), "{event:?}");
+    }
+}
+
+/// The release of an abandoned request may take long.
+async fn an_abandoned_request_counts_as_in_flight_until_its_answer_and_no_longer(_: Store) {
+    let (wire, mut store) = wire(Capability::new().in_flight(1));
+    // No wait in this fact is so long that the gate would make a new pass.
+    let locks = Locks::builder().backend(wire).op_timeout(10 * SOON);
+    let locks = locks.build().unwrap();
+    let abandoned = begin(locks.mutex("a"));
+    let (_, reply) = store.enqueue().await;
+    let next = begin(locks.mutex("b"));
+    abandoned.abort();
+    let early = tokio::time::timeout(Duration::from_millis(200), store.next()).await;
+    assert!(early.is_err(), "{early:?}");
+
+    reply.send(Ok(granted(TTL))).unwrap();
+    let (mut enqueue, mut release) = (None, None);
+    while enqueue.is_none() || release.is_none() {
+        match store.next().await {
+            Asked::Enqueue(_, reply) => enqueue = Some(reply),
+            Asked::Release(_, reply) => release = Some(reply), // not answered
+            other @ Asked::Renew(..) => panic!("{other:?}"),
+        }
+    }
+    next.abort();
 }
