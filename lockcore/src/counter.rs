@@ -19,6 +19,17 @@ use crate::options::Wait;
 /// a counter for at least a day after its last use, and for as long as somebody waits for its
 /// [changes](Self::changes).
 ///
+/// To count a change once, the store remembers it: until the next change of the same client tells
+/// the store that the answer has come, or else for a minute. A store that remembers 5,000 changes
+/// of a counter (Redis: up to 10,000) refuses another one with
+/// [`Unavailable`](crate::ErrorKind::Unavailable). A client that makes many changes at once does
+/// not reach this limit. Changes that nobody tells the store of can: those of thousands of
+/// processes that make one change each and end, and those whose futures are dropped.
+///
+/// At SQLite and ZooKeeper, changes of a counter at the same time get in each other's way, and the
+/// client sends them again. Thousands of them may take longer than the operation timeout. Those
+/// that have not been carried out by then fail with `Unavailable`.
+///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), lockcore::Error> {

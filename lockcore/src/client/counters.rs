@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use super::asking::Sends;
 use super::shared::Shared;
-use crate::backend::{Count, CountOp, Counted, MAX_COUNT, MAX_TEXT, Outcome};
+use crate::backend::{Answer, Connection, Count, CountOp, Counted, MAX_COUNT, MAX_TEXT, Outcome};
 use crate::error::Error;
 use crate::name::Name;
 use crate::options::Wait;
+use crate::request::Id;
 
 impl Shared {
     /// Carries out an operation on a counter or a value, exactly once.
@@ -36,32 +37,79 @@ impl Shared {
         wait: Wait,
     ) -> Result<Counted, Error> {
         self.refuse_closed()?;
-        if let CountOp::Write(written) = &op
-            && written.text.len() > MAX_TEXT
-        {
-            let has = written.text.len();
-            return Err(Error::config(format!(
-                "the value has {has} bytes and at most {MAX_TEXT} are allowed; store it elsewhere, and write where it is"
-            )));
+        if let CountOp::Write(written) = &op {
+            check_value(&written.text)?;
         }
-        let reads = op == CountOp::Read;
-        let mut count = Count::new(name.clone(), self.new_id()?, op);
-        if !reads {
-            count.answered = self.answered.take(name);
-        }
-        let count = Arc::new(count);
-        let changes = !reads;
-        let asked = self.until_answered(changes, wait, |verbs| verbs.count(Arc::clone(&count)));
+        let changes = op != CountOp::Read;
+        let count = Arc::new(Count::new(name.clone(), self.new_id()?, op));
+        let asked = self.until_answered(changes, wait, |verbs| match changes {
+            true => self.send_change(verbs, &count),
+            false => verbs.count(Arc::clone(&count)),
+        });
         let (answer, sent) = asked.await?;
         // No attempt of this change is in flight any more, so the store may forget it.
         if changes && sent == Sends::Once {
-            self.answered.note(name, count.id);
+            self.answered.note(name, &[count.id]);
         }
         match answer.outcome {
             Outcome::Overflow => Err(overflow(answer.value)),
             Outcome::Applied | Outcome::Kept => Ok(answer),
         }
     }
+
+    /// Sends a change, and with it the ids of the changes that the store may forget. They are read
+    /// now, after the request has passed the gate: during a burst of changes, all changes are made
+    /// before the first answer comes. If this attempt fails, the next change tells the ids again.
+    fn send_change(
+        self: &Arc<Self>,
+        verbs: &dyn Connection,
+        count: &Arc<Count>,
+    ) -> Answer<Counted> {
+        let ids = self.answered.take(&count.name);
+        if ids.is_empty() {
+            return verbs.count(Arc::clone(count));
+        }
+        let telling = Count {
+            answered: ids.clone(),
+            ..Count::clone(count)
+        };
+        let answer = verbs.count(Arc::new(telling));
+        let mut told = Told {
+            shared: Arc::clone(self),
+            name: count.name.clone(),
+            ids,
+        };
+        Box::pin(async move {
+            let answer = answer.await?;
+            told.ids.clear();
+            Ok(answer)
+        })
+    }
+}
+
+/// Ids that a request tells the store. If this is dropped before the store has answered, they are
+/// noted again.
+struct Told {
+    shared: Arc<Shared>,
+    name: Name,
+    ids: Vec<Id>,
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.shared.answered.note(&self.name, &self.ids);
+    }
+}
+
+/// Checks the length of a value that is to be written.
+pub(crate) fn check_value(text: &str) -> Result<(), Error> {
+    let has = text.len();
+    if has <= MAX_TEXT {
+        return Ok(());
+    }
+    Err(Error::config(format!(
+        "the value has {has} bytes and at most {MAX_TEXT} are allowed; store it elsewhere, and write where it is"
+    )))
 }
 
 fn overflow(value: i64) -> Error {

@@ -21,7 +21,7 @@ mod answered;
 mod asking;
 pub(crate) mod calls;
 pub(crate) mod capacities;
-mod counters;
+pub(crate) mod counters;
 mod losses;
 mod renewals;
 mod reports;

@@ -1,8 +1,8 @@
 //! Tests of the requests about counters that the core sends. The store for tests loses the messages
 //! that a fact names.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use libtest_mimic::Trial;
@@ -20,6 +20,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_change_whose_answers_never_come_is_unknown_and_a_read_unavailable
         a_change_that_was_never_sent_is_unavailable
         a_refused_change_is_passed_on_at_once
+        an_attempt_that_fails_leaves_its_list_of_answered_changes_to_the_next
         waiters_in_one_process_cost_one_watch_and_one_read_for_each_change
         a_late_waiter_costs_one_read
         a_waiter_learns_of_a_change_that_came_while_it_was_cut_off
@@ -108,6 +109,44 @@ async fn a_refused_change_is_passed_on_at_once(_: Store) {
     kit.fail_next(Verb::Count, Fault::Refused);
     assert_eq!(kind(counter.set(1).await), ErrorKind::Unknown);
     assert_eq!(counter.get().await.unwrap().value, 1);
+}
+
+/// Notes how many answered changes each attempt of a change tells the store.
+#[derive(Debug)]
+struct Lists {
+    connection: Arc<dyn Connection>,
+    told: Arc<Mutex<Vec<usize>>>,
+}
+
+impl Forward for Lists {
+    fn inner(&self) -> &Arc<dyn Connection> {
+        &self.connection
+    }
+
+    fn count(&self, count: Arc<Count>) -> Answer<Counted> {
+        self.told.lock().unwrap().push(count.answered.len());
+        self.connection.count(count)
+    }
+}
+
+async fn an_attempt_that_fails_leaves_its_list_of_answered_changes_to_the_next(_: Store) {
+    let kit = Kit::new();
+    let told = Arc::<Mutex<Vec<usize>>>::default();
+    let lists = Arc::clone(&told);
+    let store = around(Arc::new(kit.clone()), move |connection| Lists {
+        connection,
+        told: Arc::clone(&lists),
+    });
+    let counter = Locks::with_backend(store).unwrap().counter("a");
+    counter.add(1).await.unwrap();
+
+    kit.fail_next(Verb::Count, Fault::Retry);
+    counter.add(1).await.unwrap();
+    kit.fail_next(Verb::Count, Fault::Refused);
+    assert_eq!(kind(counter.add(1).await), ErrorKind::Unavailable);
+    assert_eq!(counter.add(1).await.unwrap().value, 3);
+
+    assert_eq!(*told.lock().unwrap(), [0, 1, 1, 1, 1]);
 }
 
 /// Counts the reads of counters, and the calls of `watch` and `unwatch`.
