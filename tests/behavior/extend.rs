@@ -9,7 +9,7 @@ use tests::eventually::eventually;
 
 use crate::protocol::is_not_renewed;
 use crate::store::{
-    DEFAULT, Kind, SOON, Store, assert_nothing_left, begin, give_back, kind, tickets,
+    DEFAULT, Kind, SOON, Store, assert_nothing_left, begin, give_back, kind, soon, tickets,
 };
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
@@ -29,6 +29,7 @@ pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
         an_extended_lease_is_renewed_at_its_own_pace
         an_extension_waits_for_a_shorter_renewal_that_is_under_way
         a_shorter_renewal_that_arrives_late_cuts_no_valid_lease
+        a_lease_whose_first_enqueue_was_not_answered_is_extended_a_minute_later
         an_unacknowledged_extension_is_repeated_by_later_renewals
     ]
 }
@@ -233,6 +234,32 @@ async fn a_shorter_renewal_that_arrives_late_cuts_no_valid_lease(_: Store) {
     guard.extend(longer).await.unwrap();
     assert!(guard.remaining() > longer - SOON);
     check("at last").await;
+    give_back(guard).await;
+}
+
+async fn a_lease_whose_first_enqueue_was_not_answered_is_extended_a_minute_later(_: Store) {
+    let kit = Kit::new();
+    let locks = kit.client().unwrap();
+    kit.lose_next_request(Verb::Enqueue);
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    // While the clock stands still, no pause between two renewals ends. So a call that returns has
+    // sent one renewal.
+    kit.clock().stop();
+    let (whole, longer) = (Duration::from_millis(10_000 - 105), Duration::from_secs(60));
+    for _ in 0..2 {
+        let error = soon(guard.extend(longer)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert!(error.to_string().contains("to its ttl of 10s"), "{error}");
+        assert_eq!(guard.remaining(), whole);
+    }
+
+    for _ in 0..15 {
+        kit.clock().advance(Duration::from_secs(4));
+        eventually("renewed", SOON, async || guard.remaining() >= whole).await;
+    }
+    soon(guard.extend(longer)).await.unwrap();
+
+    assert_eq!(guard.remaining(), Duration::from_millis(60_000 - 605));
     give_back(guard).await;
 }
 

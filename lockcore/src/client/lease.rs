@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::asked::Asked;
-pub(crate) use self::renewal::{LONGEST_STALL, Renewal};
+pub(crate) use self::renewal::{LONGEST_STALL, Renewal, Trust};
 use crate::clock::{Clock, Instant, nanos};
 use crate::error::LostReason;
 use crate::request::{FULL, Request};
@@ -118,6 +118,9 @@ impl Lease {
     /// The acquire loop calls this once per lease, before it gives the lease to the keeper.
     pub(crate) fn answered(&self, ticket: u64, sent: Instant, valid_for: Duration) {
         self.ticket.store(ticket, Ordering::SeqCst);
+        if self.is_ambiguous() {
+            self.enqueue_may_follow(sent);
+        }
         let deadline = deadline(sent, valid_for).as_nanos().max(LOST + 1);
         // The deadline is set only if no deadline was set before. If a shutdown has marked the
         // lease as lost meanwhile, the lease stays lost.

@@ -7,6 +7,7 @@ use humantime::format_duration;
 
 use super::departing::{Departing, Shrinking};
 use super::lifecycle::{End, Guard, Held, Origin};
+use crate::client::lease::Trust;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::request::FULL;
 
@@ -248,11 +249,11 @@ impl Guard {
     /// In both cases nothing has changed.
     ///
     /// [`Unavailable`](crate::ErrorKind::Unavailable) or [`Unknown`](crate::ErrorKind::Unknown) in
-    /// two cases: the store did not acknowledge within an operation timeout, or an earlier renewal
-    /// with the shorter ttl was never acknowledged. That earlier renewal may arrive late and cut
-    /// the lease short. So for a minute after it was sent, this process relies on the shorter ttl
-    /// only. In both cases the lock is held for [`remaining`](Held::remaining), and later renewals
-    /// ask for the longer ttl.
+    /// two cases: the store did not acknowledge within an operation timeout, or an earlier request
+    /// with the shorter ttl was never answered, a renewal or an attempt to take the lock. That
+    /// request may arrive late and cut the lease short. So for a minute after it was sent, this
+    /// process relies on the shorter ttl only. In both cases the lock is held for
+    /// [`remaining`](Held::remaining), and later renewals ask for the longer ttl.
     ///
     /// # Cancel safety
     ///
@@ -304,20 +305,25 @@ impl Guard {
         loop {
             // Read before the renewal, because another guard may make the ttl longer again while
             // this waits.
-            let trusted = lease.is_trusted(shared.clock.now());
+            let trust = lease.trust(shared.clock.now());
             self.renew().await.map_err(Error::unavailable_if_config)?;
-            if trusted {
-                return Ok(());
-            }
-            // An earlier renewal is in flight. Its answer may come soon, so this tries again.
+            // The answers to the renewals in flight may come soon, so this tries again.
             let again = shared.clock.now().after(Duration::from_millis(5));
-            if again >= by {
-                return Err(Error::unavailable(format!(
-                    "an earlier renewal was not answered and may still arrive and cut the lease short to its ttl of \
-                     {present:?}; for a minute after it was sent, the lease counts for that long only"
-                )));
+            match trust {
+                Trust::Whole => return Ok(()),
+                Trust::InFlight if again < by => shared.alarm(again).await,
+                Trust::InFlight => {
+                    return Err(Error::unavailable(
+                        "an earlier renewal with a shorter ttl is not answered yet; trying again may help",
+                    ));
+                }
+                Trust::Late(ttl, rest) => {
+                    return Err(Error::unavailable(format!(
+                        "an earlier request was not answered and may still arrive and cut the lease short to its ttl \
+                         of {ttl:?}; for another {rest:.0?}, the lease counts for that long only"
+                    )));
+                }
             }
-            shared.alarm(again).await;
         }
     }
 

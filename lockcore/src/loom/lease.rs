@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{TTL, in_every_order, request, spawn, wait_for};
-use crate::client::lease::Lease;
+use crate::client::lease::{Lease, Trust};
 use crate::clock::{Clock, Instant};
 use crate::error::LostReason;
 use crate::sync::Mutex;
@@ -186,7 +186,7 @@ fn no_more_is_believed_of_an_extension_than_the_store_has() {
         let believed_by_keeper = keeper.join().unwrap();
         let has = *store.lock().unwrap();
         assert!(believed.max(believed_by_keeper) <= has);
-        assert!(lease.is_trusted(at(103)), "both are answered");
+        assert_eq!(lease.trust(at(103)), Trust::Whole, "both are answered");
     });
 }
 

@@ -19,6 +19,17 @@ use crate::sync::atomic::Ordering;
 /// out.
 pub(crate) const LONGEST_STALL: Duration = Duration::from_secs(60);
 
+/// How much of the ttl a renewal that is sent now may count on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trust {
+    /// The whole ttl.
+    Whole,
+    /// Less, until the renewals with a shorter ttl that are in flight are answered.
+    InFlight,
+    /// Only this ttl, for this time. It is the ttl of an earlier request that was never answered.
+    Late(Duration, Duration),
+}
+
 /// One renewal of a lease. If it is dropped before the store has [answered](Self::answered), it
 /// counts as a renewal that may arrive later.
 #[derive(Debug)]
@@ -92,16 +103,31 @@ impl Lease {
         (left / 8 * 3).clamp(self.request.ttl / 4, self.ttl() / 4)
     }
 
-    /// Whether a renewal that is sent now may count on the whole ttl.
-    pub(crate) fn is_trusted(&self, now: Instant) -> bool {
+    /// How much of the ttl a renewal that is sent now may count on.
+    pub(crate) fn trust(&self, now: Instant) -> Trust {
         let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        self.at_most(&asked, now) >= self.ttl()
+        let at_most = self.at_most(&asked, now);
+        if at_most >= self.ttl() {
+            Trust::Whole
+        } else if asked.shorter > 0 {
+            Trust::InFlight
+        } else {
+            Trust::Late(at_most, now.until(asked.late_until))
+        }
+    }
+
+    /// The store has answered the enqueue that was sent at `sent`, and did not answer an earlier
+    /// one. It may carry out that one later.
+    pub(super) fn enqueue_may_follow(&self, sent: Instant) {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        asked.late = self.request.ttl;
+        asked.late_until = sent.after(LONGEST_STALL);
     }
 
     /// The longest validity that a renewal sent now may count on. It is shorter than the ttl if the
-    /// store may carry out another renewal, with a shorter ttl, after this one.
+    /// store may carry out another request, with a shorter ttl, after this one.
     fn at_most(&self, asked: &Asked, now: Instant) -> Duration {
-        if asked.shorter > 0 || self.is_ambiguous() {
+        if asked.shorter > 0 {
             self.request.ttl // no renewal has a shorter ttl
         } else if now < asked.late_until {
             asked.late
@@ -142,7 +168,7 @@ impl Drop for Renewal {
             false => asked.now -= 1,
         }
         if !self.answered.get() {
-            // Renewals that were late before have arrived by now or never will, so they do not
+            // Requests that were late before have arrived by now or never will, so they do not
             // count any more.
             if asked.late_until <= self.sent {
                 asked.late = Duration::MAX;
@@ -179,17 +205,31 @@ mod tests {
         let longest = 2 * long;
         drop(lease.renewal(at(105)));
         lease.lengthen(longest);
-        assert!(!lease.is_trusted(at(164)));
+        let late = Trust::Late(long, Duration::from_secs(1));
+        assert_eq!(lease.trust(at(164)), late);
         assert_eq!(lease.renewal(at(164)).answered(longest), long);
-        assert!(lease.is_trusted(at(165)));
+        assert_eq!(lease.trust(at(165)), Trust::Whole);
         assert_eq!(lease.renewal(at(165)).answered(longest), longest);
 
         // A late renewal that has the same ttl does no harm.
         drop(lease.renewal(at(170)));
         assert_eq!(lease.renewal(at(171)).answered(longest), longest);
-        // The store may carry out the enqueue, with its short ttl, once more.
+    }
+
+    #[test]
+    fn an_enqueue_that_was_not_answered_may_follow_for_a_minute() {
+        let (lease, long) = (Arc::new(lease()), 6 * TTL);
         lease.set_ambiguous();
-        assert_eq!(lease.renewal(at(300)).answered(longest), TTL);
+        lease.answered(7, at(100), TTL);
+        assert_eq!(lease.trust(at(101)), Trust::Whole);
+
+        lease.lengthen(long);
+
+        let late = Trust::Late(TTL, Duration::from_secs(1));
+        assert_eq!(lease.trust(at(159)), late);
+        assert_eq!(lease.renewal(at(159)).answered(long), TTL);
+        assert_eq!(lease.trust(at(160)), Trust::Whole);
+        assert_eq!(lease.renewal(at(160)).answered(long), long);
     }
 
     #[test]
