@@ -4,7 +4,6 @@
 use std::fmt;
 use std::future::Future;
 use std::ops::Deref;
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{join_all, select_all};
@@ -205,7 +204,7 @@ impl MultiLock {
 /// A view of several held locks. It dereferences to a slice of [`Held`], in the order of the names.
 /// Its methods are those of [`Held`], for all the locks together.
 #[derive(Clone)]
-pub struct MultiHeld(Arc<[Held]>);
+pub struct MultiHeld(Vec<Held>);
 
 impl MultiHeld {
     pub(crate) fn of(held: impl IntoIterator<Item = Held>) -> Self {
@@ -253,7 +252,7 @@ impl MultiHeld {
     }
 
     /// Resolves when one of the locks is likely to be lost soon. Returns the lock and the time that
-    /// is left for it: see [`Held::in_danger`].
+    /// is left for it. Each lock has its own warnings: see [`Held::in_danger`].
     ///
     /// # Cancel safety
     ///

@@ -11,7 +11,9 @@ use lockcore::backend::Fault;
 use lockcore::testing::{Store as Kit, Verb};
 use lockcore::{Error, ErrorKind, Fair, Locks, LostReason, Release, distributed_lock};
 use tests::eventually::eventually;
+use tokio::sync::mpsc;
 
+use crate::giving_up::polled;
 use crate::store::{Kind, SOON, Store, begin, give_back, kind, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
@@ -22,6 +24,8 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_turn_of_the_clock_is_acted_on_at_once
         a_stopped_clock_ends_a_lease_at_its_exact_time
         a_jump_over_the_whole_lease_loses_it
+        each_view_warns_once_each_time_that_little_is_left
+        a_loop_of_warnings_can_be_stopped
         a_lost_request_and_a_lost_reply_are_asked_again_and_granted_once
         an_error_of_each_fault_is_passed_on_or_tried_again
         a_connection_that_fails_is_tried_again_unless_it_is_a_mistake
@@ -142,6 +146,67 @@ async fn a_jump_over_the_whole_lease_loses_it(_: Store) {
 
     assert_eq!(soon(guard.lost()).await, LostReason::Expired);
     assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
+}
+
+async fn each_view_warns_once_each_time_that_little_is_left(_: Store) {
+    let (kit, locks) = kit();
+    kit.clock().stop();
+    let lock = locks.mutex("a").ttl(Duration::from_secs(10)).renew(false);
+    let guard = lock.acquire().await.unwrap();
+    let view = guard.held();
+    let left = Duration::from_millis(10_000 - 105 - 7_000);
+    let mut waits = Box::pin(view.in_danger());
+    assert!(polled(&mut waits, 1).await.is_none());
+
+    kit.clock().advance(Duration::from_secs(7));
+    assert_eq!(soon(waits).await, left);
+    let mut again = Box::pin(view.in_danger());
+    assert!(polled(&mut again, 1).await.is_none(), "it has warned");
+    for other in [guard.held(), view.clone()] {
+        assert_eq!(soon(other.in_danger()).await, left);
+    }
+
+    guard.ensure(Duration::from_secs(9)).await.unwrap();
+    assert!(polled(&mut again, 1).await.is_none());
+    kit.clock().advance(Duration::from_secs(7));
+    assert_eq!(soon(again).await, left);
+
+    kit.clock().advance(Duration::from_secs(3));
+    assert_eq!(soon(view.in_danger()).await, Duration::ZERO);
+    let more = polled(view.in_danger(), 1).await;
+    assert_eq!(more, None, "it has told the loss");
+    assert_eq!(soon(view.lost()).await, LostReason::Expired);
+    assert_eq!(soon(guard.in_danger()).await, Duration::ZERO);
+}
+
+/// One loop uses one view. The other loop makes a new view for each call, so each call is ready at
+/// once.
+async fn a_loop_of_warnings_can_be_stopped(_: Store) {
+    let (kit, locks) = kit();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    kit.clock().advance(Duration::from_secs(11));
+    assert_eq!(soon(guard.lost()).await, LostReason::Expired);
+    let (one, anew) = (guard.held(), guard.held());
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let loops = [
+        tokio::spawn(async move {
+            loop {
+                tell.send(one.in_danger().await).unwrap();
+            }
+        }),
+        tokio::spawn(async move {
+            loop {
+                anew.clone().in_danger().await;
+            }
+        }),
+    ];
+
+    assert_eq!(soon(told.recv()).await, Some(Duration::ZERO));
+    for task in loops {
+        task.abort();
+        assert!(soon(task).await.unwrap_err().is_cancelled());
+    }
+    assert_eq!(told.recv().await, None, "told more than once");
 }
 
 async fn a_lost_request_and_a_lost_reply_are_asked_again_and_granted_once(_: Store) {

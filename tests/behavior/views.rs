@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use libtest_mimic::Trial;
 use lockcore::{Error, ErrorKind, Locks, LostReason, OnLost, Release, distributed_lock};
 
-use crate::store::{Kind, SLACK, SOON, Store, assert_nothing_left, give_back, kind};
+use crate::store::{Kind, SLACK, SOON, Store, assert_nothing_left, give_back, kind, soon};
 use tests::stalls::awake_since;
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
@@ -101,6 +101,8 @@ async fn danger_to_one_of_several_locks_is_reported(store: Store) {
 
     assert_eq!(held.name(), "b");
     assert!(left <= ttl / 3, "{left:?}");
+    // Each view gives its own warnings.
+    assert_eq!(soon(guard.held().in_danger()).await.0.name(), "b");
     assert!(awake_since(began) < ttl + SLACK);
     drop(guard);
     assert_nothing_left(&store, &locks, "a").await;

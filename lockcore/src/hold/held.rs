@@ -1,6 +1,7 @@
 //! The view of a held lock.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::lifecycle::Held;
@@ -132,31 +133,76 @@ impl Held {
     /// With renewal on, this means that one renewal has failed, and a second one has failed or has
     /// no answer yet. Returns the time that is [left](Self::remaining).
     ///
-    /// A renewal may succeed after that. Call this again to be warned again. The future stays
-    /// pending after a release.
+    /// A renewal may succeed after that. Call this again to be warned again: the next call waits
+    /// until a renewal has succeeded and only a third of the ttl is left again, or until the lock
+    /// is lost. After a loss a call resolves once, with zero. All later calls stay pending, and so
+    /// do calls after a release. [`lost`](Self::lost) tells of the loss.
+    ///
+    /// Each view gives its own warnings: a guard, the view from [`Guard::held`], and each clone of
+    /// a view. So make one view, and use it for all calls of a loop. For tasks that must all be
+    /// warned, make a view each.
     ///
     /// # Cancel safety
     ///
-    /// Safe: it only waits.
+    /// Safe: it only waits. If the future is dropped, the next call gives the warning.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lockcore::Error> {
+    /// let locks = lockcore::Locks::connect("memory:")?;
+    /// let guard = locks.mutex("report").acquire().await?;
+    /// let held = guard.held();
+    /// let watch = tokio::spawn(async move {
+    ///     loop {
+    ///         let left = held.in_danger().await;
+    ///         eprintln!("the report may be lost in {left:?}");
+    ///     }
+    /// });
+    ///
+    /// guard.release().await?;
+    /// watch.abort();
+    /// # Ok(()) }
+    /// ```
     pub async fn in_danger(&self) -> Duration {
-        let (shared, lease) = (self.shared(), &self.0.lease);
+        // If somebody makes a new view for each call, no call has to wait. Without this line, a
+        // loop of such calls would never yield its thread.
+        tokio::task::coop::consume_budget().await;
+        let (shared, lease, Warned(warned)) = (self.shared(), &self.0.lease, &self.1);
+        let order = Ordering::Relaxed;
         if shared.is_forked() {
-            return Duration::ZERO;
+            // Nothing rings the alarms of a forked child.
+            return match warned.swap(Warned::OF_THE_LOSS, order) {
+                Warned::OF_THE_LOSS => std::future::pending().await,
+                _ => Duration::ZERO,
+            };
         }
         loop {
             let changed = lease.changed.notified();
+            let mut changed = std::pin::pin!(changed);
+            // Registered before the check, so that a loss in between is not missed.
+            changed.as_mut().enable();
+            let now = shared.clock.now();
+            let is_lost = lease.lost(now).is_some();
             let deadline = lease.deadline();
-            let remaining = shared.clock.now().until(deadline);
             if self.is_over() {
                 return std::future::pending().await;
             }
-            if remaining <= lease.ttl() / 3 {
-                return remaining;
-            }
+            let has_warned = warned.load(order) == deadline.as_nanos();
+            let danger = deadline.before(lease.ttl() / 3);
+            let next = match has_warned {
+                false if danger <= now => {
+                    warned.store(deadline.as_nanos(), order);
+                    return now.until(deadline);
+                }
+                false => danger,
+                true if is_lost => return std::future::pending().await,
+                true => deadline,
+            };
             // Renewals move the deadline without a notification, so the deadline is read again when
             // the alarm rings. A loss sends a notification.
-            let danger = deadline.before(lease.ttl() / 3);
-            let _ = shared.by(danger, changed).await;
+            let _ = shared.by(next, changed).await;
         }
     }
 
@@ -221,6 +267,29 @@ impl Held {
             let _: Renewed = shared.renew_now(&self.0.lease, by).await?;
         }
         self.loss().map_or(Ok(()), Err)
+    }
+}
+
+/// The [deadline](crate::client::lease::Lease::deadline) of which a view has
+/// [warned](Held::in_danger), in nanoseconds of the lease clock.
+pub(super) struct Warned(AtomicU64);
+
+impl Warned {
+    /// The deadline of a lease that is lost.
+    const OF_THE_LOSS: u64 = 0;
+}
+
+impl Default for Warned {
+    /// No lease that is held has this deadline.
+    fn default() -> Self {
+        Self(AtomicU64::new(u64::MAX))
+    }
+}
+
+impl Clone for Warned {
+    /// A clone of a view has not warned anybody.
+    fn clone(&self) -> Self {
+        Self::default()
     }
 }
 

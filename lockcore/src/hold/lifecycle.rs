@@ -8,6 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tracing::field::{DebugValue, debug};
 
 use super::counts::{Guards, Left};
+use super::held::Warned;
 use crate::acquire::Grant;
 use crate::acquire::handle::Client;
 use crate::acquire::lanes::Share;
@@ -29,7 +30,7 @@ use crate::token::GrantId;
 /// Clones are views of the same lock. A view never releases the lock. It may exist longer than the
 /// lock is held, and then reports that the lock is over.
 #[derive(Clone)]
-pub struct Held(pub(super) Arc<Hold>);
+pub struct Held(pub(super) Arc<Hold>, pub(super) Warned);
 
 /// One hold of a lock: the guards that share it, and what the last guard releases.
 pub(super) struct Hold {
@@ -348,7 +349,7 @@ impl Guard {
             inner_permits: OnceLock::new(),
         };
         Self {
-            held: Held(Arc::new(hold)),
+            held: Held(Arc::new(hold), Warned::default()),
             writes,
             over: false,
         }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use libtest_mimic::Trial;
 use lockcore::{Error, ErrorKind, Event, Fair, Guard, Locks, LostReason, OnLost};
 
+use crate::giving_up::polled;
 use crate::store::{Kind, SOON, Store, assert_nothing_left, give_back, kind, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
@@ -240,6 +241,8 @@ async fn danger_is_reported_before_the_loss_and_not_without_need(store: Store) {
     assert!(guard.is_valid() && left <= ttl / 3);
     assert_eq!(guard.lost().await, LostReason::Expired);
     assert_eq!(guard.in_danger().await, Duration::ZERO);
+    let again = polled(guard.in_danger(), 1).await;
+    assert_eq!(again, None, "it has told the loss");
     let lost = Event::Lost {
         name: "a".into(),
         grant_id: guard.grant_id(),
