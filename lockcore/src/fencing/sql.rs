@@ -133,8 +133,11 @@
 /// Makes the table `lockcore_fences (resource, highest)` if it does not exist. For PostgreSQL and
 /// SQLite.
 ///
-/// In MySQL and MariaDB `resource` needs a collation in which different names are never equal:
-/// `resource VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY`.
+/// In MySQL and MariaDB, make `resource` a column of bytes: `resource VARBINARY(3072) NOT NULL
+/// PRIMARY KEY`. In columns of text, names that differ can be equal: most collations ignore the
+/// case, and `utf8mb4_bin` ignores spaces at the end. 3,072 bytes are the longest key of InnoDB.
+/// The name of a lock can have up to 4,096 bytes. If yours can be longer than the column, store
+/// `SHA2(?, 256)` of every name instead.
 ///
 /// A row stays until somebody deletes it. Delete the rows of resources that nobody will write to
 /// any more.
@@ -154,7 +157,12 @@ pub const FENCES: &str = include_str!("sql/fences.sql");
 /// rows of the second statement is the result:
 ///
 /// ```sql
-/// INSERT IGNORE INTO lockcore_fences (resource, highest) VALUES (?, 0);
+/// INSERT INTO lockcore_fences (resource, highest) VALUES (?, 0)
+/// ON DUPLICATE KEY UPDATE highest = highest;
 /// UPDATE lockcore_fences SET highest = ? WHERE resource = ? AND highest <= ?;
 /// ```
+///
+/// The first statement locks the row for this transaction alone. With `INSERT IGNORE`, two
+/// transactions would first share the row, and then deadlock at the `UPDATE`. `INSERT IGNORE` also
+/// cuts names that are too long, without an error.
 pub const PASS: &str = include_str!("sql/pass.sql");
