@@ -135,7 +135,8 @@ impl Locks {
 
     /// Takes one of several locks: the first in the list that is free. If none is free, waits for
     /// all of them, and takes the first that is granted. So a list of names is a pool of resources,
-    /// and the caller gets one of them. The locks may belong to different clients.
+    /// and the caller gets one of them. The locks may belong to different clients. If the store of
+    /// some locks fails, the call waits for the others that somebody holds.
     ///
     /// Each lock waits as long as it is [set](Lock::wait) to. The caller gets one guard, never two.
     /// If the store grants a second lock to this caller at the same moment, the client releases the

@@ -9,11 +9,13 @@
 use std::time::Duration;
 
 use libtest_mimic::Trial;
+use lockcore::backend::Fault;
+use lockcore::testing::{Store as Kit, Verb};
 use lockcore::{ErrorKind, Lock, Locks};
 
 use crate::giving_up::drop_at_every_poll;
 use crate::store::{
-    A_FEW_MILLIS, Kind, SOON, Store, assert_nothing_left, begin, give_back, kind, tickets,
+    A_FEW_MILLIS, DEFAULT, Kind, SOON, Store, assert_nothing_left, begin, give_back, kind, tickets,
 };
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
@@ -23,6 +25,13 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         any_of_several_dropped_at_any_poll_leaves_nothing
         a_mistake_in_one_of_several_is_reported_and_nothing_is_taken
         a_hold_tells_how_long_it_is_held
+    ]
+}
+
+/// Facts about failures, on the store for tests.
+pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, DEFAULT;
+        a_store_that_fails_does_not_end_the_wait_for_locks_of_another
     ]
 }
 
@@ -106,6 +115,30 @@ async fn any_of_several_dropped_at_any_poll_leaves_nothing(store: Store) {
     println!("{drops} drops of one of several");
     give_back(in_the_way).await;
     assert_nothing_left(&store, &locks, "a").await;
+}
+
+async fn a_store_that_fails_does_not_end_the_wait_for_locks_of_another(_: Store) {
+    let (kit, fails) = (Kit::new(), Kit::new());
+    let (locks, other) = (kit.client().unwrap(), kit.client().unwrap());
+    let there = fails.client().unwrap().mutex("b");
+    let in_the_way = other.mutex("a").acquire().await.unwrap();
+
+    fails.fail_next(Verb::Enqueue, Fault::Refused);
+    let waiting = [there.clone(), locks.mutex("a").wait(SOON)];
+    let waiting = tokio::spawn(Locks::acquire_any(waiting));
+    tickets(&locks, "a", 2).await;
+    give_back(in_the_way).await;
+    let guard = waiting.await.unwrap().unwrap();
+    assert_eq!(guard.name(), "a");
+
+    // If the other lock is not released in time, the failure is the error.
+    fails.fail_next(Verb::Enqueue, Fault::Refused);
+    let short = Duration::from_millis(50);
+    let both = [there, other.mutex("a").wait(short)];
+    let error = Locks::acquire_any(both).await;
+    assert_eq!(kind(error), ErrorKind::Unavailable);
+    give_back(guard).await;
+    tickets(&locks, "a", 0).await;
 }
 
 async fn a_mistake_in_one_of_several_is_reported_and_nothing_is_taken(store: Store) {

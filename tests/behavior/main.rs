@@ -164,6 +164,7 @@ fn facts_of_memory(store: Kind) -> Vec<Trial> {
         part::facts_of_the_kit,
         permits::facts_of_the_kit,
         extend::facts_of_the_kit,
+        any::facts_of_the_kit,
         detach::facts_of_the_kit,
         detach::facts_of_messages,
         processes::facts_of_none,
