@@ -10,6 +10,7 @@ use std::ops::{ControlFlow, Deref};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::client::counters::check_value;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Guard, Held, Release};
 use crate::lock::Lock;
@@ -110,7 +111,8 @@ impl Election {
     ///
     /// The errors of [`Lock::acquire`] and of [`Held::set_value`].
     /// [`Timeout`](crate::ErrorKind::Timeout) only if there is a [wait](Self::wait), and
-    /// [`Config`](crate::ErrorKind::Config) at a store without counters.
+    /// [`Config`](crate::ErrorKind::Config) at a store without counters and for a
+    /// [value](Self::value) that is too long.
     /// [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock) inside of
     /// [`run_as_leader`](Self::run_as_leader) on the same name. After any error this candidate does
     /// not lead.
@@ -124,6 +126,7 @@ impl Election {
             let text = "an election needs a store with counters, and this store has none";
             return Err(Error::config(text).of_name(&self.name));
         }
+        check_value(&self.value).map_err(|error| error.of_name(&self.name))?;
         let guard = self.lock.acquire().await?;
         guard.write_value(Arc::clone(&self.value)).await?;
         // The lease may have ended while the value was being sent, which may take several attempts.

@@ -36,6 +36,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_leader_cannot_campaign_for_its_own_office
         dropped_futures_of_candidates_leave_nothing
         a_campaign_with_a_wait_ends_with_it
+        a_candidate_whose_value_is_too_long_does_not_stand
     ]);
     facts.extend(observers::facts(store));
     facts
@@ -103,6 +104,21 @@ async fn a_leader_that_resigns_is_followed_by_another_candidate_of_its_process(s
     assert!(second.token() > token);
     let told = locks.value("a").get().await.unwrap().unwrap();
     assert_eq!((told.token, &*told.text), (second.token(), "second"));
+}
+
+async fn a_candidate_whose_value_is_too_long_does_not_stand(store: Store) {
+    let locks = store.client();
+    let leader = soon(locks.election("a").campaign()).await.unwrap();
+    let candidate = locks.election("a").value("x".repeat(1_025));
+
+    let error = soon(candidate.campaign()).await.unwrap_err();
+
+    assert_eq!((error.kind(), error.name()), (ErrorKind::Config, Some("a")));
+    assert!(error.to_string().contains("1025 bytes"), "{error}");
+    assert_eq!(soon(leader.resign()).await.unwrap(), Release::Released);
+    let longest = locks.election("a").value("x".repeat(1_024));
+    let leader = soon(longest.campaign()).await.unwrap();
+    assert_eq!(soon(leader.resign()).await.unwrap(), Release::Released);
 }
 
 async fn a_body_whose_leadership_is_lost_is_dropped_and_begins_again(store: Store) {
