@@ -288,9 +288,11 @@ impl Locks {
         let now = shared.clock.now();
         let released = shared.release(Where::Here, now, self.soon(), vec![departure]);
         let released = released.await.map_err(Error::from)?;
-        tracing::info!(lock = %name, ticket = place.ticket, owner = %place.owner, "took a lock away from its holder");
         match released.first() {
-            Some(Released::Released) => Ok(Release::Released),
+            Some(Released::Released) => {
+                tracing::info!(lock = %name, ticket = place.ticket, owner = %place.owner, "took a lock away from its holder");
+                Ok(Release::Released)
+            }
             Some(Released::NotFound) => Ok(Release::AlreadyLost),
             Some(Released::Failed) | None => Err(Error::unknown(
                 "the store could not remove the ticket: see its log, and the rights of the user",

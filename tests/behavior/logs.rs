@@ -15,7 +15,7 @@ use tests::stores::redis::{USER, grant};
 use tests::watch::SECRET;
 use tracing::Level;
 
-use crate::store::{DEFAULT, Kind, SOON, Store, give_back, kind, tickets};
+use crate::store::{DEFAULT, Kind, SOON, Store, give_back, kind, soon, tickets};
 use crate::traces::{self, LOGGED, Line};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
@@ -32,6 +32,7 @@ pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
         a_deleted_lock_is_a_warning_though_a_renewal_misses_it_after_its_use
         a_lease_that_runs_out_after_its_release_is_no_warning
         a_url_that_was_not_opened_is_not_repeated
+        a_forced_release_is_logged_only_if_it_has_ended_a_grant
     ]
 }
 
@@ -109,6 +110,35 @@ async fn a_client_tells_of_its_start_and_of_its_end_once(store: Store) {
         );
         assert_eq!(at(Level::WARN, &owner), Vec::<String>::new());
     }
+}
+
+async fn a_forced_release_is_logged_only_if_it_has_ended_a_grant(store: Store) {
+    let (kit, name) = (Kit::new(), marked(&store, "forced"));
+    let (locks, operator) = (kit.client().unwrap(), kit.client().unwrap());
+    let guard = locks.mutex(&name).acquire().await.unwrap();
+    let ticket = guard.grant_id().ticket();
+    let mut forced = kit.hold_next(Verb::Release);
+    let ends = tokio::spawn({
+        let (operator, name) = (operator.clone(), name.clone());
+        async move { operator.force_release(name, ticket).await }
+    });
+    soon(forced.arrived()).await;
+    give_back(guard).await;
+    forced.let_go();
+    let ended = soon(ends).await.unwrap().unwrap();
+    assert_eq!(ended, Release::AlreadyLost);
+    let took = "took a lock away";
+    assert!(
+        !at(Level::INFO, &name)
+            .iter()
+            .any(|text| text.contains(took))
+    );
+
+    let guard = locks.mutex(&name).acquire().await.unwrap();
+    let ticket = guard.grant_id().ticket();
+    let ended = operator.force_release(name.as_str(), ticket).await;
+    assert_eq!(ended.unwrap(), Release::Released);
+    one(Level::INFO, &name, took).await;
 }
 
 async fn a_release_tells_for_how_long_the_lock_was_held(store: Store) {
