@@ -20,7 +20,7 @@ impl Locks {
     ///
     /// This client needs the same store and the same namespace. It sends one request to the store,
     /// and does not wait in line. The guard is like every other guard: this client renews the
-    /// lease, with the ttl that the lock was taken with. The drop of the guard, or
+    /// lease, with the ttl that the lock had when it was detached. The drop of the guard, or
     /// [`shutdown`](Self::shutdown), releases the lock. The other settings are the defaults of
     /// [`Lock`](crate::Lock), and not the settings of the former holder. So the lease is renewed
     /// even if the former holder had turned renewal off. From now on, the store shows this client

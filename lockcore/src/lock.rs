@@ -167,8 +167,10 @@ impl Lock {
 
     /// Whether code that runs under this lock may take it again. If so, both holds use the same
     /// grant and token, and no request is sent to the store. If several parts of the code take it
-    /// again at the same time, as in a `join!`, they take turns. With `false`, a second request
-    /// fails with [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock) at once. Default: true.
+    /// again at the same time, as in a `join!`, they take turns. A future whose turn it is and that
+    /// is not polled any more keeps the others waiting, so drop it: an example is a `select!` over
+    /// `&mut future` that has finished. With `false`, a second request fails with
+    /// [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock) at once. Default: true.
     ///
     /// The inner hold uses the lease of the outer one: its own `ttl`, `renew`, `min_hold` and
     /// `max_hold` have no effect.
