@@ -13,9 +13,11 @@ mod replies;
 mod rights;
 mod sessions;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
+use lockcore::backend::{self, Connection, EventSink, Namespace};
 use lockcore::{Builder, Fair, Locks};
 use tests::eventually::eventually;
 use tests::proxy::Proxy;
@@ -64,6 +66,19 @@ async fn nothing_left(server: &ZooKeeperServer) {
         server.ephemerals("/").is_empty()
     })
     .await;
+}
+
+/// A connection of the library without a client above it, as the core opens one. `receiver` is
+/// another number for each connection.
+async fn connection(url: &str, receiver: u64) -> Arc<dyn Connection> {
+    let events = EventSink::new(receiver, namespace(), |_| ());
+    let store = backend::open(url).unwrap();
+    store.connect(events).await.unwrap()
+}
+
+/// The namespace of the clients.
+fn namespace() -> Namespace {
+    Namespace::new("test").unwrap()
 }
 
 /// A plain ZooKeeper client that reads nodes directly.

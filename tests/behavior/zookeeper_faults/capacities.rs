@@ -1,10 +1,12 @@
 //! Tests of stored capacities: the nodes that they leave, what they cost, and changes that are
 //! interrupted.
 
+use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
+use lockcore::backend::{Fault, Id, Name, Resize, ResizeOp, ResizeOutcome};
 use lockcore::{ErrorKind, Locks, Semaphore};
 use tests::eventually::eventually;
 use tests::proxy::Proxy;
@@ -13,7 +15,9 @@ use tests::zookeeper_server::ZooKeeperServer;
 use tokio::task::JoinSet;
 use zookeeper_client::{Acls, Client, CreateMode};
 
-use super::{builder, client, counted, nothing_left, operator, through};
+use super::{
+    builder, client, connection, counted, namespace, nothing_left, operator, proxied, through,
+};
 use crate::store::{Kind, LEASE, SOON, Store, begin, give_back, kind, soon, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
@@ -27,6 +31,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_grant_that_its_waiter_has_not_seen_outlives_a_smaller_capacity
         more_permits_that_a_lost_watch_does_not_tell_cost_a_third_of_a_ttl
         a_change_whose_answer_is_lost_counts_once
+        a_change_that_is_repeated_before_its_answer_leaves_no_halt
         a_halt_whose_create_is_not_answered_is_taken_away
         a_change_that_is_dropped_leaves_no_halt
         every_grant_fits_under_the_capacity_of_its_moment
@@ -35,6 +40,9 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
 
 /// The parent of the tickets of `a`.
 const PARENT: &str = "/test:1/{a}";
+
+/// A part of each request that creates a halt: the halt of a change that stores a capacity.
+const HALT: &[u8] = b"-0-0-0-";
 
 fn five(locks: &Locks) -> Semaphore {
     locks.semaphore("a", 5)
@@ -349,12 +357,79 @@ async fn a_change_whose_answer_is_lost_counts_once(_: Store) {
     pair(&five(&other)).await;
 }
 
+/// The core repeats a change when the server stalls, and the task of the first attempt goes on. In
+/// this fact, the repetition reads the line before the first attempt changes it, and puts its own
+/// halt into the line after that. The fact makes both attempts itself, on one connection.
+async fn a_change_that_is_repeated_before_its_answer_leaves_no_halt(_: Store) {
+    let server = ZooKeeperServer::start();
+    let proxy = Proxy::to(server.port());
+    let name = Name::new(namespace(), "a").unwrap();
+    let connection = connection(&proxied(&proxy), 1).await;
+    let operator = operator(&server).await;
+    // The server counts the creates and the deletes of children together.
+    let creates = async || {
+        let stat = operator.check_stat(PARENT).await.unwrap();
+        stat.map_or(0, |stat| (stat.cversion + stat.num_children) / 2)
+    };
+    let mut after = None;
+    let mut came_late = 0;
+    for turn in 1..=20 {
+        if came_late == 3 {
+            break;
+        }
+        let id = Id::parse(&format!("{turn:032x}")).unwrap();
+        let op = ResizeOp::Set {
+            capacity: Some(5 + turn),
+            after,
+            stated: NonZeroU32::new(5).unwrap(),
+        };
+        let resize = Arc::new(Resize::new(name.clone(), id, op));
+        let (before, created) = (proxy.traffic().delayed, creates().await);
+
+        // The request for the first halt is on its way when the second attempt sends its reads.
+        proxy.delay_requests(HALT, Duration::from_millis(500));
+        let first = tokio::spawn(connection.resize(Arc::clone(&resize)));
+        eventually("the first halt is sent", SOON, async || {
+            proxy.traffic().delayed > before
+        })
+        .await;
+        proxy.freeze();
+        proxy.delay_requests(HALT, Duration::ZERO);
+        let sent = proxy.traffic().chunks_up;
+        let second = tokio::spawn(connection.resize(resize));
+        eventually("the second attempt reads", SOON, async || {
+            proxy.traffic().chunks_up > sent
+        })
+        .await;
+        proxy.thaw();
+
+        let first = soon(first).await.unwrap().unwrap();
+        assert_eq!(
+            (first.outcome, first.change),
+            (ResizeOutcome::Applied, Some(id))
+        );
+        match soon(second).await.unwrap() {
+            Ok(second) => {
+                assert_eq!(second, first);
+                // The node of the capacity, and two halts.
+                came_late += u32::from(creates().await - created == 3);
+            }
+            // The second halt was in the line before the first attempt was done.
+            Err(error) => assert_eq!(error.fault(), Fault::Retry, "{error}"),
+        }
+        nothing_left(&server).await;
+        after = Some(id);
+    }
+    assert!(came_late > 0);
+    pair(&five(&client(&server))).await;
+}
+
 async fn a_halt_whose_create_is_not_answered_is_taken_away(_: Store) {
     let server = ZooKeeperServer::start();
     let proxy = Proxy::to(server.port());
     let (locks, other) = (through(&proxy), client(&server));
     for capacity in [6, 7] {
-        proxy.lose_replies(b"-0-0-0-", 1);
+        proxy.lose_replies(HALT, 1);
         five(&locks).resize(capacity).await.unwrap();
         assert_eq!(five(&other).capacity().await.unwrap(), capacity);
         nothing_left(&server).await;

@@ -43,7 +43,8 @@
 //! - A transaction whose answer was lost may be carried out late, but only while its halt exists.
 //!   The core sends the same change again with another halt. This younger halt gives no right to
 //!   change while the first halt is there. When the first halt is gone, the repetition finds its
-//!   own id (the change was made), or finds that nothing was changed.
+//!   own id (the change was made), or finds that nothing was changed. In both cases it deletes its
+//!   own halt.
 //!
 //! A halt is an ephemeral node, so it ends with the session of its client. If the process of this
 //! client is stopped in the middle of a change, no client is granted permits until the session
@@ -207,27 +208,35 @@ async fn change(
         Ok(found) => behind(&session, &parent, &resize, &halt, found).await,
         Err(error) => Err(error),
     };
-    let is_changed = changed
-        .as_ref()
-        .is_ok_and(|changed| changed.change == Some(resize.id));
-    let is_unknown = changed
-        .as_ref()
-        .is_err_and(|error| error.fault() == Fault::Unknown);
-    if is_unknown {
-        // The transaction may be carried out late, but not after the halt is deleted.
-        leave_behind(&session, &parent, halt.id);
-    } else if !is_changed {
-        // The call itself sends the delete. While the session is disconnected, the reply may take
-        // long, so a task waits for it in place of the caller.
-        let deleted = session.client.delete(&halt.path, None);
-        session.runtime.clone().spawn(async move {
-            match deleted.await {
-                Ok(()) | Err(ZkError::NoNode) => {}
-                Err(_) => leave_behind(&session, &parent, halt.id),
-            }
-        });
+    match &changed {
+        // The transaction has deleted the halt.
+        Ok(Behind::Committed(_)) => {}
+        Err(error) if error.fault() == Fault::Unknown => {
+            // The transaction may be carried out late, but not after the halt is deleted.
+            leave_behind(&session, &parent, halt.id);
+        }
+        Ok(Behind::Found(_)) | Err(_) => {
+            // The call itself sends the delete. While the session is disconnected, the reply may
+            // take long, so a task waits for it in place of the caller.
+            let deleted = session.client.delete(&halt.path, None);
+            session.runtime.clone().spawn(async move {
+                match deleted.await {
+                    Ok(()) | Err(ZkError::NoNode) => {}
+                    Err(_) => leave_behind(&session, &parent, halt.id),
+                }
+            });
+        }
     }
-    changed
+    changed.map(|(Behind::Committed(answer) | Behind::Found(answer))| answer)
+}
+
+/// The answer of a change that has put its halt into the line.
+enum Behind {
+    /// This change was committed, and its transaction has deleted the halt.
+    Committed(Resized),
+    /// Nothing was to be changed. If the answer has the id of this change, an earlier attempt was
+    /// committed. It has deleted the halt of that attempt only.
+    Found(Resized),
 }
 
 /// Puts a halt into the line, and then reads the line. If the answer to the create is lost, the
@@ -287,14 +296,14 @@ async fn behind(
     resize: &Resize,
     halt: &Halt,
     found: Found,
-) -> Result<Resized, StoreError> {
+) -> Result<Behind, StoreError> {
     let terms = &found.row.terms;
     if terms.halts.first().is_none_or(|first| first.id != halt.id) {
         return Err(in_the_way("somebody else is changing the capacity"));
     }
     let capacity = match (found.answer(resize), resize.op) {
         (None, ResizeOp::Set { capacity, .. }) => capacity,
-        (Some(answer), _) => return Ok(answer),
+        (Some(answer), _) => return Ok(Behind::Found(answer)),
         (None, ResizeOp::Read) => return Err(in_the_way("nothing is to be changed")),
     };
     let in_front = |ticket: &&Ticket| layout::is_older(ticket.sequence, halt.sequence);
@@ -332,11 +341,11 @@ async fn behind(
     if capacity.is_some() {
         session.state().remember_parent(&parent.path);
     }
-    Ok(Resized::new(
+    Ok(Behind::Committed(Resized::new(
         capacity,
         Some(resize.id),
         ResizeOutcome::Applied,
-    ))
+    )))
 }
 
 /// Adds the steps of the change to a transaction. The delete of the halt must be the last step.
