@@ -16,6 +16,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store;
         an_extended_lease_keeps_others_out_beyond_its_first_ttl
         an_extended_lease_that_is_renewed_stays_so
+        an_extended_lease_is_shown_with_its_longer_ttl
         a_ttl_that_does_not_extend_is_refused_and_changes_nothing
         a_lost_lease_is_not_extended
         max_hold_stays_the_end_of_an_extended_lease
@@ -81,6 +82,26 @@ async fn an_extended_lease_that_is_renewed_stays_so(store: Store) {
     assert_eq!(kind(locks.mutex("a").try_acquire().await), ErrorKind::Busy);
     give_back(guard).await;
     assert_nothing_left(&store, &locks, "a").await;
+}
+
+async fn an_extended_lease_is_shown_with_its_longer_ttl(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    for renews in [true, false] {
+        let lock = locks.mutex("a").ttl(TTL).renew(renews);
+        let guard = lock.acquire().await.unwrap();
+
+        guard.extend(LONGER).await.unwrap();
+
+        let shown = other.inspect("a").await.unwrap()[0].remaining;
+        let believed = guard.remaining();
+        assert!(
+            believed > TTL && believed <= shown,
+            "{believed:?}, {shown:?}"
+        );
+        assert!(shown <= LONGER, "{shown:?}");
+        give_back(guard).await;
+        assert_nothing_left(&store, &other, "a").await;
+    }
 }
 
 async fn a_ttl_that_does_not_extend_is_refused_and_changes_nothing(store: Store) {

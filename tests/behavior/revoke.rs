@@ -11,6 +11,7 @@ use lockcore::{Error, ErrorKind, Guard, Lock, Locks, LostReason, OnLost, OnRevok
 use tests::eventually::eventually;
 use tests::stalls::awake_since;
 use tests::witness::Witness;
+use tokio::sync::oneshot;
 
 use crate::store::{
     Kind, SLACK, SOON, Store, assert_nothing_left, begin, give_back, kind, soon, tickets,
@@ -26,6 +27,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_holder_that_is_asked_gives_up_and_the_next_holds
         a_holder_that_does_not_give_up_is_lost_when_its_time_is_over
         a_lock_that_is_revoked_is_never_held_twice
+        an_extended_lease_that_is_revoked_is_never_held_twice
         a_request_with_more_time_that_replaces_another_is_kept_to
         a_holder_that_renews_by_hand_in_its_grace_is_renewed_all_the_same
         work_that_can_be_repeated_stops_as_soon_as_somebody_asks
@@ -185,6 +187,43 @@ async fn a_lock_that_is_revoked_is_never_held_twice(store: Store) {
         ErrorKind::Lost(LostReason::Revoked)
     );
     assert_eq!(witness.assert_no_overlap().visits, 2);
+}
+
+/// The holder learns of the ask-back long after the ttl with which it has taken the lock, or never.
+async fn an_extended_lease_that_is_revoked_is_never_held_twice(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    let brief = Duration::from_millis(500);
+    let operator = store.client_with(Locks::builder().op_timeout(brief));
+    for (renews, longer) in [(true, 2 * TTL), (false, TTL)] {
+        let first = lock(&locks).ttl(Duration::from_secs(1)).renew(renews);
+        let guard = first.acquire().await.unwrap();
+        let holder = ticket(&guard);
+        guard.extend(longer).await.unwrap();
+        let witness = Arc::new(Witness::exclusive());
+        let seen = Arc::clone(&witness);
+        let (enters, entered) = oneshot::channel();
+        let work = tokio::spawn(async move {
+            let body = async move {
+                let _visit = seen.enter(1);
+                enters.send(()).unwrap();
+                std::future::pending::<Result<(), Error>>().await
+            };
+            guard.run(body).await
+        });
+        entered.await.unwrap();
+        let next = begin(lock(&other).wait(2 * SOON));
+        tickets(&other, "a", 2).await;
+
+        let outcome = operator.revoke("a", holder, Duration::ZERO, "x").await;
+
+        assert_eq!(outcome.unwrap(), Release::Released);
+        let guard = next.await.unwrap().unwrap();
+        drop(witness.enter(1));
+        give_back(guard).await;
+        assert!(matches!(kind(work.await.unwrap()), ErrorKind::Lost(_)));
+        assert_eq!(witness.assert_no_overlap().visits, 2);
+        assert_nothing_left(&store, &other, "a").await;
+    }
 }
 
 async fn work_that_can_be_repeated_stops_as_soon_as_somebody_asks(store: Store) {

@@ -9,6 +9,7 @@ mod cuts;
 mod damaged;
 mod ensembles;
 mod outages;
+mod renewals;
 mod replies;
 mod rights;
 mod sessions;
@@ -33,6 +34,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         capacities::facts,
         crowds::facts,
         outages::facts,
+        renewals::facts,
         replies::facts,
         cuts::facts,
         sessions::facts,

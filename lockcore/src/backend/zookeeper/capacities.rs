@@ -72,7 +72,7 @@ use zookeeper_client::{CreateMode, Error as ZkError, MultiWriteError, MultiWrite
 
 use super::counters::not_changed;
 use super::errors::failed;
-use super::layout::{self, Parent, Stored, Ticket};
+use super::layout::{self, Data, Parent, Stored, Ticket};
 use super::row::{Row, Terms};
 use super::session::Session;
 use crate::backend::{Fault, Resize, ResizeOp, ResizeOutcome, Resized, StoreError};
@@ -315,8 +315,8 @@ async fn behind(
             // This ticket may hold nevertheless, because it held at an earlier change.
             let read = session.client.get_data(&parent.child(&waits.node)).await;
             let (data, stat) = read.map_err(not_changed)?;
-            let (_, number) = layout::owner_and_number(&data, stat.czxid.unsigned_abs());
-            terms.through().max(number.saturating_sub(1))
+            let data = Data::read(&data, stat.czxid.unsigned_abs(), waits.ttl);
+            terms.through().max(data.number.saturating_sub(1))
         }
     };
     let without = Terms::default();

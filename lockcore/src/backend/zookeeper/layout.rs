@@ -191,22 +191,47 @@ impl Ticket {
     }
 }
 
-/// The data of a ticket's node: the owner of the ticket. The number of a ticket is the id of the
-/// transaction that created its first node. If a ticket was made smaller, it has a new node. The
-/// data of the new node also has the number, after the owner and a line break. If a client asks the
-/// ticket back, the data also has the number. In this case the ask-back is in a line of its own
-/// between the owner and the number.
-pub(super) fn data(owner: &str, number: u64) -> Vec<u8> {
-    format!("{owner}\n{number}").into_bytes()
+/// The data of a ticket's node.
+///
+/// A new node has the owner alone. The number of a ticket is the id of the transaction that created
+/// its first node, and its ttl is in the name of the node. The data is written again if a client
+/// asks the ticket back, if the lease is extended, and into the new node of a ticket that was made
+/// smaller. Then a last line has the number and the ttl. An ask-back is in a line of its own in
+/// front of this last line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Data {
+    /// The owner, followed by the ask-back if there is one.
+    pub(super) owner: String,
+    pub(super) number: u64,
+    /// The longest ttl with which the ticket was renewed: see `tickets::renew`.
+    pub(super) ttl: Duration,
 }
 
-/// Reads the text that [`data`] has written, or an owner alone.
-pub(super) fn owner_and_number(data: &[u8], created: u64) -> (String, u64) {
-    let text = String::from_utf8_lossy(data).into_owned();
-    let number = text.rsplit_once('\n');
-    match number.and_then(|(owner, number)| Some((owner, number.parse().ok()?))) {
-        Some((owner, number)) => (owner.to_owned(), number),
-        None => (text, created),
+impl Data {
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let (owner, number, millis) = (&self.owner, self.number, self.ttl.as_millis());
+        format!("{owner}\n{number} {millis}").into_bytes()
+    }
+
+    /// Reads the data of a node. `created` is the id of the transaction that created the node, and
+    /// `ttl` is the ttl in its name.
+    pub(super) fn read(data: &[u8], created: u64, ttl: Duration) -> Self {
+        let text = String::from_utf8_lossy(data);
+        Self::parse(&text).unwrap_or_else(|| Self {
+            owner: text.into_owned(),
+            number: created,
+            ttl,
+        })
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let (owner, last) = text.rsplit_once('\n')?;
+        let (number, millis) = last.split_once(' ')?;
+        Some(Self {
+            owner: owner.to_owned(),
+            number: number.parse().ok()?,
+            ttl: Duration::from_millis(millis.parse().ok()?),
+        })
     }
 }
 
@@ -413,13 +438,22 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_is_written_down_is_read_back_and_an_owner_alone_is_one() {
-        assert_eq!(
-            owner_and_number(&data("host/1/2", 7), 9),
-            ("host/1/2".into(), 7)
-        );
-        assert_eq!(owner_and_number(b"host/1/2", 9), ("host/1/2".into(), 9));
-        assert_eq!(owner_and_number(b"a\nb", 9), ("a\nb".into(), 9));
+    fn data_that_is_written_again_is_read_back_and_an_owner_alone_is_one() {
+        let named = Duration::from_secs(1);
+        let written = |owner: &str| Data {
+            owner: owner.into(),
+            number: 7,
+            ttl: Duration::from_secs(60),
+        };
+        for owner in ["host/1/2", "host/1/2 shop 7", "a\n500 host/2/3 why"] {
+            let data = written(owner);
+            assert_eq!(Data::read(&data.to_bytes(), 9, named), data);
+        }
+        for alone in ["host/1/2", "", "a\nb", "a\n7", "a\n7 x"] {
+            let data = Data::read(alone.as_bytes(), 9, named);
+            assert_eq!((data.owner.as_str(), data.number), (alone, 9));
+            assert_eq!(data.ttl, named);
+        }
     }
 
     /// This happens after 2³¹ tickets of one busy name.

@@ -64,6 +64,9 @@ pub(super) struct Standing {
     pub(super) parent: String,
     pub(super) path: String,
     pub(super) permits: u32,
+    /// The ttl that the node shows, in its name or in its data. The node may show a longer one, if
+    /// the answer to a write was lost.
+    pub(super) ttl: Duration,
     /// If a request to make the ticket smaller was sent: the path that the ticket has after that
     /// request. There is at most one such request, because the core makes one change at a time and
     /// repeats it until it is acknowledged.

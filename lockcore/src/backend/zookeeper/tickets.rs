@@ -24,7 +24,7 @@ pub(super) use release::release;
 pub(super) use renew::renew;
 
 use super::errors::failed;
-use super::layout::{self, Parent};
+use super::layout::{self, Data, Parent};
 use super::proof::Proof;
 use super::row::Row;
 use super::session::Session;
@@ -82,17 +82,17 @@ pub(super) async fn inspect(
         let MultiReadResult::Data { data, stat } = read else {
             return None;
         };
-        let (owner, number) = layout::owner_and_number(&data, stat.czxid.unsigned_abs());
+        let data = Data::read(&data, stat.czxid.unsigned_abs(), ticket.ttl);
         let age = millis.saturating_sub(stat.ctime.unsigned_abs());
         let place = TicketInfo::new(
-            number,
-            at < holders || number <= line.terms.through(),
+            data.number,
+            at < holders || data.number <= line.terms.through(),
             ticket.permits,
             line.terms.capacity().unwrap_or(ticket.capacity),
-            // The server does not report how long a session lasts. This is the longest possible
-            // time.
-            ticket.ttl,
-            owner,
+            // The server does not report when the ticket was renewed. This is the longest possible
+            // time, because no renewal gives more than the ttl that the node shows.
+            data.ttl,
+            data.owner,
         );
         let place = place.with_id(ticket.id);
         // The server does not report its time, so this age is by the clock of this machine. The
@@ -206,15 +206,16 @@ pub(super) async fn ask_back(
         Err(ZkError::NoNode) => return is_gone(&session, &parent, id).await,
         Err(error) => return Err(failed(error)),
     };
-    let (owner, number) = layout::owner_and_number(&data, stat.czxid.unsigned_abs());
-    let owner = owner.split(ASK).next().unwrap_or_default();
-    let data = layout::data(&format!("{owner}{ASK}{ask}"), number);
+    let mut data = Data::read(&data, stat.czxid.unsigned_abs(), ticket.ttl);
+    let owner = data.owner.split(ASK).next().unwrap_or_default();
+    data.owner = format!("{owner}{ASK}{ask}");
     let (client, version) = (&session.client, Some(stat.version));
-    match client.set_data(&path, &data, version).await {
+    match client.set_data(&path, &data.to_bytes(), version).await {
         Ok(_) => Ok(true),
         Err(ZkError::NoNode) => is_gone(&session, &parent, id).await,
         Err(ZkError::BadVersion) => {
-            let text = "ZooKeeper: somebody else asks for the same ticket at this moment";
+            let text =
+                "ZooKeeper: the ticket is asked back by somebody else, or extended, at this moment";
             Err(StoreError::new(Fault::Retry, text))
         }
         Err(error) => Err(failed(error)),
@@ -296,15 +297,16 @@ pub(super) async fn check(session: Arc<Session>) -> Result<Vec<String>, StoreErr
     Ok(warnings)
 }
 
-/// How long a lease is valid from now on: its ttl, but at most as long as the session certainly
-/// lives. The core counts this time from a moment before now. So its deadline may be earlier than
-/// necessary, but never later.
-fn valid_for(session: &Session, request: &Request) -> Duration {
-    valid_for_in(&session.state().proof, request)
+/// How long a lease is valid from now on: its ttl, but at most the ttl that its node shows, and at
+/// most as long as the session certainly lives. The core counts this time from a moment before now.
+/// So its deadline may be earlier than necessary, but never later.
+fn valid_for(session: &Session, request: &Request, shown: Duration) -> Duration {
+    valid_for_in(&session.state().proof, request, shown)
 }
 
-fn valid_for_in(proof: &Proof, request: &Request) -> Duration {
-    proof.lives_for(Clock::BOOT.now()).min(request.ttl)
+fn valid_for_in(proof: &Proof, request: &Request, shown: Duration) -> Duration {
+    let lives_for = proof.lives_for(Clock::BOOT.now());
+    lives_for.min(request.ttl).min(shown)
 }
 
 /// Notes that a ticket exists. The number of the ticket is the id of the transaction that created
@@ -335,6 +337,7 @@ fn stands(
         parent: parent.path.clone(),
         path,
         permits: request.permits.get(),
+        ttl: request.ttl,
         shrinks_to: None,
         sequence,
         alone: is_alone,

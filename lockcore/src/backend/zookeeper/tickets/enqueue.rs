@@ -296,7 +296,8 @@ async fn answer(
     standing: Standing,
     place: Place,
 ) -> Result<Enqueued, StoreError> {
-    let (ticket, valid_for) = (standing.ticket, valid_for(session, request));
+    let ticket = standing.ticket;
+    let valid_for = valid_for(session, request, standing.ttl);
     let granted = Enqueued::Granted { ticket, valid_for };
     if let Place::First = place {
         session.state().granted(request.id);

@@ -8,7 +8,7 @@ use zookeeper_client::{CreateMode, Error as ZkError, MultiReadResult};
 
 use super::{READS, valid_for, valid_for_in};
 use crate::backend::zookeeper::errors::failed;
-use crate::backend::zookeeper::layout::{self, Parent};
+use crate::backend::zookeeper::layout::{self, Data, Parent};
 use crate::backend::zookeeper::line::Line;
 use crate::backend::zookeeper::session::Session;
 use crate::backend::zookeeper::standing::{Mine, Standing, State};
@@ -33,8 +33,8 @@ use crate::request::{Id, Request};
 /// - A waiter in a line that nobody follows, or in a line that differs from its copy: the line is
 ///   read.
 ///
-/// Tickets that must become smaller are made smaller first. All other requests only read, so a drop
-/// of the future at any point does no harm.
+/// Tickets that must become smaller are made smaller first, and longer ttls are written last
+/// ([`lengthen`](Round::lengthen)). A drop of the future at any point does no harm.
 pub(crate) async fn renew(
     session: Arc<Session>,
     tickets: Vec<Arc<Request>>,
@@ -45,6 +45,7 @@ pub(crate) async fn renew(
     for (look, node) in round.looks.take().answered(&session).await? {
         round.learn(look, node);
     }
+    round.lengthen().await;
     round.read_lines().await?;
     Ok(round.end())
 }
@@ -57,6 +58,9 @@ struct Round<'a> {
     answers: Vec<Renewed>,
     /// The nodes to read.
     looks: Looks,
+    /// The tickets whose nodes show a shorter ttl than they are to have, with their indices. The
+    /// data of each is to be written over this version.
+    shorter: Vec<(usize, String, Data, i32)>,
     /// The tickets whose line must be read, with their indices.
     unclear: Vec<(usize, Standing)>,
     /// The nodes that a copy of a line contains and that do not exist, with the paths of the lines.
@@ -82,6 +86,7 @@ impl<'a> Round<'a> {
             tickets,
             answers: Vec::with_capacity(tickets.len()),
             looks: Looks::default(),
+            shorter: Vec::new(),
             unclear: Vec::new(),
             gone: Vec::new(),
             outdated: Vec::new(),
@@ -104,7 +109,7 @@ impl<'a> Round<'a> {
             match mine {
                 Err(answer) => round.answers.push(answer),
                 Ok(mine) => {
-                    let valid_for = valid_for_in(&state.proof, request);
+                    let valid_for = valid_for_in(&state.proof, request, mine.ttl);
                     round.answers.push(how_it_stands(mine.granted, valid_for));
                     let is_smaller = shrunk.contains(&(request.id, true));
                     let first = || {
@@ -128,11 +133,12 @@ impl<'a> Round<'a> {
         is_smaller: bool,
         first: impl FnOnce() -> Option<i32>,
     ) {
+        let ttl = self.ttl(at);
         // A renewal of a single ticket always reads the node: the holder asks in this way before a
-        // step that needs the lock.
-        let third = self.tickets[at].ttl / 3;
-        let seen_lately =
-            self.tickets.len() > 1 && mine.seen.is_some_and(|seen| self.now < seen.after(third));
+        // step that needs the lock. So does a renewal that extends the lease.
+        let reads = self.tickets.len() == 1 || ttl > mine.ttl;
+        let lately = |seen: Instant| self.now < seen.after(ttl / 3);
+        let seen_lately = !reads && mine.seen.is_some_and(lately);
         if mine.granted {
             if !seen_lately {
                 self.looks.at(at, mine, What::Ticket);
@@ -159,21 +165,35 @@ impl<'a> Round<'a> {
         }
     }
 
+    /// The ttl of a ticket. No renewal makes a lease valid for longer than a session lasts, however
+    /// far the lease was extended.
+    fn ttl(&self, at: usize) -> Duration {
+        self.tickets[at].ttl.min(self.session.timeout)
+    }
+
     /// Applies the answer to the read of one node. `None` if the read failed.
     fn learn(&mut self, look: Look, node: Option<Node>) {
         let Look { at, mine, what } = look;
         match (what, node) {
             (_, None) => self.answers[at] = Renewed::Failed,
             (What::Ticket, Some(Node::Gone)) => self.answers[at] = Renewed::Lost,
-            (What::Ticket, Some(Node::There { owner, .. })) => {
+            (
+                What::Ticket,
+                Some(Node::There {
+                    mut data, version, ..
+                }),
+            ) => {
                 if let Renewed::Granted { valid_for } = self.answers[at] {
-                    self.answers[at] = Renewed::holding(valid_for, &owner);
+                    self.answers[at] = Renewed::holding(valid_for, &data.owner);
+                    if self.ttl(at) > mine.ttl {
+                        data.ttl = data.ttl.max(self.ttl(at));
+                        self.shorter.push((at, mine.path, data, version));
+                    }
                 }
                 if let Some(mine) = self.session.state().standing_mut(self.tickets[at].id) {
                     // The node of a ticket that is asked back is read at each renewal, so that each
                     // answer reports the ask-back.
-                    let is_asked_back = matches!(self.answers[at], Renewed::AskedBack { .. });
-                    mine.seen = (!is_asked_back).then_some(self.now);
+                    mine.seen = (!is_asked_back(self.answers[at])).then_some(self.now);
                 }
             }
             (What::Ahead(_), Some(Node::There { .. })) => {}
@@ -214,6 +234,50 @@ impl<'a> Round<'a> {
         }
     }
 
+    /// Writes the ttls of extended leases into the data of their nodes. Until this is done, their
+    /// renewals give the earlier ttl.
+    ///
+    /// A caller of `revoke` reads the ttl together with its ask-back. If the holder is silent, the
+    /// caller waits for one ttl, and then deletes the node. So no holder may rely on a ttl that
+    /// this caller cannot see. The length of the session is a limit too, but the caller does not
+    /// know the sessions of others, and a session may be much longer than the ttl.
+    ///
+    /// The write fails if somebody has asked the ticket back since the node was read. So a holder
+    /// that has not seen the ask-back has a ttl that the caller of `revoke` has seen. The node is
+    /// read again behind the write, and only what this read finds counts. If an answer is lost, the
+    /// node shows a ttl that is too long, or the next renewal writes it.
+    async fn lengthen(&mut self) {
+        let mut sent = Vec::new();
+        for (at, path, data, version) in std::mem::take(&mut self.shorter) {
+            let client = &self.session.client;
+            let (when, data) = (Clock::BOOT.now(), data.to_bytes());
+            let written = client.set_data(&path, &data, Some(version));
+            sent.push((at, when, written, client.get_data(&path)));
+        }
+        for (at, when, written, read) in sent {
+            match written.await {
+                Ok(_) => self.session.committed(when),
+                Err(error) => tracing::debug!(%error, "a longer ttl was not written"),
+            }
+            let (request, wanted) = (&self.tickets[at], self.ttl(at));
+            let read = read.await.ok();
+            let data = read.map(|(data, _)| Data::read(&data, 0, Duration::ZERO));
+            self.answers[at] = match data.filter(|data| data.ttl >= wanted) {
+                None => Renewed::Failed,
+                Some(data) => {
+                    let mut state = self.session.state();
+                    let valid_for = valid_for_in(&state.proof, request, data.ttl);
+                    let answer = Renewed::holding(valid_for, &data.owner);
+                    if let Some(mine) = state.standing_mut(request.id) {
+                        mine.ttl = data.ttl;
+                        mine.seen = mine.seen.filter(|_| !is_asked_back(answer));
+                    }
+                    answer
+                }
+            };
+        }
+    }
+
     /// Reads the lines of the tickets whose state is not known otherwise.
     async fn read_lines(&mut self) -> Result<(), StoreError> {
         let Self {
@@ -242,7 +306,7 @@ impl<'a> Round<'a> {
                         if holds {
                             session.state().granted(tickets[*at].id);
                         }
-                        how_it_stands(holds, valid_for(session, &tickets[*at]))
+                        how_it_stands(holds, valid_for(session, &tickets[*at], mine.ttl))
                     }
                 };
             }
@@ -285,8 +349,9 @@ enum What {
 /// A node that was read.
 enum Node {
     There {
-        /// The owner, followed by the ask-back if there is one.
-        owner: String,
+        /// The data, if this is the node of a ticket.
+        data: Data,
+        version: i32,
         /// The id of the transaction that has written the node last.
         written: i64,
     },
@@ -323,12 +388,13 @@ impl Looks {
         let mut nodes = Vec::with_capacity(self.0.len());
         for page in reading {
             let read = page.await.map_err(failed)?;
-            nodes.extend(read.into_iter().map(|read| match read {
-                MultiReadResult::Data { data, stat } => {
-                    let (owner, _) = layout::owner_and_number(&data, 0);
-                    let written = stat.mzxid;
-                    Some(Node::There { owner, written })
-                }
+            let looks = self.0[nodes.len()..].iter();
+            nodes.extend(looks.zip(read).map(|(look, read)| match read {
+                MultiReadResult::Data { data, stat } => Some(Node::There {
+                    data: Data::read(&data, look.mine.ticket, look.mine.ttl),
+                    version: stat.version,
+                    written: stat.mzxid,
+                }),
                 MultiReadResult::Error {
                     err: ZkError::NoNode,
                 } => Some(Node::Gone),
@@ -358,7 +424,13 @@ async fn shrink(session: &Arc<Session>, tickets: &[Arc<Request>]) -> Vec<(Id, bo
         if permits >= mine.permits || mine.lost || mine.leaving {
             continue;
         }
-        let (old, data) = (mine.path.clone(), layout::data(&request.owner, mine.ticket));
+        let data = Data {
+            owner: request.owner.to_string(),
+            number: mine.ticket,
+            // Another renewal may be extending the lease, in the old node.
+            ttl: mine.ttl.max(request.ttl.min(session.timeout)),
+        };
+        let (old, data) = (mine.path.clone(), data.to_bytes());
         let Some(new) = Parent::of(&request.name).smaller(&old, request) else {
             continue;
         };
@@ -401,6 +473,10 @@ async fn shrink(session: &Arc<Session>, tickets: &[Arc<Request>]) -> Vec<(Id, bo
         tried.push((id, done));
     }
     tried
+}
+
+fn is_asked_back(answer: Renewed) -> bool {
+    matches!(answer, Renewed::AskedBack { .. })
 }
 
 fn how_it_stands(granted: bool, valid_for: Duration) -> Renewed {

@@ -1,0 +1,113 @@
+//! Tests of renewals: how often they read the node of a ticket, and what the node shows of an
+//! extended lease.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use lockcore::backend::{Connection, Enqueued, FULL, Id, Name, Renewed, Request};
+use lockcore::{ErrorKind, Release};
+use tests::eventually::eventually;
+use tests::proxy::Proxy;
+use tests::zookeeper_server::ZooKeeperServer;
+
+use super::{client, connection, namespace, nothing_left, operator, through};
+use crate::store::{Kind, SOON, Store, give_back, kind};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT;
+        the_node_of_a_lease_that_is_extended_far_is_read_as_often_as_its_session_demands
+        an_extension_whose_answer_is_lost_counts_when_it_is_acknowledged
+        a_ticket_that_is_extended_and_made_smaller_shows_its_longer_ttl
+    ]
+}
+
+fn request(name: &str, id: char, ttl: Duration) -> Request {
+    let name = Name::new(namespace(), name).unwrap();
+    let id = Id::parse(&id.to_string().repeat(32)).unwrap();
+    Request::new(name, id, FULL, FULL, ttl)
+}
+
+/// Takes the locks `a` and `b`. Renewals of several tickets do not read each node each time.
+async fn two(connection: &Arc<dyn Connection>, ttl: Duration) -> Vec<Arc<Request>> {
+    let requests = [request("a", '1', ttl), request("b", '2', ttl)].map(Arc::new);
+    for request in &requests {
+        let answer = connection.enqueue(Arc::clone(request)).await.unwrap();
+        assert!(matches!(answer, Enqueued::Granted { .. }), "{answer:?}");
+    }
+    requests.into()
+}
+
+async fn the_node_of_a_lease_that_is_extended_far_is_read_as_often_as_its_session_demands(
+    _: Store,
+) {
+    let server = ZooKeeperServer::start();
+    let url = server.url() + "?session_timeout=3s";
+    let connection = connection(&url, 1).await;
+    let hour = Duration::from_secs(3600);
+    let mut both = two(&connection, Duration::from_secs(1)).await;
+    for request in &mut both {
+        Arc::make_mut(request).ttl = hour;
+    }
+    let renewed = connection.renew(both.clone()).await.unwrap();
+    assert!(renewed.iter().all(|answer| answer.holds()), "{renewed:?}");
+    let operator = operator(&server).await;
+    let parent = "/test:1/{a}";
+    let nodes = operator.list_children(parent).await.unwrap();
+
+    let node = format!("{parent}/{}", nodes[0]);
+    operator.delete(&node, None).await.unwrap();
+
+    eventually("the holder notices it", SOON, async || {
+        connection.renew(both.clone()).await.unwrap()[0] == Renewed::Lost
+    })
+    .await;
+}
+
+/// The server writes the longer ttl, and the client does not learn of it at first.
+async fn an_extension_whose_answer_is_lost_counts_when_it_is_acknowledged(_: Store) {
+    let server = ZooKeeperServer::start();
+    let proxy = Proxy::to(server.port());
+    let (locks, other) = (through(&proxy), client(&server));
+    let (ttl, longer) = (Duration::from_secs(10), Duration::from_secs(50));
+    let guard = locks.mutex("a").ttl(ttl).acquire().await.unwrap();
+    let shown = async || other.inspect("a").await.unwrap()[0].remaining;
+    assert_eq!(shown().await, ttl);
+
+    proxy.lose_replies(b" 50000", 1);
+    let outcome = kind(guard.extend(longer).await);
+
+    assert!(matches!(
+        outcome,
+        ErrorKind::Unavailable | ErrorKind::Unknown
+    ));
+    assert_eq!(proxy.traffic().replies_lost, 1);
+    assert!(guard.remaining() <= ttl);
+    eventually("it is extended", SOON, async || guard.remaining() > ttl).await;
+    assert_eq!(shown().await, longer);
+    give_back(guard).await;
+    nothing_left(&server).await;
+}
+
+async fn a_ticket_that_is_extended_and_made_smaller_shows_its_longer_ttl(_: Store) {
+    let server = ZooKeeperServer::start();
+    let (locks, other) = (client(&server), client(&server));
+    let (ttl, longer) = (Duration::from_secs(10), Duration::from_secs(50));
+    let shown = async || other.inspect("a").await.unwrap()[0].remaining;
+    for extends_first in [true, false] {
+        let lock = locks.rwlock("a").write().ttl(ttl);
+        let mut guard = lock.acquire().await.unwrap();
+
+        if extends_first {
+            guard.extend(longer).await.unwrap();
+        }
+        guard.downgrade().await.unwrap();
+        assert_eq!(shown().await, if extends_first { longer } else { ttl });
+        guard.extend(longer).await.unwrap();
+
+        assert_eq!(shown().await, longer);
+        assert!(guard.remaining() > ttl);
+        assert_eq!(guard.release().await.unwrap(), Release::Released);
+        nothing_left(&server).await;
+    }
+}
