@@ -374,10 +374,7 @@ fn add(
 /// The client deletes each node of a marked id when it sees the node.
 fn leave_behind(session: &Arc<Session>, parent: &Parent, halt: Id) {
     let mut state = session.state();
-    state.mark_gone(halt, &parent.path);
-    if let Some(gone) = state.gone.get_mut(&halt) {
-        gone.until = gone.until.max(Clock::BOOT.now().after(session.timeout));
-    }
+    state.mark_gone(halt, &parent.path, session.timeout);
     session.follow(&mut state, &parent.path);
     drop(state);
     // The mark works only while this client follows the line, and while no caller uses the session,

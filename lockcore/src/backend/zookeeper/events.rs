@@ -33,7 +33,7 @@ use super::layout::{self, Stored, Ticket};
 use super::line::By;
 use super::row::{Row, Terms};
 use super::session::Session;
-use super::standing::{Mine, Standing, State};
+use super::standing::{Standing, State};
 use crate::backend::{EventSink, Wake};
 use crate::clock::Clock;
 use crate::request::Id;
@@ -132,19 +132,19 @@ impl Session {
             .iter()
             .map(|ticket| (ticket.id, ticket.sequence))
             .collect();
-        let mut lost = false;
-        for (id, mine) in &mut state.tickets {
-            if let Mine::Standing(standing) = mine
-                && standing.parent == path
-                && !standing.leaving
+        let is_lost = |(id, standing): &(Id, &Standing)| {
+            !standing.leaving
                 && !layout::is_older(highest, standing.sequence)
                 && !there.contains(&(*id, standing.sequence))
-            {
+        };
+        let lost = state.tickets.in_line(path).filter(is_lost);
+        let lost: Vec<Id> = lost.map(|(id, _)| id).collect();
+        for id in &lost {
+            if let Some(standing) = state.standing_mut(*id) {
                 standing.lost = true;
-                lost = true;
             }
         }
-        self.tell(state, path, lost);
+        self.tell(state, path, !lost.is_empty());
     }
 
     /// Notes that the parent of a line was deleted or created, so that the copy is of an earlier
@@ -208,7 +208,7 @@ impl Session {
     /// stored capacity. If the delete fails, the node is seen again when the line is read next.
     fn disown(self: &Arc<Self>, state: &State, path: &str, terms: &Terms, ticket: &Ticket) {
         let misfits = |mine: &Standing| mine.is_waiting() && terms.misfit(ticket.capacity);
-        let unwanted = state.gone.contains_key(&ticket.id)
+        let unwanted = state.is_gone(ticket.id, path)
             || state
                 .standing(ticket.id)
                 .is_some_and(|mine| mine.sequence != ticket.sequence || misfits(mine));
@@ -313,19 +313,13 @@ impl State {
     /// Whether a line must be followed: a ticket of ours waits in it, or a late node of a released
     /// id may appear in it.
     pub(super) fn needs(&self, path: &str) -> bool {
-        self.waiting(path).next().is_some() || self.gone.values().any(|gone| gone.parent == path)
+        self.waiting(path).next().is_some() || self.expects_late_nodes(path)
     }
 
     /// The tickets of ours that wait in a line.
     fn waiting(&self, path: &str) -> impl Iterator<Item = Id> {
-        self.tickets
-            .iter()
-            .filter_map(move |(id, mine)| match mine {
-                Mine::Standing(standing) if standing.is_waiting() && standing.parent == path => {
-                    Some(*id)
-                }
-                _ => None,
-            })
+        let ours = self.tickets.in_line(path);
+        ours.filter(|(_, mine)| mine.is_waiting()).map(|(id, _)| id)
     }
 }
 
@@ -496,7 +490,7 @@ impl Session {
     fn is_crowded(&self, path: &str) -> bool {
         let mut state = self.state();
         // A late node of a released id is seen only by the watch over the whole line.
-        let watched = state.gone.values().any(|gone| gone.parent == path);
+        let watched = state.expects_late_nodes(path);
         let Some(line) = state.lines.get_mut(path) else {
             return false;
         };
@@ -532,7 +526,7 @@ impl Session {
             let ours = state.standing(ticket.id);
             ours.is_some_and(|ours| ours.sequence == ticket.sequence && ours.is_waiting())
         });
-        let watched = state.gone.values().any(|gone| gone.parent == path);
+        let watched = state.expects_late_nodes(path);
         // Only the watch over the whole line reports that a halt or a stored capacity has gone.
         let settled = line.iter().all(Ticket::wants_all) && line.terms.is_plain();
         let ahead = first.and_then(|first| {

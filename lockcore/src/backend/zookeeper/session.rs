@@ -21,7 +21,7 @@ use super::config::Settings;
 use super::errors::failed;
 use super::line::Line;
 use super::proof::Proof;
-use super::standing::{Mine, State};
+use super::standing::{Ours, State};
 use crate::backend::{EventSink, Fault, StoreError};
 use crate::clock::{Clock, Instant};
 use crate::request::Id;
@@ -87,7 +87,7 @@ pub(super) async fn open(
         runtime: Handle::current(),
         state: Mutex::new(State {
             events: None,
-            tickets: HashMap::new(),
+            tickets: Ours::default(),
             gone: HashMap::new(),
             lines: HashMap::new(),
             watched: HashMap::new(),
@@ -271,10 +271,9 @@ impl Session {
         let now = Clock::BOOT.now();
         let certain = {
             let state = self.state();
-            let standing = |mine: &Mine| matches!(mine, Mine::Standing(_));
             // A standing ticket proves a commit. Without tickets, our last commit may be very old,
             // and that does not matter.
-            match state.tickets.values().any(standing) {
+            match state.tickets.any_stands() {
                 true => state.proof.lives_for(now),
                 false => state.proof.heard_for(now),
             }
@@ -347,10 +346,8 @@ impl Session {
         // On the next connection, the core again asks for the watches that it needs.
         state.unwatch_all();
         // After a disturbance, every ticket must be checked.
-        for mine in state.tickets.values_mut() {
-            if let Mine::Standing(standing) = mine {
-                standing.seen = None;
-            }
+        for standing in state.tickets.all_mut() {
+            standing.seen = None;
         }
         // When this is dropped, the core opens another connection. That connection resumes this
         // session, or opens a new one if this session is over.
@@ -365,7 +362,7 @@ impl Session {
     fn sweep(self: &Arc<Self>) -> bool {
         let now = Clock::BOOT.now();
         let mut state = self.state();
-        state.gone.retain(|_, gone| gone.until > now);
+        state.forget_gone(now);
         let unneeded = |(path, line): &(&String, &Line)| line.is_idle(now) && !state.needs(path);
         let idle = state.lines.iter().filter(unneeded);
         let idle: Vec<String> = idle.map(|(path, _)| path.clone()).collect();

@@ -29,10 +29,11 @@ const KNOWN_PARENTS: usize = 10_000;
 pub(super) struct State {
     /// Reports events to the core. `None` while the session is disconnected.
     pub(super) events: Option<Arc<EventSink>>,
-    pub(super) tickets: HashMap<Id, Mine>,
-    /// Released ids whose enqueue may arrive later. A node with such an id is deleted as soon as it
-    /// is seen.
-    pub(super) gone: HashMap<Id, Gone>,
+    pub(super) tickets: Ours,
+    /// Released ids whose enqueue may arrive later, by the paths of their parents, each with the
+    /// time until which it is marked. A node with such an id is deleted as soon as it is seen. No
+    /// inner map is empty.
+    pub(super) gone: HashMap<String, HashMap<Id, Instant>>,
     pub(super) lines: HashMap<String, Line>,
     /// The counters that are watched, by their paths, each with the task that waits for the events.
     pub(super) watched: HashMap<String, AbortHandle>,
@@ -93,12 +94,6 @@ impl Standing {
     }
 }
 
-#[derive(Clone, Debug)]
-pub(super) struct Gone {
-    pub(super) parent: String,
-    pub(super) until: Instant,
-}
-
 impl State {
     pub(super) fn watches(&self, path: &str) -> bool {
         let watched = self.watched.get(path);
@@ -141,17 +136,11 @@ impl State {
     }
 
     pub(super) fn standing(&self, id: Id) -> Option<&Standing> {
-        match self.tickets.get(&id)? {
-            Mine::Standing(standing) => Some(standing),
-            Mine::Asked(_) => None,
-        }
+        self.tickets.standing(id)
     }
 
     pub(super) fn standing_mut(&mut self, id: Id) -> Option<&mut Standing> {
-        match self.tickets.get_mut(&id)? {
-            Mine::Standing(standing) => Some(standing),
-            Mine::Asked(_) => None,
-        }
+        self.tickets.standing_mut(id)
     }
 
     /// The store has answered with a ticket.
@@ -159,7 +148,7 @@ impl State {
         if !standing.alone {
             self.remember_parent(&standing.parent);
         }
-        self.tickets.insert(id, Mine::Standing(standing));
+        self.tickets.stands(id, standing);
     }
 
     /// The release of the ticket is about to be sent, so the end of its node is expected.
@@ -203,15 +192,177 @@ impl State {
 
     /// The ticket does not exist at the store any more, or never did.
     pub(super) fn left(&mut self, id: Id) {
-        self.tickets.remove(&id);
+        self.tickets.remove(id);
     }
 
-    /// From now on a node with this id is deleted as soon as it is seen.
-    pub(super) fn mark_gone(&mut self, id: Id, parent: &str) {
-        let gone = Gone {
+    /// From now on a node with this id is deleted as soon as it is seen: for a minute, or for
+    /// `at_least` if that is longer.
+    pub(super) fn mark_gone(&mut self, id: Id, parent: &str, at_least: Duration) {
+        let until = Clock::BOOT.now().after(MARK.max(at_least));
+        let of_line = self.gone.entry(parent.to_owned()).or_default();
+        of_line.insert(id, until);
+    }
+
+    /// Whether a node with this id is to be deleted as soon as it is seen.
+    pub(super) fn is_gone(&self, id: Id, parent: &str) -> bool {
+        let of_line = self.gone.get(parent);
+        of_line.is_some_and(|of_line| of_line.contains_key(&id))
+    }
+
+    /// Whether a late node of a released id may appear in a line.
+    pub(super) fn expects_late_nodes(&self, parent: &str) -> bool {
+        self.gone.contains_key(parent)
+    }
+
+    /// Forgets the marks whose time is over.
+    pub(super) fn forget_gone(&mut self, now: Instant) {
+        self.gone.retain(|_, of_line| {
+            of_line.retain(|_, until| *until > now);
+            !of_line.is_empty()
+        });
+    }
+}
+
+/// The tickets of this session, by their ids and by their lines. A client may follow as many lines
+/// as it has tickets, so a question about one line must not look at the tickets of the others.
+#[derive(Debug, Default)]
+pub(super) struct Ours {
+    by_id: HashMap<Id, Mine>,
+    /// The tickets that exist at the store, by the paths of their parents. No set is empty.
+    by_line: HashMap<String, HashSet<Id>>,
+}
+
+impl Ours {
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_id.is_empty()
+    }
+
+    /// Whether any ticket exists at the store.
+    pub(super) fn any_stands(&self) -> bool {
+        !self.by_line.is_empty()
+    }
+
+    pub(super) fn get(&self, id: Id) -> Option<&Mine> {
+        self.by_id.get(&id)
+    }
+
+    pub(super) fn standing(&self, id: Id) -> Option<&Standing> {
+        match self.by_id.get(&id)? {
+            Mine::Standing(standing) => Some(standing),
+            Mine::Asked(_) => None,
+        }
+    }
+
+    /// The path of the ticket's parent must not be changed.
+    pub(super) fn standing_mut(&mut self, id: Id) -> Option<&mut Standing> {
+        match self.by_id.get_mut(&id)? {
+            Mine::Standing(standing) => Some(standing),
+            Mine::Asked(_) => None,
+        }
+    }
+
+    /// The tickets that exist at the store.
+    pub(super) fn all_mut(&mut self) -> impl Iterator<Item = &mut Standing> {
+        self.by_id.values_mut().filter_map(|mine| match mine {
+            Mine::Standing(standing) => Some(standing),
+            Mine::Asked(_) => None,
+        })
+    }
+
+    /// The tickets with this parent that exist at the store.
+    pub(super) fn in_line(&self, path: &str) -> impl Iterator<Item = (Id, &Standing)> {
+        let ids = self.by_line.get(path).into_iter().flatten();
+        ids.filter_map(|id| Some((*id, self.standing(*id)?)))
+    }
+
+    /// A create was sent at this time.
+    pub(super) fn asked(&mut self, id: Id, sent: Instant) {
+        self.insert(id, Mine::Asked(sent));
+    }
+
+    /// The ticket exists at the store.
+    pub(super) fn stands(&mut self, id: Id, standing: Standing) {
+        self.insert(id, Mine::Standing(standing));
+    }
+
+    fn insert(&mut self, id: Id, mine: Mine) {
+        self.remove(id);
+        if let Mine::Standing(standing) = &mine {
+            let line = self.by_line.entry(standing.parent.clone()).or_default();
+            line.insert(id);
+        }
+        self.by_id.insert(id, mine);
+    }
+
+    pub(super) fn remove(&mut self, id: Id) -> Option<Mine> {
+        let mine = self.by_id.remove(&id)?;
+        if let Mine::Standing(standing) = &mine
+            && let Some(line) = self.by_line.get_mut(&standing.parent)
+        {
+            line.remove(&id);
+            if line.is_empty() {
+                self.by_line.remove(&standing.parent);
+            }
+        }
+        Some(mine)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn standing(parent: &str) -> Standing {
+        Standing {
             parent: parent.to_owned(),
-            until: Clock::BOOT.now().after(MARK),
+            path: format!("{parent}/x"),
+            permits: 1,
+            ttl: Duration::from_secs(10),
+            shrinks_to: None,
+            sequence: 1,
+            alone: false,
+            ticket: 7,
+            granted: false,
+            seen: None,
+            lost: false,
+            leaving: false,
+        }
+    }
+
+    /// What [`Ours::in_line`] must return, found by a look at all tickets.
+    fn searched(ours: &Ours, path: &str) -> HashSet<Id> {
+        let in_line = |(id, mine): (&Id, &Mine)| match mine {
+            Mine::Standing(standing) if standing.parent == path => Some(*id),
+            _ => None,
         };
-        self.gone.insert(id, gone);
+        ours.by_id.iter().filter_map(in_line).collect()
+    }
+
+    #[test]
+    fn the_tickets_by_line_are_those_by_id() {
+        let mut random = fastrand::Rng::with_seed(5);
+        let ids: Vec<Id> = (0..12).map(|_| Id::draw().unwrap()).collect();
+        let parents = ["/lock:1/{a}", "/lock:1/{b}", "/lock:1/{c}"];
+        let mut ours = Ours::default();
+        let mut stood = 0;
+        for _ in 0..5_000 {
+            let id = *random.choice(&ids).unwrap();
+            match random.u8(0..3) {
+                0 => ours.asked(id, Clock::BOOT.now()),
+                1 => ours.stands(id, standing(random.choice(parents).unwrap())),
+                _ => drop(ours.remove(id)),
+            }
+
+            for parent in parents {
+                let in_line: Vec<Id> = ours.in_line(parent).map(|(id, _)| id).collect();
+                let searched = searched(&ours, parent);
+                assert_eq!(in_line.len(), searched.len());
+                assert!(in_line.iter().all(|id| searched.contains(id)));
+                stood += in_line.len();
+            }
+            assert!(ours.by_line.values().all(|line| !line.is_empty()));
+            assert_eq!(ours.any_stands(), ours.all_mut().next().is_some());
+        }
+        assert!(stood > 5_000, "{stood}");
     }
 }

@@ -350,7 +350,7 @@ fn stands(
     let mut state = session.state();
     // The node exists, so its create was committed. This may be the create of the first attempt,
     // even if a later attempt found the node. So the time of the first send counts.
-    if let Some(Mine::Asked(sent)) = state.tickets.get(&request.id) {
+    if let Some(Mine::Asked(sent)) = state.tickets.get(request.id) {
         let sent = *sent;
         state.proof.committed(sent);
     }

@@ -89,10 +89,10 @@ enum Place {
 
 fn begin(session: &Arc<Session>, request: &Request, parent: &Parent) -> Begin {
     let mut state = session.state();
-    if state.gone.contains_key(&request.id) {
+    if state.is_gone(request.id, &parent.path) {
         return Begin::Gone;
     }
-    match state.tickets.get(&request.id) {
+    match state.tickets.get(request.id) {
         Some(Mine::Standing(standing)) => return Begin::Stands(standing.clone()),
         Some(Mine::Asked(_)) => {
             // From now on this client sees a node of the first attempt, however late the node
@@ -102,9 +102,7 @@ fn begin(session: &Arc<Session>, request: &Request, parent: &Parent) -> Begin {
         }
         None => {}
     }
-    state
-        .tickets
-        .insert(request.id, Mine::Asked(Clock::BOOT.now()));
+    state.tickets.asked(request.id, Clock::BOOT.now());
     // If the line is followed and has the same capacity, its events tell whether this ticket holds,
     // so no list is necessary. A request that does not wait needs its answer now, so it lists the
     // line.

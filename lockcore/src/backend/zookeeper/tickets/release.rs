@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use zookeeper_client::Error as ZkError;
 
@@ -60,7 +61,7 @@ async fn delete(
             if let Some(mine) = &mut mine {
                 mine.alone = false;
             }
-            state.mark_gone(id, &parent.path);
+            state.mark_gone(id, &parent.path, Duration::ZERO);
             session.follow(&mut state, &parent.path);
         }
         drop(state);
@@ -136,7 +137,7 @@ fn went_with_the_session(session: &Session, tickets: &[Departure]) -> Option<Vec
     let answers: Vec<Released> = tickets
         .iter()
         .map(
-            |departure| match state.tickets.remove(&departure.request.id) {
+            |departure| match state.tickets.remove(departure.request.id) {
                 Some(_) => Released::NotFound,
                 None => Released::Failed,
             },

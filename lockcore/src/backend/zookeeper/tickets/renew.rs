@@ -95,7 +95,7 @@ impl<'a> Round<'a> {
         let state = session.state();
         let mut first = HashMap::new();
         for (at, request) in tickets.iter().enumerate() {
-            let mine = match state.tickets.get(&request.id) {
+            let mine = match state.tickets.get(request.id) {
                 // The ticket is of an earlier session, or released, or deleted.
                 None => Err(Renewed::Lost),
                 Some(Mine::Standing(mine)) if mine.lost => Err(Renewed::Lost),
