@@ -128,11 +128,11 @@ fn keep(session: &Arc<Session>, path: &str, data: Vec<u8>, stat: &Stat) {
     });
 }
 
-/// Removes some counters that are not used any more. `now` is the leader's time in milliseconds.
+/// Removes some counters that are not used any more. `leader` is the leader's time in milliseconds.
 ///
 /// Each new counter checks some of the counters beside it. So unused counters do not pile up,
 /// although no client has a list of all counters.
-async fn sweep(session: Arc<Session>, bucket: String, now: i64) {
+async fn sweep(session: Arc<Session>, bucket: String, leader: i64) {
     let Ok(mut names) = session.client.list_children(&bucket).await else {
         return;
     };
@@ -142,12 +142,20 @@ async fn sweep(session: Arc<Session>, bucket: String, now: i64) {
         let Ok(Some(stat)) = session.client.check_stat(&path).await else {
             continue;
         };
-        let unused = Duration::from_millis(now.saturating_sub(stat.mtime).max(0).unsigned_abs());
-        if unused > LIFE {
+        if is_unused(stat.mtime, leader, micros() / 1_000) {
             // With this version, a counter that was written meanwhile is not deleted.
             let _ = session.client.delete(&path, Some(stat.version)).await;
         }
     }
+}
+
+/// Whether a counter was not written for its [`LIFE`]: by the leader's clock, which has given the
+/// time of the write, and by the clock of this machine. If one of them has jumped ahead, no counter
+/// is removed because of that. All times are in milliseconds.
+fn is_unused(written: i64, leader: i64, here: u64) -> bool {
+    let now = leader.max(0).unsigned_abs().min(here);
+    let since = now.saturating_sub(written.max(0).unsigned_abs());
+    Duration::from_millis(since) > LIFE
 }
 
 /// Reports each change of the node to the core from now on. The watch is persistent, so it need not
@@ -213,4 +221,23 @@ pub(super) fn not_changed(error: ZkError) -> StoreError {
 fn micros() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(1, |since| since.as_micros().try_into().unwrap_or(1))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_counter_is_unused_only_if_both_clocks_say_so() {
+        const HOUR: i64 = 60 * 60 * 1_000;
+        let now = 500_000 * HOUR;
+        let is_unused = |hours: i64, leader: i64, here: i64| {
+            let here = (now + here * HOUR).unsigned_abs();
+            super::is_unused(now - hours * HOUR, now + leader * HOUR, here)
+        };
+
+        assert!(is_unused(37, 0, 0));
+        assert!(!is_unused(35, 0, 0));
+        assert!(!is_unused(1, 40, 0), "the leader's clock has jumped ahead");
+        assert!(!is_unused(1, 0, 40), "the clock of this machine has");
+        assert!(!is_unused(37, -40, 0) && !is_unused(37, 0, -40));
+    }
 }
