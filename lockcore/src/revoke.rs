@@ -160,8 +160,15 @@ impl Locks {
                 // renews, it learns of the ask-back before the end of the present lease, and its
                 // grace is over by `give_up`. If it does not renew, its lease has ended by then.
                 (Some(stands), _) => {
+                    let shared = &self.0.shared;
+                    // At a store with sessions, a renewal may prolong a lease without a look at the
+                    // node of the ticket. The node is read after a third of the ttl at the latest.
+                    let unseen = match shared.capability.sessions {
+                        true => place.remaining / 3,
+                        false => Duration::ZERO,
+                    };
                     let give_up = clock.now().after(place.remaining).after(stands.grace);
-                    let give_up = give_up.after(self.0.shared.op_timeout);
+                    let give_up = give_up.after(unseen).after(shared.op_timeout);
                     seen = Some((stands.clone(), id, give_up));
                 }
             }

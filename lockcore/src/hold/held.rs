@@ -138,9 +138,9 @@ impl Held {
     /// is lost. After a loss a call resolves once, with zero. All later calls stay pending, and so
     /// do calls after a release. [`lost`](Self::lost) tells of the loss.
     ///
-    /// Each view gives its own warnings: a guard, the view from [`Guard::held`], and each clone of
-    /// a view. So make one view, and use it for all calls of a loop. For tasks that must all be
-    /// warned, make a view each.
+    /// Each view gives its own warnings: a guard, the view from
+    /// [`Guard::held`](crate::Guard::held), and each clone of a view. So make one view, and use it
+    /// for all calls of a loop. For tasks that must all be warned, make a view each.
     ///
     /// # Cancel safety
     ///

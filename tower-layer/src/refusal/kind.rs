@@ -12,6 +12,10 @@ pub(super) enum Kind {
     Unavailable,
     Lost,
     /// An operation on a lock that a handler held has failed.
+    #[cfg_attr(
+        not(any(feature = "axum", feature = "tonic", test)),
+        expect(dead_code, reason = "only the answers for handlers have this kind")
+    )]
     Uncertain,
     /// The client's deadline has passed.
     Overdue,
