@@ -53,6 +53,8 @@ pub(super) struct Model {
     /// next field has those that it did request.
     to_look: Vec<(usize, Id, u64)>,
     pub(super) told_to_look: Vec<(usize, Id, Duration)>,
+    /// The names of which a lease was made shorter since the last check.
+    shortened: [bool; NAMES],
     pub(super) looks: usize,
     /// For each answer that a ticket waits: the name, the number of the ticket, and the time of the
     /// recheck that the answer requests, if any. The model checks these times at the end of the
@@ -100,6 +102,7 @@ impl Model {
             to_wake: Vec::new(),
             to_look: Vec::new(),
             told_to_look: Vec::new(),
+            shortened: [false; NAMES],
             looks: 0,
             rechecks: Vec::new(),
             seen: Vec::new(),
@@ -157,8 +160,8 @@ impl Model {
         let valid_for = request.ttl;
         if let Some((known, _)) = self.queues[wish.name].find(request.id) {
             // The same request was carried out before.
-            known.expires_at = self.now + wish.ttl;
             let number = known.number;
+            self.prolong(wish.name, request.id, wish.ttl);
             self.stands(ticket, number, valid_for, answer)?;
             return self.expect_rechecks();
         }
@@ -295,13 +298,22 @@ impl Model {
         }
         for ticket in tickets {
             let (wish, ttl) = (self.wishes[*ticket], self.ttl(*ticket, with));
-            if let Some((known, _)) = self.queues[wish.name].find(self.ids[*ticket])
+            let id = self.ids[*ticket];
+            if let Some((known, _)) = self.queues[wish.name].find(id)
                 && known.expires_at > self.now
             {
-                known.expires_at = self.now + ttl;
+                self.prolong(wish.name, id, ttl);
                 self.shrink(*ticket, with.most);
             }
         }
+    }
+
+    /// Gives a ticket a new lease, which may end earlier than the one before.
+    fn prolong(&mut self, name: usize, id: Id, ttl: u64) {
+        let (known, _) = self.queues[name].find(id).unwrap();
+        let end = self.now + ttl;
+        self.shortened[name] |= end < known.expires_at;
+        known.expires_at = end;
     }
 
     fn shrink(&mut self, ticket: usize, most: Option<u32>) {
@@ -329,8 +341,8 @@ impl Model {
         let Some((known, _)) = self.queues[wish.name].find(id) else {
             return expect(answer, Renewed::Lost);
         };
-        known.expires_at = self.now + ttl;
         let number = known.number;
+        self.prolong(wish.name, id, ttl);
         self.shrink(ticket, with.most);
         self.settle(wish.name, Some(ticket));
         let (ticket_number, ttl) = (number, Duration::from_millis(ttl));

@@ -74,8 +74,8 @@ impl Model {
                 self.mark(from);
             }
         }
+        self.prolong(name, self.ids[to], self.wishes[to].ttl);
         let (known, _) = self.queues[name].find(self.ids[to]).unwrap();
-        known.expires_at = self.now + self.wishes[to].ttl;
         known.payload = Known {
             ticket: to,
             told: true,

@@ -112,8 +112,12 @@ impl Model {
         Ok(())
     }
 
-    /// Checks that the store has requested exactly the expected rechecks. While a client is
-    /// disconnected, further rechecks are allowed: a grant that no client hears of ends early.
+    /// Checks that the store has requested exactly the expected rechecks. Further rechecks are
+    /// allowed in two cases:
+    ///
+    /// - A client is disconnected. A grant that no client hears of ends early.
+    /// - A lease of the name was made shorter. `a_waiter_gets_a_kept_lock_on_time_though_its_client_ends`
+    ///   checks that the first waiter is told of that.
     fn expect_looks(&mut self) -> Result<(), String> {
         let mut told = std::mem::take(&mut self.told_to_look);
         // Redis adds ten milliseconds to a recheck, so that the lease has certainly ended by then.
@@ -134,6 +138,11 @@ impl Model {
         let some_hear_nothing = self.connected.contains(&false);
         let unheard = Duration::from_millis(self.manner.unheard.unwrap_or(0)) + late;
         told.retain(|(_, _, after)| !some_hear_nothing || *after > unheard);
+        let shortened = std::mem::take(&mut self.shortened);
+        told.retain(|(_, id, _)| {
+            let ticket = self.ids.iter().position(|known| known == id).unwrap();
+            !shortened[self.wishes[ticket].name]
+        });
         match told.is_empty() {
             true => Ok(()),
             false => Err(format!("told to look are {told:?}")),
