@@ -1,10 +1,11 @@
 //! The view of a held lock.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::lifecycle::Held;
+use super::warned::Warned;
 use crate::backend::{AskedBack, Renewed};
 use crate::error::{Error, LostReason};
 use crate::token::{FencingToken, GrantId};
@@ -267,29 +268,6 @@ impl Held {
             let _: Renewed = shared.renew_now(&self.0.lease, by).await?;
         }
         self.loss().map_or(Ok(()), Err)
-    }
-}
-
-/// The [deadline](crate::client::lease::Lease::deadline) of which a view has
-/// [warned](Held::in_danger), in nanoseconds of the lease clock.
-pub(super) struct Warned(AtomicU64);
-
-impl Warned {
-    /// The deadline of a lease that is lost.
-    const OF_THE_LOSS: u64 = 0;
-}
-
-impl Default for Warned {
-    /// No lease that is held has this deadline.
-    fn default() -> Self {
-        Self(AtomicU64::new(u64::MAX))
-    }
-}
-
-impl Clone for Warned {
-    /// A clone of a view has not warned anybody.
-    fn clone(&self) -> Self {
-        Self::default()
     }
 }
 

@@ -8,7 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tracing::field::{DebugValue, debug};
 
 use super::counts::{Guards, Left};
-use super::held::Warned;
+use super::warned::Warned;
 use crate::acquire::Grant;
 use crate::acquire::handle::Client;
 use crate::acquire::lanes::Share;

@@ -7,6 +7,7 @@ mod guard;
 mod held;
 mod lifecycle;
 mod value;
+mod warned;
 
 pub use detach::NotDetached;
 pub use guard::Release;
