@@ -144,18 +144,23 @@ impl File {
             .await?;
         let last = rows.first().map(|row| {
             let boot = Boot {
-                id: column(row, "boot")?,
+                ids: column(row, "boot")?,
                 booted_at: column(row, "booted_at")?,
             };
             Ok::<_, StoreError>((column::<i64>(row, "epoch")?, boot))
         });
         let last = last.transpose()?;
-        if let Some((epoch, boot)) = &last
-            && boot.is_same(&now)
-            && (boot.id == now.id || !self.has_a_ticket_of_another_clock().await?)
-        {
-            self.epoch = *epoch;
-            return Ok(());
+        if let Some((epoch, boot)) = &last {
+            if boot.has_id_of(&now) {
+                self.epoch = *epoch;
+                return Ok(());
+            }
+            if boot.began_with(&now) && !self.has_a_ticket_of_another_clock().await? {
+                self.epoch = *epoch;
+                let ids = boot.with_id_of(&now);
+                let add = || sqlx::query("UPDATE store SET boot = ?1").bind(ids.clone());
+                return self.run(add).await.map(drop);
+            }
         }
         self.epoch = last.map_or(1, |(epoch, _)| epoch + 1);
         // All tickets and marks are of an earlier boot, and no process outlives a boot.
@@ -170,7 +175,7 @@ impl File {
         self.run(|| {
             sqlx::query("INSERT INTO store (epoch, boot, booted_at) VALUES (?1, ?2, ?3)")
                 .bind(epoch)
-                .bind(now.id.clone())
+                .bind(now.ids.clone())
                 .bind(now.booted_at)
         })
         .await

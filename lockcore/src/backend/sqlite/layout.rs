@@ -2,7 +2,7 @@
 //! is wire format.
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
-use std::io::ErrorKind;
+use std::{fmt::Display, io::ErrorKind};
 
 use crate::backend::{Fault, NameInUse, StoreError};
 use crate::name::{Name, Namespace, key_prefix};
@@ -112,11 +112,15 @@ pub(super) fn wall_micros() -> i64 {
         .map_or(0, |since| i64::try_from(since.as_micros()).unwrap_or(0))
 }
 
+/// How many ids of one boot a file has at most.
+const MOST_IDS: usize = 16;
+
 /// Identifies the boot that the times in a file belong to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Boot {
-    /// The kernel's id of the boot. Some containers see an id of their own.
-    pub(super) id: String,
+    /// The kernel's id of the boot. Some containers see an id of their own, so a file may have
+    /// several, with a space between them.
+    pub(super) ids: String,
     /// When the clock began, in milliseconds of the wall clock. It changes when somebody sets the
     /// wall clock.
     pub(super) booted_at: i64,
@@ -130,32 +134,53 @@ impl Boot {
         #[cfg(any(target_os = "linux", target_os = "android"))]
         let (id, booted_at) = {
             const ID: &str = "/proc/sys/kernel/random/boot_id";
+            let unreadable = |fault, why: &dyn Display| {
+                StoreError::new(fault, format!("cannot read {ID}: {why}"))
+            };
             let id = std::fs::read_to_string(ID).map_err(|error| {
                 let fault = match error.kind() {
                     ErrorKind::NotFound | ErrorKind::PermissionDenied => Fault::Config,
                     // For example, no file descriptor is free.
                     _ => Fault::Retry,
                 };
-                StoreError::new(fault, format!("cannot read {ID}: {error}"))
+                unreadable(fault, &error)
             })?;
-            let booted_at = wall_micros() / 1000 - now_millis();
-            (id.trim().to_owned(), booted_at)
+            let id = id.trim().to_owned();
+            if id.is_empty() {
+                return Err(unreadable(Fault::Config, &"it is empty"));
+            }
+            (id, wall_micros() / 1000 - now_millis())
         };
+        // All boots have the same id here, because times mean the same in all of them.
         #[cfg(not(any(target_os = "linux", target_os = "android")))]
         let (id, booted_at) = (String::new(), 0);
-        Ok(Self { id, booted_at })
+        Ok(Self { ids: id, booted_at })
     }
 
-    /// Whether the two are the same boot, so that times of one mean the same in the other. They are
-    /// the same if their ids are the same, or if their beginnings differ by at most two seconds.
+    /// Whether `now`, the present boot, is this one for sure.
+    pub(super) fn has_id_of(&self, now: &Self) -> bool {
+        self.ids.split(' ').any(|id| id == now.ids)
+    }
+
+    /// Whether `now`, the present boot, is probably this one although it has another id: their
+    /// beginnings differ by at most two seconds.
     ///
-    /// A reboot changes the id. It usually changes the beginning too, because more than two seconds
-    /// pass between the beginnings of two boots. But a machine without a battery for its clock may
-    /// begin every boot at the same wall time. So if only the beginnings are the same, the tickets
-    /// decide: see `settle` in `file`.
-    pub(super) fn is_same(&self, other: &Self) -> bool {
-        let same_id = !self.id.is_empty() && self.id == other.id;
-        same_id || self.booted_at.abs_diff(other.booted_at) <= 2000
+    /// A reboot usually changes the beginning, because more than two seconds pass between the
+    /// beginnings of two boots. But a machine without a battery for its clock may begin every boot
+    /// at the same wall time. So the tickets decide: see `settle` in `file`.
+    pub(super) fn began_with(&self, now: &Self) -> bool {
+        self.booted_at.abs_diff(now.booted_at) <= 2000
+    }
+
+    /// The ids of this boot and of `now`, the latest [`MOST_IDS`]. Later the wall clock may be set,
+    /// and then only the ids tell that the boot is the same.
+    pub(super) fn with_id_of(&self, now: &Self) -> String {
+        let known = self.ids.split(' ').count();
+        let ids = self
+            .ids
+            .split(' ')
+            .skip((known + 1).saturating_sub(MOST_IDS));
+        ids.chain([&*now.ids]).collect::<Vec<_>>().join(" ")
     }
 }
 
@@ -166,22 +191,36 @@ mod tests {
     #[test]
     fn a_boot_is_told_from_the_next_and_not_from_itself_in_a_container_or_after_a_clock_was_set() {
         let boot = Boot {
-            id: "a".into(),
+            ids: "a b".into(),
             booted_at: 1_000_000,
         };
         let with = |id: &str, booted_at| Boot {
-            id: id.into(),
+            ids: id.into(),
             booted_at,
         };
 
-        assert!(
-            boot.is_same(&with("a", 9_000_000)),
-            "the wall clock was set"
-        );
-        assert!(boot.is_same(&with("b", 1_000_900)), "a container");
-        assert!(!boot.is_same(&with("b", 1_100_000)), "a reboot");
-        assert!(!with("", 0).is_same(&with("", 9_000_000)));
-        assert!(Boot::now().unwrap().is_same(&Boot::now().unwrap()));
+        for known in ["a", "b"] {
+            assert!(boot.has_id_of(&with(known, 9)), "the wall clock was set");
+        }
+        let container = with("c", 1_000_900);
+        assert!(boot.began_with(&container) && !boot.has_id_of(&container));
+        assert!(!boot.began_with(&with("c", 1_100_000)), "a reboot");
+        assert!(Boot::now().unwrap().has_id_of(&Boot::now().unwrap()));
+    }
+
+    #[test]
+    fn a_boot_has_the_ids_that_came_last() {
+        let mut boot = Boot {
+            ids: "0".into(),
+            booted_at: 0,
+        };
+        for id in 1..=MOST_IDS {
+            let ids = id.to_string();
+            boot.ids = boot.with_id_of(&Boot { ids, booted_at: 0 });
+        }
+
+        let ids: Vec<_> = (1..=MOST_IDS).map(|id| id.to_string()).collect();
+        assert_eq!(boot.ids, ids.join(" "));
     }
 
     #[test]

@@ -10,7 +10,7 @@
 -- change cannot write anything any more.
 CREATE TABLE store (
     epoch      INTEGER NOT NULL,
-    boot       TEXT    NOT NULL, -- the kernel's id of the boot
+    boot       TEXT    NOT NULL, -- the kernel's ids of the boot, as each container saw it, with spaces between
     booted_at  INTEGER NOT NULL  -- ms of the wall clock at boot, as its first process saw it
 );
 

@@ -402,6 +402,13 @@ async fn a_ticket_that_ends_too_late_for_this_boot_shows_a_boot_that_began_at_th
 
     let mut container = Process::start(&folder, 2).await;
     assert_eq!(container.places().await.len(), 1);
+    // The container's id is in the file, so a jump of the wall clock does not look like a reboot.
+    let jump = || sqlx::query("UPDATE store SET booted_at = booted_at - 3600000");
+    container.file.run(jump).await.unwrap();
+    assert_eq!(Process::start(&folder, 3).await.places().await.len(), 1);
+    let unknown_again =
+        || sqlx::query("UPDATE store SET boot = 'another', booted_at = booted_at + 3600000");
+    container.file.run(unknown_again).await.unwrap();
 
     // The earlier boot lasted an hour longer than this one has lasted so far.
     before
@@ -410,13 +417,13 @@ async fn a_ticket_that_ends_too_late_for_this_boot_shows_a_boot_that_began_at_th
             &held,
         )
         .await;
-    let mut after = Process::start(&folder, 3).await;
+    let mut after = Process::start(&folder, 4).await;
     assert_eq!(after.places().await, []);
     let error = before.enqueue(&held).await.unwrap_err();
     assert!(error.to_string().contains("another boot"), "{error}");
     assert!(holds(after.enqueue(&request(1, 1)).await));
     // The file has the id of this boot now.
-    assert_eq!(Process::start(&folder, 4).await.places().await.len(), 1);
+    assert_eq!(Process::start(&folder, 5).await.places().await.len(), 1);
 }
 
 /// The process that grants a waiter's ticket does not know whether the waiter's process will notice
