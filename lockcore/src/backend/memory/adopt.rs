@@ -52,6 +52,7 @@ impl Store {
                 marks.insert(*from, now.after(MARK));
             }
         }
+        let ends_sooner = line.ends_sooner(request, now);
         let answer = match line.renew(request, now) {
             Renewed::Granted { valid_for } | Renewed::AskedBack { valid_for, .. } => {
                 Enqueued::Granted {
@@ -61,6 +62,9 @@ impl Store {
             }
             Renewed::Waiting { .. } | Renewed::Lost | Renewed::Failed => Enqueued::Gone,
         };
+        if ends_sooner {
+            wakes.tell_first(&line.queue, receivers, now);
+        }
         if line.is_over() {
             names.end_line(&request.name);
         }

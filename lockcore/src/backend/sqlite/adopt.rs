@@ -1,6 +1,6 @@
 //! Tickets that go from one client to another.
 
-use super::file::{File, column};
+use super::file::{File, NEVER, column};
 use super::layout;
 use super::tickets::{millis, unsigned};
 use crate::backend::{Adoption, Enqueued, StoreError};
@@ -35,6 +35,9 @@ pub(super) async fn adopt(
     let Some(row) = rows.first() else {
         return Ok(Enqueued::Gone);
     };
+    // The lease may end earlier than before. The next check tells the first waiter, if it is of
+    // this process.
+    file.looked_at = NEVER;
     Ok(Enqueued::Granted {
         ticket: unsigned(column(row, "ticket")?),
         valid_for: request.ttl,

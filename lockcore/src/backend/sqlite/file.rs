@@ -25,6 +25,9 @@ const PATIENCE: Duration = Duration::from_millis(250);
 /// answer the next callers in time.
 const LITTLE_PATIENCE: Duration = Duration::from_millis(5);
 
+/// A `PRAGMA data_version` that SQLite never gives.
+pub(super) const NEVER: i64 = 0;
+
 /// How many enqueues and requests about counters come between two steps of the sweep. A step checks
 /// 1,000 names, which is four for each name that may have been added.
 const SWEEP_EVERY: u64 = 250;
@@ -43,8 +46,8 @@ pub(super) struct File {
     pub(super) process: i64,
     /// Whether the write-ahead log could be turned on.
     wal: bool,
-    /// Whether the last operation found the file locked for its whole wait.
-    blocked: bool,
+    /// Whether the last operation that locks the file found it locked for its whole wait.
+    pub(super) blocked: bool,
     /// The reason why the file must be opened again.
     pub(super) over: Option<StoreError>,
     /// The value of `PRAGMA data_version` at the last check that succeeded: see `tickets::look`.
@@ -86,7 +89,7 @@ impl File {
             wal: false,
             blocked: false,
             over: None,
-            looked_at: 0,
+            looked_at: NEVER,
             enqueued: 0,
             swept: 0,
         };
@@ -290,6 +293,27 @@ impl File {
         self.run(query).await
     }
 
+    /// The same as [`transact`](Self::transact), for statements that only read.
+    pub(super) async fn read(
+        &mut self,
+        query: impl Fn() -> Query,
+    ) -> Result<Vec<SqliteRow>, StoreError> {
+        self.is_in_place()?;
+        self.run_reading(query).await
+    }
+
+    /// With a write-ahead log, statements that only read succeed while the file is locked. So their
+    /// success does not end `blocked`.
+    async fn run_reading(
+        &mut self,
+        query: impl Fn() -> Query,
+    ) -> Result<Vec<SqliteRow>, StoreError> {
+        let blocked = self.blocked && self.wal;
+        let rows = self.run(query).await?;
+        self.blocked = blocked;
+        Ok(rows)
+    }
+
     /// The same as [`transact`](Self::transact), for requests that the core repeats until their
     /// time is over. After a wait in vain, the next request of this kind does not wait at all. So
     /// its outcome is known when its time is over.
@@ -324,7 +348,9 @@ impl File {
     /// A number that changes when another process commits anything. This reads a counter in shared
     /// memory.
     pub(super) async fn data_version(&mut self) -> Result<i64, StoreError> {
-        let rows = self.run(|| sqlx::query("PRAGMA data_version")).await?;
+        let rows = self
+            .run_reading(|| sqlx::query("PRAGMA data_version"))
+            .await?;
         let version = rows.first().and_then(|row| row.try_get(0).ok());
         version.ok_or_else(no_answer)
     }

@@ -274,7 +274,7 @@ async fn find_grants(file: &mut File, wakes: &mut Wakes) -> Result<(), StoreErro
     let (lines, process) = (wakes.lines(), file.process);
     let now = layout::now_millis();
     let rows = file
-        .transact(|| {
+        .read(|| {
             sqlx::query(layout::GRANTED)
                 .bind(lines.clone())
                 .bind(process)
@@ -313,7 +313,7 @@ pub(super) async fn inspect(file: &mut File, name: &Name) -> Result<Vec<TicketIn
     let (key, now) = (layout::key(name), layout::now_millis());
     let micros = unsigned(layout::wall_micros());
     let rows = file
-        .transact(|| sqlx::query(layout::INSPECT).bind(key.clone()).bind(now))
+        .read(|| sqlx::query(layout::INSPECT).bind(key.clone()).bind(now))
         .await?;
     rows.iter()
         .map(|row| {
@@ -348,7 +348,7 @@ pub(super) async fn list(file: &mut File, listing: &Listing) -> Result<Page, Sto
             .bind(now)
             .bind(layout::behind(&prefix))
     };
-    let rows = file.transact(query).await?;
+    let rows = file.read(query).await?;
     let keys = rows.iter().map(|row| column::<String>(row, "name"));
     let keys: Vec<String> = keys.collect::<Result<_, _>>()?;
     let full = keys.len() >= listing.limit as usize;

@@ -116,8 +116,9 @@ impl Model {
     /// allowed in two cases:
     ///
     /// - A client is disconnected. A grant that no client hears of ends early.
-    /// - A lease of the name was made shorter. `a_waiter_gets_a_kept_lock_on_time_though_its_client_ends`
-    ///   checks that the first waiter is told of that.
+    /// - A lease of the name was made shorter, and the first waiter is told to recheck at the present
+    ///   first end. `a_waiter_gets_a_kept_lock_on_time_though_its_client_ends` checks that it is
+    ///   told.
     fn expect_looks(&mut self) -> Result<(), String> {
         let mut told = std::mem::take(&mut self.told_to_look);
         // Redis adds ten milliseconds to a recheck, so that the lease has certainly ended by then.
@@ -139,9 +140,18 @@ impl Model {
         let unheard = Duration::from_millis(self.manner.unheard.unwrap_or(0)) + late;
         told.retain(|(_, _, after)| !some_hear_nothing || *after > unheard);
         let shortened = std::mem::take(&mut self.shortened);
-        told.retain(|(_, id, _)| {
+        told.retain(|(_, id, after)| {
             let ticket = self.ids.iter().position(|known| known == id).unwrap();
-            !shortened[self.wishes[ticket].name]
+            let name = self.wishes[ticket].name;
+            // Within a batch, the ticket may have been told before it was granted.
+            let waits = self.queues[name]
+                .tickets()
+                .any(|(known, holds)| known.id == *id && !holds);
+            let is_first = self.queues[name].is_first_in_line(*id);
+            let at = self.soonest(name).unwrap_or(self.now);
+            let expected = Duration::from_millis(at - self.now);
+            let is_right = is_first && self.is_about(after.saturating_sub(late), expected);
+            !(shortened[name] && (is_right || !waits))
         });
         match told.is_empty() {
             true => Ok(()),

@@ -9,7 +9,8 @@ use std::sync::mpsc;
 use tempfile::TempDir;
 
 use super::*;
-use crate::backend::{EventSink, News};
+use crate::backend::sqlite::adopt::adopt;
+use crate::backend::{Adoption, EventSink, News};
 use crate::name::Namespace;
 use crate::token::MAX_TICKET;
 
@@ -473,10 +474,14 @@ async fn a_check_that_fails_is_repeated_and_finds_the_grant() {
     let failed = look(&mut other.file, &mut other.wakes).await.unwrap_err();
     assert_eq!(failed.fault(), Fault::Retry);
     assert_eq!(other.told(), []);
+    // The next check waits for a short time only, although it reads first, without a wait.
+    assert_eq!(other.places().await.len(), 1);
+    assert!(other.file.blocked);
     third.file.run(|| sqlx::query("ROLLBACK")).await.unwrap();
 
     look(&mut other.file, &mut other.wakes).await.unwrap();
     assert_eq!(other.told(), [waits.id]);
+    assert!(!other.file.blocked);
 }
 
 /// If the file is locked or the disk is full until the end of a ticket, nobody releases the ticket.
@@ -504,6 +509,37 @@ async fn a_process_stops_checking_when_its_last_waiter_has_ended() {
     assert!(checks(&process));
     assert_eq!(process.release(&waits, false).await, Released::Released);
     assert!(!checks(&process));
+}
+
+#[tokio::test]
+async fn an_adoption_with_a_shorter_lease_makes_the_next_check_tell_the_first_waiter() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut process = Process::start(&folder, 1).await;
+    let (held, waits) = (request(1, 1), request(1, 1));
+    let Enqueued::Granted { ticket, .. } = process.enqueue(&held).await.unwrap() else {
+        panic!("it waits");
+    };
+    assert!(!holds(process.enqueue(&waits).await));
+    look(&mut process.file, &mut process.wakes).await.unwrap();
+    let heard = process.rechecks.try_iter().last();
+    assert!(heard.unwrap().1 > Duration::from_secs(50), "{heard:?}");
+    let shorter = Arc::new(Request {
+        ttl: Duration::from_secs(2),
+        ..Request::clone(&request(1, 1))
+    });
+
+    let adoption = Adoption {
+        from: held.id,
+        ticket,
+        enqueue_may_follow: false,
+        request: shorter,
+    };
+    assert!(holds(adopt(&mut process.file, &adoption, RECEIVER).await));
+    look(&mut process.file, &mut process.wakes).await.unwrap();
+
+    let (id, after) = process.rechecks.try_recv().unwrap();
+    assert_eq!(id, waits.id);
+    assert!(after <= Duration::from_secs(2), "{after:?}");
 }
 
 #[tokio::test]
