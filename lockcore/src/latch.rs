@@ -13,9 +13,9 @@ use crate::options::Wait;
 ///
 /// A latch that nobody has set is at zero, so nobody waits for it: set it before others wait.
 ///
-/// The count is the [`Counter`] of the name, with the same limit of changes in a minute. It has
-/// nothing to do with locks on the name. The store keeps it for at least a day after its last use,
-/// and for as long as somebody waits.
+/// The count is the [`Counter`] of the name, and the store limits the changes of a minute as it does
+/// there. The count has nothing to do with locks on the name. The store keeps it for at least a day
+/// after its last use, and for as long as somebody waits.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]

@@ -161,8 +161,10 @@ impl Locks {
                 // grace is over by `give_up`. If it does not renew, its lease has ended by then.
                 (Some(stands), _) => {
                     let shared = &self.0.shared;
-                    // At a store with sessions, a renewal may prolong a lease without a look at the
-                    // node of the ticket. The node is read after a third of the ttl at the latest.
+                    // At a store with sessions, a renewal may prolong a lease although it does not
+                    // see the ask-back: see `Connection::ask_back`. A third of the ttl later at the
+                    // latest, a renewal sees it. The remaining time that these stores show is the
+                    // whole ttl.
                     let unseen = match shared.capability.sessions {
                         true => place.remaining / 3,
                         false => Duration::ZERO,

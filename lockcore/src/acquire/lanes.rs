@@ -227,8 +227,8 @@ impl Lanes {
         }
     }
 
-    /// Notes that a leader has lost its ticket in the store's line, and asks for a new one. So it is
-    /// late again if it gets no answer in time.
+    /// Notes that a leader has lost its ticket in the store's line, and asks for a new one. So it
+    /// is late again if it gets no answer in time.
     pub(crate) fn out_of_line(self: &Arc<Self>, name: &Name, number: u64) {
         let now = self.shared.clock.now();
         self.change(name, |lane| {

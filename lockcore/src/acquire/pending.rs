@@ -425,17 +425,20 @@ impl Drop for Pending {
         }
         let ambiguous = self.lease.is_ambiguous();
         let after = self.asked.asking.take();
-        let is_there = self.asked.has_ticket || self.asked.left_behind;
-        if after.is_some() || is_there || ambiguous {
-            self.shared.clean_up(Cleanup {
-                request: Arc::clone(&self.lease.request),
-                ambiguous,
-                keep_until: None,
-                after,
-                held: None,
-            });
-        } else {
-            self.shared.disarm(self.lease.request.id);
+        let may_be_left = after.is_some() || self.asked.left_behind || ambiguous;
+        if !may_be_left && !self.asked.has_ticket {
+            return self.shared.disarm(self.lease.request.id);
+        }
+        let cleanup = Cleanup {
+            request: Arc::clone(&self.lease.request),
+            ambiguous,
+            keep_until: None,
+            after,
+            held: None,
+        };
+        match may_be_left {
+            true => self.shared.clean_up(cleanup),
+            false => self.shared.clean_up_if_known(cleanup),
         }
     }
 }

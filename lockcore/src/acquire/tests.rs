@@ -90,7 +90,8 @@ async fn next(requests: &mut mpsc::UnboundedReceiver<Arc<Request>>) -> Arc<Reque
 }
 
 /// The machine sleeps for longer than the lease. After that a wake-up arrives before the keeper
-/// checks the lease. So the leader finds its ticket lost, and asks again. It is not polled any more.
+/// checks the lease. So the leader finds its ticket lost, and asks again. Then it is not polled any
+/// more.
 #[tokio::test]
 async fn a_leader_that_has_lost_its_place_and_is_not_polled_is_replaced() {
     let (asked, mut requests) = mpsc::unbounded_channel();
@@ -119,9 +120,13 @@ async fn a_leader_that_has_lost_its_place_and_is_not_polled_is_replaced() {
     let other = lock.clone();
     let other = tokio::spawn(async move { other.acquire().await });
     let name = locks.name("a").expect("a name");
-    while locks.0.lanes.waiting(&name) == 0 {
-        tokio::task::yield_now().await;
-    }
+    let waits = async {
+        while locks.0.lanes.waiting(&name) == 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    let waits = tokio::time::timeout(Duration::from_secs(10), waits);
+    waits.await.expect("it does not wait");
     clock.advance(2 * TTL);
 
     next(&mut requests).await;

@@ -171,9 +171,13 @@ async fn an_operation_timeout_without_end_is_usable() {
 
     let guard = lock.acquire().await.unwrap();
     let waiter = tokio::spawn(async move { waits.acquire().await });
-    while locks.inspect("a").await.unwrap()[0].local_waiters == 0 {
-        tokio::task::yield_now().await;
-    }
+    let waits = async {
+        while locks.inspect("a").await.unwrap()[0].local_waiters == 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    let waits = tokio::time::timeout(Duration::from_secs(10), waits);
+    waits.await.expect("it does not wait");
     guard.release().await.unwrap();
     waiter.await.unwrap().unwrap().release().await.unwrap();
 

@@ -1,5 +1,6 @@
 //! Requests about counters and values. Waiting for a change is in `watches`.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use super::asking::Sends;
@@ -8,7 +9,6 @@ use crate::backend::{Answer, Connection, Count, CountOp, Counted, MAX_COUNT, MAX
 use crate::error::Error;
 use crate::name::Name;
 use crate::options::Wait;
-use crate::request::Id;
 
 impl Shared {
     /// Carries out an operation on a counter or a value, exactly once.
@@ -69,35 +69,38 @@ impl Shared {
         if ids.is_empty() {
             return verbs.count(Arc::clone(count));
         }
-        let telling = Count {
-            answered: ids.clone(),
+        let telling = Arc::new(Count {
+            answered: ids,
             ..Count::clone(count)
-        };
-        let answer = verbs.count(Arc::new(telling));
-        let mut told = Told {
+        });
+        let answer = verbs.count(Arc::clone(&telling));
+        let told = Told {
             shared: Arc::clone(self),
-            name: count.name.clone(),
-            ids,
+            telling,
+            is_answered: Cell::new(false),
         };
         Box::pin(async move {
             let answer = answer.await?;
-            told.ids.clear();
+            told.is_answered.set(true);
             Ok(answer)
         })
     }
 }
 
-/// Ids that a request tells the store. If this is dropped before the store has answered, they are
-/// noted again.
+/// A request that tells the store ids. If this is dropped before the store has answered, the ids
+/// are noted again.
 struct Told {
     shared: Arc<Shared>,
-    name: Name,
-    ids: Vec<Id>,
+    telling: Arc<Count>,
+    is_answered: Cell<bool>,
 }
 
 impl Drop for Told {
     fn drop(&mut self) {
-        self.shared.answered.note(&self.name, &self.ids);
+        if !self.is_answered.get() {
+            let Count { name, answered, .. } = &*self.telling;
+            self.shared.answered.note(name, answered);
+        }
     }
 }
 

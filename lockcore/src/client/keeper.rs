@@ -360,7 +360,11 @@ async fn answer_to(shared: &Arc<Shared>, asking: Asking) -> Option<Result<Enqueu
     };
     match &answer {
         Some(outcome) => shared.links.ended(&connected, outcome),
-        None => shared.unanswered(&connected, in_flight),
+        // The driver of the connection is on the caller's runtime, which the caller may block.
+        None if shared.links.is_driven(&connected).await => {
+            shared.unanswered(&connected, in_flight);
+        }
+        None => {}
     }
     answer
 }

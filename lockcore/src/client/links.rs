@@ -3,6 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
@@ -10,6 +11,9 @@ use tokio::sync::{Notify, watch};
 use super::gate::Connected;
 use crate::backend::{Fault, StoreError};
 use crate::log::guarded;
+
+/// If a runtime does not run an empty task within this time, the runtime is blocked and not ending.
+const BLOCKED: Duration = Duration::from_millis(10);
 
 /// The connections of one client, one per runtime that uses it.
 #[derive(Debug, Default)]
@@ -41,6 +45,21 @@ pub(super) enum State {
     Asked(StoreError),
     /// The supervisor of this link has ended.
     Closed,
+}
+
+impl State {
+    fn is_up(&self, connected: &Connected) -> bool {
+        matches!(self, Self::Up(up) if std::ptr::eq(&**up, connected))
+    }
+}
+
+/// What a runtime does with a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RuntimeState {
+    Runs,
+    /// It has not begun the task within [`BLOCKED`], and has not ended.
+    Blocked,
+    Ended,
 }
 
 /// Why a link gave no connection.
@@ -110,6 +129,20 @@ impl Links {
         }
     }
 
+    /// Whether the runtime that drives a connection runs tasks. If it does not, nobody reads the
+    /// store's answers, so their absence says nothing about the store.
+    pub(crate) async fn is_driven(&self, connected: &Connected) -> bool {
+        let link = self
+            .list()
+            .iter()
+            .find(|link| link.is_up(connected))
+            .cloned();
+        match link {
+            Some(link) => link.runtime_state().await == RuntimeState::Runs,
+            None => false, // the connection was replaced
+        }
+    }
+
     /// Whether the client is ending, so that no new connection is opened.
     pub(crate) fn have_ended(&self) -> bool {
         self.ended.load(Ordering::SeqCst)
@@ -132,6 +165,15 @@ impl Links {
 impl Link {
     fn is_of(&self, runtime: &Handle) -> bool {
         self.runtime.id() == runtime.id()
+    }
+
+    /// Runs an empty task on the runtime of this connection. Takes at most [`BLOCKED`].
+    pub(super) async fn runtime_state(&self) -> RuntimeState {
+        match tokio::time::timeout(BLOCKED, self.runtime.spawn(async {})).await {
+            Ok(Ok(())) => RuntimeState::Runs,
+            Ok(Err(_)) => RuntimeState::Ended,
+            Err(_) => RuntimeState::Blocked,
+        }
     }
 
     fn up(&self) -> Option<Arc<Connected>> {
@@ -170,6 +212,10 @@ impl Link {
         }
     }
 
+    fn is_up(&self, connected: &Connected) -> bool {
+        self.state.borrow().is_up(connected)
+    }
+
     /// Why there is no connection, if there is none and a reason is known.
     pub(crate) fn trouble(&self) -> Option<StoreError> {
         match &*self.state.borrow() {
@@ -180,10 +226,8 @@ impl Link {
 
     /// Makes the supervisor open a new connection, if `connected` is the one that is up.
     fn replace(&self, connected: &Connected) {
-        let is_up =
-            |state: &State| matches!(state, State::Up(up) if std::ptr::eq(&**up, connected));
         self.state.send_if_modified(|state| {
-            let replaced = is_up(state);
+            let replaced = state.is_up(connected);
             if replaced {
                 *state = State::Connecting;
             }

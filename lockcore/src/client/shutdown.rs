@@ -11,16 +11,14 @@ use crate::error::LostReason;
 impl Shared {
     /// Refuses new requests and ends the waiting ones. Held leases stay.
     ///
-    /// Tickets in line are released here, because their tasks may not be polled. If such a task is
-    /// polled, it releases its ticket again, which is harmless.
+    /// Tickets in line are released here, because their tasks may not be polled.
     pub(crate) fn refuse_new(&self) {
         let mut table = self.table();
         if table.phase == Phase::Open {
             table.phase = Phase::ShutDown;
         }
         let asked = table.leases_where(|stage| stage == Stage::Asked);
-        let in_line = table.leases_where(|stage| stage == Stage::Waiting);
-        table.clean_up_where(|stage| stage == Stage::Waiting);
+        let in_line = table.clean_up_where(|stage| stage == Stage::Waiting);
         drop(table);
         self.due_changed.notify_one();
         self.settle_kept();
@@ -64,8 +62,8 @@ impl Shared {
         let left = |stage| !matches!(stage, Stage::Kept { .. });
         let tickets = self.table().leases_where(left);
         for lease in tickets {
-            // If a task that was releasing its ticket is polled again, the store may not have the
-            // ticket any more. That is no loss to report.
+            // Before the release. If a task that was releasing its ticket is polled again, the
+            // store may not have the ticket any more. That is no loss to report.
             lease.lose(LostReason::Shutdown);
         }
         self.table().clean_up_where(left);

@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use tracing::Level;
 
 use super::gate::Connected;
-use super::links::{Link, State};
+use super::links::{Link, RuntimeState, State};
 use super::shared::Shared;
 use crate::backend::{BoxFuture, EventSink, Fault, News, StoreError};
 use crate::log::guarded;
@@ -26,8 +26,6 @@ const LONGEST_IDLE_PAUSE: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// A connection that broke within this time counts as a failed attempt, so the pauses keep growing.
 const SETTLED: Duration = Duration::from_secs(1);
-/// If a runtime does not run an empty task within this time, the runtime is blocked and not ending.
-const BLOCKED: Duration = Duration::from_millis(10);
 
 /// Starts the supervisor of a new link, on the keeper.
 pub(crate) fn begin(shared: Arc<Shared>, link: Arc<Link>) {
@@ -93,8 +91,7 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>, mut reconnecting: bool)
                 link.change(State::Connecting);
                 // A runtime that ends drops its connection, sometimes before the sentinel. Such a
                 // loss is no trouble with the store, so it is not reported.
-                let alive = tokio::time::timeout(BLOCKED, link.runtime.spawn(async {}));
-                if let Ok(Err(_ended)) = alive.await {
+                if link.runtime_state().await == RuntimeState::Ended {
                     break;
                 }
                 shared.suspect();

@@ -407,14 +407,17 @@ impl Table {
         self.leases.len() - self.kept + self.cleanups_open
     }
 
-    /// Gives all tickets of these stages to the keeper for removal at the store.
-    pub(crate) fn clean_up_where(&mut self, wanted: impl Fn(Stage) -> bool) {
+    /// Gives all tickets of these stages to the keeper for removal at the store. Returns their
+    /// leases.
+    pub(crate) fn clean_up_where(&mut self, wanted: impl Fn(Stage) -> bool) -> Vec<Arc<Lease>> {
         let tickets = self.leases.values();
         let wanted = tickets.filter(|tracked| wanted(tracked.stage));
-        let cleanups: Vec<_> = wanted.map(Tracked::cleanup).collect();
+        let both = wanted.map(|tracked| (tracked.cleanup(), Arc::clone(&tracked.lease)));
+        let (cleanups, leases): (Vec<_>, Vec<_>) = both.unzip();
         for cleanup in cleanups {
             self.clean_up(cleanup);
         }
+        leases
     }
 
     pub(crate) fn leases_where(&self, wanted: impl Fn(Stage) -> bool) -> Vec<Arc<Lease>> {

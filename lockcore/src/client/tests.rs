@@ -93,30 +93,23 @@ async fn a_grant_in_line_is_renewed_when_its_wait_would_have_been() {
 #[tokio::test]
 async fn a_ticket_that_is_asked_back_while_it_is_granted_is_rechecked_soon() {
     for stage in [Stage::Asked, Stage::Waiting, Stage::Held] {
-        for renews in [true, false] {
-            let clock = Clock::by_hand();
-            clock.stop();
-            let (shared, lease) = asked_by(&clock);
-            let (id, ttl) = (lease.request.id, lease.request.ttl);
-            let due = || shared.table().leases.get(&id).and_then(|lease| lease.due);
-            if stage == Stage::Asked {
-                shared.recheck(id, Duration::ZERO);
-            }
-            lease.answered(7, clock.now(), ttl);
-            if stage != Stage::Asked {
-                shared.entrust(id, stage, Shared::renewal_time(&lease, ttl));
-                shared.recheck(id, Duration::ZERO);
-            }
-
-            if !renews {
-                // As `Guard::begin` does it for a `max_hold`.
-                lease.end_at(clock.now().after(ttl / 2));
-            }
-            shared.entrust_held(&lease);
-
-            let soon = clock.now().after(LEAST_RECHECK);
-            assert_eq!(due(), Some(soon), "{stage:?}, renews: {renews}");
+        let clock = Clock::by_hand();
+        clock.stop();
+        let (shared, lease) = asked_by(&clock);
+        let (id, ttl) = (lease.request.id, lease.request.ttl);
+        let due = || shared.table().leases.get(&id).and_then(|lease| lease.due);
+        if stage == Stage::Asked {
+            shared.recheck(id, Duration::ZERO);
         }
+        lease.answered(7, clock.now(), ttl);
+        if stage != Stage::Asked {
+            shared.entrust(id, stage, Shared::renewal_time(&lease, ttl));
+            shared.recheck(id, Duration::ZERO);
+        }
+
+        shared.entrust_held(&lease);
+
+        assert_eq!(due(), Some(clock.now().after(LEAST_RECHECK)), "{stage:?}");
     }
 }
 

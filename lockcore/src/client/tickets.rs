@@ -68,8 +68,8 @@ impl Shared {
     /// the keeper has given the ticket back meanwhile, because its task did not collect the grant.
     ///
     /// A lease that has waited keeps the time of its next renewal. A new time would differ only by
-    /// the jitter. Setting it could wake the keeper just when the holder begins its work. An earlier
-    /// time is kept too, because it may have been set when the ticket was asked back.
+    /// the jitter. Setting it could wake the keeper just when the holder begins its work. An
+    /// earlier time is kept too, because it may have been set when the ticket was asked back.
     pub(crate) fn entrust_held(&self, lease: &Lease) -> bool {
         let mut table = self.table();
         let id = lease.request.id;
@@ -77,22 +77,19 @@ impl Shared {
             return false;
         };
         tracked.stage = Stage::Held;
-        let renews = lease.wants_renewal();
-        let mut latest = match renews {
-            true => *Self::renewal_times(lease, lease.ttl()).end(),
-            false => Instant::FAR_FUTURE, // the keeper only watches the deadline
-        };
+        if !lease.wants_renewal() {
+            // The keeper only watches the deadline.
+            self.set_recheck(&mut table, id, Instant::FAR_FUTURE);
+            return true;
+        }
+        let mut latest = *Self::renewal_times(lease, lease.ttl()).end();
         // While a renewal is in flight, its answer sets the next check.
         if !tracked.is_renewing() {
             latest = tracked.due_after_answer(latest);
         }
-        let latest = latest.min(tracked.end());
         if tracked.due.is_none_or(|due| due > latest) {
-            let due = match renews {
-                true => Self::renewal_time(lease, lease.ttl()),
-                false => latest,
-            };
-            self.set_recheck(&mut table, id, due.min(latest));
+            let due = Self::renewal_time(lease, lease.ttl()).min(latest);
+            self.set_recheck(&mut table, id, due);
         }
         true
     }
@@ -263,6 +260,17 @@ impl Shared {
     pub(crate) fn clean_up(&self, cleanup: Cleanup) {
         self.table().clean_up(cleanup);
         self.due_changed.notify_one();
+    }
+
+    /// The same as [`clean_up`](Self::clean_up), unless the table does not have the ticket any more.
+    /// Then a shutdown or the keeper has handed it over already.
+    pub(crate) fn clean_up_if_known(&self, cleanup: Cleanup) {
+        let mut table = self.table();
+        if table.leases.contains_key(&cleanup.request.id) {
+            table.clean_up(cleanup);
+            drop(table);
+            self.due_changed.notify_one();
+        }
     }
 
     pub(crate) fn cleaned_up(&self, count: usize) {

@@ -317,7 +317,7 @@ impl Guard {
                         "an earlier renewal with a shorter ttl is not answered yet; trying again may help",
                     ));
                 }
-                Trust::Late(ttl, rest) => {
+                Trust::Late { ttl, rest } => {
                     return Err(Error::unavailable(format!(
                         "an earlier request was not answered and may still arrive and cut the lease short to its ttl \
                          of {ttl:?}; for another {rest:.0?}, the lease counts for that long only"

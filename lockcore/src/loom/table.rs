@@ -299,19 +299,14 @@ fn a_ticket_that_waits_during_a_shutdown_is_lost() {
                     let progress = wait_for(pending.stand_in_line(Instant::FAR_FUTURE));
                     assert_eq!(progress, Progress::Lost);
                 }
-                Some(lease.request.id)
+                Some(())
             }
         });
 
         shared.refuse_new();
 
         let asked = asking.join().unwrap();
-        let mut cleaned: Vec<_> = (shared.table().cleanups.iter())
-            .map(|cleanup| cleanup.request.id)
-            .collect();
-        // The ticket may be cleaned up by its task and by the shutdown.
-        cleaned.dedup();
-        assert_eq!(cleaned, Vec::from_iter(asked));
+        assert_eq!(shared.table().cleanups.len(), usize::from(asked.is_some()));
         assert!(shared.table().leases.is_empty());
     });
 }

@@ -25,6 +25,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_late_answer_replaces_no_connection_on_which_others_are_answered
         answers_that_come_when_their_callers_have_gone_keep_the_connection
         a_request_whose_caller_has_gone_shows_nothing_about_the_connection
+        a_runtime_that_its_user_blocks_shows_nothing_about_the_connection
         short_waits_without_any_answer_replace_the_connection
         a_break_is_followed_by_one_connection
         a_listener_hears_that_the_store_is_back_though_nobody_asks
@@ -156,7 +157,7 @@ async fn a_late_answer_replaces_no_connection_on_which_others_are_answered(_: St
     late.abort();
 }
 
-/// How long the callers of the next three facts wait: far less than an operation may take (1 s).
+/// How long the callers of the next facts wait: far less than an operation may take (1 s).
 const SHORT: Duration = Duration::from_millis(100);
 
 /// A client whose connections are up. No further connection is opened as long as the `Hold` lives.
@@ -204,6 +205,46 @@ async fn a_request_whose_caller_has_gone_shows_nothing_about_the_connection(_: S
     gives_up(&kit, &locks).await.let_go();
 
     give_back(soon(locks.mutex("a").acquire()).await.unwrap()).await;
+}
+
+/// The answer comes to a runtime that does not run. The caller has gone, so the keeper waits in its
+/// place, for one operation timeout (1 s).
+async fn a_runtime_that_its_user_blocks_shows_nothing_about_the_connection(_: Store) {
+    let blocking = tokio::task::spawn_blocking(|| {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().build().unwrap();
+        let (kit, locks, _again) = runtime.block_on(connected());
+        let mut release = kit.hold_next(Verb::Release);
+        let enqueue = runtime.block_on(async {
+            let mut enqueue = kit.hold_next(Verb::Enqueue);
+            let asking = begin(locks.mutex("a"));
+            soon(enqueue.arrived()).await;
+            asking.abort();
+            assert!(asking.await.is_err());
+            enqueue
+        });
+
+        // From here on the runtime does not run, until the keeper has stopped waiting.
+        let keeper = tokio::runtime::Handle::current();
+        keeper.block_on(async {
+            eventually("the keeper stops waiting", SOON, || {
+                kit.clock().advance(SHORT);
+                let releases = release.arrived().now_or_never().is_some();
+                async move { releases }
+            })
+            .await;
+        });
+        enqueue.let_go();
+        release.let_go();
+
+        let next = runtime.block_on(async {
+            let next = locks.mutex("a").wait(SOON);
+            tokio::time::timeout(SOON, next.acquire()).await
+        });
+        let next = next.expect("the connection was replaced").unwrap();
+        runtime.block_on(give_back(next));
+    });
+    blocking.await.unwrap();
 }
 
 async fn short_waits_without_any_answer_replace_the_connection(_: Store) {

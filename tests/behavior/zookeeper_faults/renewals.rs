@@ -42,7 +42,7 @@ async fn the_node_of_a_lease_that_is_extended_far_is_read_as_often_as_its_sessio
     _: Store,
 ) {
     let server = ZooKeeperServer::start();
-    let url = server.url() + "?session_timeout=3s";
+    let url = server.url() + "?session_timeout=9s";
     let connection = connection(&url, 1).await;
     let hour = Duration::from_secs(3600);
     let mut both = two(&connection, Duration::from_secs(1)).await;

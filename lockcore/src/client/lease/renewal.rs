@@ -26,8 +26,9 @@ pub(crate) enum Trust {
     Whole,
     /// Less, until the renewals with a shorter ttl that are in flight are answered.
     InFlight,
-    /// Only this ttl, for this time. It is the ttl of an earlier request that was never answered.
-    Late(Duration, Duration),
+    /// Only `ttl`, for the time `rest`. It is the ttl of an earlier request that was never
+    /// answered.
+    Late { ttl: Duration, rest: Duration },
 }
 
 /// One renewal of a lease. If it is dropped before the store has [answered](Self::answered), it
@@ -112,7 +113,10 @@ impl Lease {
         } else if asked.shorter > 0 {
             Trust::InFlight
         } else {
-            Trust::Late(at_most, now.until(asked.late_until))
+            Trust::Late {
+                ttl: at_most,
+                rest: now.until(asked.late_until),
+            }
         }
     }
 
@@ -205,7 +209,10 @@ mod tests {
         let longest = 2 * long;
         drop(lease.renewal(at(105)));
         lease.lengthen(longest);
-        let late = Trust::Late(long, Duration::from_secs(1));
+        let late = Trust::Late {
+            ttl: long,
+            rest: Duration::from_secs(1),
+        };
         assert_eq!(lease.trust(at(164)), late);
         assert_eq!(lease.renewal(at(164)).answered(longest), long);
         assert_eq!(lease.trust(at(165)), Trust::Whole);
@@ -225,7 +232,10 @@ mod tests {
 
         lease.lengthen(long);
 
-        let late = Trust::Late(TTL, Duration::from_secs(1));
+        let late = Trust::Late {
+            ttl: TTL,
+            rest: Duration::from_secs(1),
+        };
         assert_eq!(lease.trust(at(159)), late);
         assert_eq!(lease.renewal(at(159)).answered(long), TTL);
         assert_eq!(lease.trust(at(160)), Trust::Whole);
