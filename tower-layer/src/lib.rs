@@ -218,10 +218,11 @@
 //!
 //! ### Lock uncertain
 //!
-//! 503, gRPC UNKNOWN, from handlers that take locks themselves: the handler held the lock, and an
+//! 500, gRPC UNKNOWN, from handlers that take locks themselves: the handler held the lock, and an
 //! operation on it has failed, such as its release when the store does not answer. The handler may
 //! have done its work, or a part of it. As after a [loss](#lock-lost), only the client knows
-//! whether the request may be repeated.
+//! whether the request may be repeated. The status is not 503, because some clients and proxies
+//! repeat a request with that status by themselves, and all of its work may be done.
 //!
 //! ### Deadline passed
 //!

@@ -377,7 +377,8 @@ mod in_axum {
         (answer, settled.load(Ordering::SeqCst))
     }
 
-    /// If the answer said "not handled; try again", the client would settle the order twice.
+    /// If the answer said "not handled; try again", the client would settle the order twice. With
+    /// the status 503, a proxy could do that.
     #[tokio::test]
     async fn a_handler_whose_release_fails_does_not_say_that_nothing_was_done() {
         let (answer, settled) = after_a_failed_release(async |locks, settled| {
@@ -389,7 +390,7 @@ mod in_axum {
         .await;
 
         assert_eq!(settled, 1);
-        assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);
         assert!(!answer.headers().contains_key(RETRY_AFTER));
         let problem = problem_of(answer, "lock-uncertain").await;
         assert_eq!(problem["key"], NAME);
