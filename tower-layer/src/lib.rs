@@ -254,9 +254,11 @@
 //! ### Lock misconfigured
 //!
 //! 500, gRPC INTERNAL: the ttl, the name, or the route cannot be used, or the request would wait
-//! for a lock that it holds itself. Or a handler has asked its own lock for something that this
-//! lock does not have, such as the fencing token of a shared lock. The same request will fail
-//! again.
+//! for a lock that it holds itself. The same request will fail again.
+//!
+//! Handlers that take locks themselves also give this answer if a lock that they held, or its
+//! store, does not allow an operation: a shared lock has no fencing token, and a store may deny a
+//! release. The detail then says that the handler may have done its work, or a part of it.
 //!
 //! ### Write refused
 //!

@@ -221,7 +221,7 @@ impl Problem {
             ErrorKind::Lost(_) => return Self::lost(error),
             ErrorKind::Config | ErrorKind::CapacityMismatch | ErrorKind::WouldDeadlock => (
                 Kind::Misconfigured,
-                "The lock does not allow what the handler did with it. Part of the request may be done.",
+                "The lock or its store does not allow an operation of the handler. Part of the request may be done, or all of it.",
             ),
             _ => (
                 Kind::Uncertain,
