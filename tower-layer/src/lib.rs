@@ -287,7 +287,8 @@
 //! use tonic::transport::{Error, Server};
 //!
 //! async fn serve(locks: lockcore::Locks, services: Routes) -> Result<(), Error> {
-//!     let one_per_order = LockLayer::new(locks, Key::metadata_as::<u64>("order-id").prefix("order:"));
+//!     let order = Key::metadata_as::<u64>("order-id").prefix("order:");
+//!     let one_per_order = LockLayer::new(locks, order);
 //!     let server = Server::builder().layer(one_per_order).add_routes(services);
 //!     server.serve(([127, 0, 0, 1], 3000).into()).await
 //! }
