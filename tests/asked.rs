@@ -4,11 +4,11 @@
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
 use std::future::pending;
-use std::pin::pin;
 use std::time::{Duration, Instant};
 
+use futures_util::future::LocalBoxFuture;
 use lockcore::testing::{Store, Verb};
-use lockcore::{Error, ErrorKind, Locks, LostReason, Release, distributed_lock};
+use lockcore::{Error, ErrorKind, Locks, LostReason, OnRevoke, Release, distributed_lock};
 
 /// A time that is much longer than any step of a test.
 const LONG: Duration = Duration::from_secs(60);
@@ -69,15 +69,27 @@ async fn with_cancel_the_call_returns_after_its_release() {
     let store = Store::new();
     let there = store.another_process();
     let (locks, operator) = (there.client().unwrap(), store.client().unwrap());
-    for several in [false, true] {
+    let lock = |name| locks.mutex(name).on_revoke(OnRevoke::Cancel);
+    let carried = async {
+        let guard = lock("a").acquire().await?;
+        let work = guard.scope(pending());
+        drop(guard); // the last guard is that of the work
+        work.await
+    };
+    let carried_under_several = async {
+        let guard = Locks::all([lock("a"), lock("b")]).acquire().await?;
+        let work = guard.scope(pending());
+        drop(guard);
+        work.await
+    };
+    let calls: [LocalBoxFuture<'_, Result<(), Error>>; 4] = [
+        Box::pin(is_repeated_later(&locks)),
+        Box::pin(several_are_repeated_later(&locks)),
+        Box::pin(carried),
+        Box::pin(carried_under_several),
+    ];
+    for mut call in calls {
         let mut release = there.hold_next(Verb::Release);
-        let call = async {
-            match several {
-                false => is_repeated_later(&locks).await,
-                true => several_are_repeated_later(&locks).await,
-            }
-        };
-        let mut call = pin!(call);
         let asks = operator.clone();
         let asked = tokio::spawn(async move { ask_for(&asks, LONG).await });
 

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! cargo run --release --example axum_layer                              # tells a story
-//! cargo run --release --example axum_layer -- --serve 127.0.0.1:3000   # serves until Ctrl-C or SIGTERM, for curl
+//! cargo run --release --example axum_layer -- --serve 127.0.0.1:3000   # serves, for curl
 //! ```
 //!
 //! The locks are in the memory of this process. With `LOCK_URL=redis://127.0.0.1/` before the
@@ -142,8 +142,8 @@ async fn serve(address: SocketAddr, locks: Locks) -> Result<(), Box<dyn Error>> 
     println!("  curl -i -X POST {orders}/x/settle");
     let server = axum::serve(listener, router(locks.clone(), work));
     let server = server.with_graceful_shutdown(lockcore::stop_signal());
-    // The server waits for its last client. This runs beside it. After half of the time it stops
-    // the requests that are being handled, and at the end no lock is left at the store.
+    // The server waits for its last client. This runs beside it. Shortly before the end of the five
+    // seconds it stops the requests that still run, and releases their locks.
     let end = async {
         lockcore::stop_signal().await;
         let ended = locks.shutdown(Duration::from_secs(5)).await;

@@ -5,13 +5,15 @@ use std::future::Future;
 use crate::error::{Error, LostReason};
 use crate::hold::{Guard, Held};
 use crate::multi::{MultiGuard, MultiHeld};
+use crate::run::then_release;
 use crate::scope;
 
 impl Held {
     /// Runs work under this lock in another task, for example in a spawned one. The lock stays held
     /// until the work has ended. If code inside the work asks for the same lock, it re-enters the
     /// lock. The work is stopped when the lock is lost, unless the lock was taken with
-    /// [`OnLost::Signal`](crate::OnLost::Signal).
+    /// [`OnLost::Signal`](crate::OnLost::Signal). The future releases its guard after the work, as
+    /// [`Guard::run`] does.
     ///
     /// A spawned task is outside of the scope of the lock. Without this function, it would wait for
     /// the lock until the lock is released.
@@ -56,11 +58,8 @@ impl Held {
             // the work, then the guard.
             let (work, guard) = (work, guard);
             let guard = guard?;
-            let result = scope::within(around, guard.while_held(work)).await?;
-            if let Err(error) = guard.release().await {
-                tracing::warn!(%error, "the work has ended; its lock is released in the background");
-            }
-            Ok(result)
+            let result = scope::within(around, guard.while_held(work)).await;
+            then_release(result.map(Ok), guard.release()).await
         }
     }
 
@@ -103,11 +102,8 @@ impl MultiHeld {
         async move {
             let (work, guards) = (work, guards);
             let guard = MultiGuard::of(guards?);
-            let result = scope::within(around, guard.while_held(work)).await?;
-            if let Err(error) = guard.release().await {
-                tracing::warn!(%error, "the work has ended; its locks are released in the background");
-            }
-            Ok(result)
+            let result = scope::within(around, guard.while_held(work)).await;
+            then_release(result.map(Ok), guard.release()).await
         }
     }
 

@@ -51,6 +51,9 @@ pub enum OnRevoke {
     /// asks for the lock. Then the lock is released, and the caller gets
     /// [`Lost`](crate::ErrorKind::Lost) with [`Revoked`](crate::LostReason::Revoked). Use this for
     /// work that can be repeated, and that must not keep others waiting.
+    ///
+    /// [`run`](crate::Guard::run), [`scope`](crate::Held::scope), the macro and the layer release
+    /// the lock. [`while_held`](crate::Held::while_held) leaves that to its guard.
     Cancel,
 }
 

@@ -186,7 +186,7 @@ impl MultiHeld {
 /// release also in this case: a caller that asks again at once finds the lock free. After any other
 /// loss it does not wait, because the store may be out of reach. It drops the future `release`
 /// before its first poll. This drops the guard, and the keeper releases the lock.
-async fn then_release<T, E: From<Error>>(
+pub(crate) async fn then_release<T, E: From<Error>>(
     result: Result<Result<T, E>, Error>,
     release: impl Future<Output = Result<Release, Error>>,
 ) -> Result<T, E> {

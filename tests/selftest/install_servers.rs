@@ -1,5 +1,6 @@
 //! Tests of the script tests/install-servers. It runs with a temporary folder in place of the
-//! machine's folders, and with a program that does nothing in place of the one that installs.
+//! machine's folders. In place of the program that installs, there is one that only asks the policy
+//! whether a service may start.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -13,6 +14,7 @@ use crate::facts;
 
 pub(crate) fn facts() -> Vec<Trial> {
     facts![Ok(());
+        no_service_may_start_while_packages_are_installed
         the_policy_of_the_machine_survives_a_signal_at_any_command
     ]
 }
@@ -33,6 +35,14 @@ enum When {
     After,
 }
 
+/// The program that installs fails if the policy does not deny the start of a service. The script
+/// must end as usual.
+fn no_service_may_start_while_packages_are_installed() {
+    for policy in [Some(POLICY), None] {
+        assert_eq!(stopped_at(u32::MAX, When::After, policy), Stopped::No);
+    }
+}
+
 fn the_policy_of_the_machine_survives_a_signal_at_any_command() {
     for when in [When::During, When::After] {
         for policy in [Some(POLICY), None] {
@@ -45,6 +55,7 @@ fn the_policy_of_the_machine_survives_a_signal_at_any_command() {
     }
 }
 
+#[derive(Debug, PartialEq)]
 enum Stopped {
     Yes,
     /// The script has made fewer calls, and has ended as usual.
@@ -113,10 +124,13 @@ fn path_with(folder: &TempDir, call: u32, when: When) -> String {
     let programs = folder.path().join("bin");
     fs::create_dir(&programs).unwrap();
     let calls = folder.path().join("calls");
+    let policy = folder.path().join("sbin/policy-rc.d");
+    let policy = policy.display();
     let path = std::env::var("PATH").unwrap();
     for name in CALLED {
         let work = match name {
-            "apt-get" => "true".to_owned(),
+            // 101 is the answer that a service may not be started.
+            "apt-get" => format!("'{policy}' a-server start\n[ $? -eq 101 ]"),
             _ => format!("PATH='{path}' {name} \"$@\""),
         };
         let is_now = format!(

@@ -191,7 +191,9 @@ where
     };
     if end_by.is_some_and(Deadline::has_passed) {
         guard.release().await;
-        return Ok(refusal(End::Overdue.problem(), protocol));
+        let problem = End::Overdue.problem();
+        tracing::debug!(?problem, "request refused");
+        return Ok(refusal(problem, protocol));
     }
     let held = guard.held();
     held.insert_into(request.extensions_mut());
@@ -208,7 +210,9 @@ where
         Ok(Ok(Ok(response))) => response,
         Ok(Ok(Err(NotReady(_)))) => {
             guard.release().await;
-            return Ok(refusal(Problem::not_ready(), protocol));
+            let problem = Problem::not_ready();
+            tracing::debug!(?problem, "request refused");
+            return Ok(refusal(problem, protocol));
         }
         Ok(Err(error)) => {
             guard.release().await;

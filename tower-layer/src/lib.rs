@@ -218,10 +218,11 @@
 //!
 //! ### Lock uncertain
 //!
-//! 503, gRPC UNKNOWN, from handlers that take locks themselves: the handler held the lock, and an
+//! 500, gRPC UNKNOWN, from handlers that take locks themselves: the handler held the lock, and an
 //! operation on it has failed, such as its release when the store does not answer. The handler may
 //! have done its work, or a part of it. As after a [loss](#lock-lost), only the client knows
-//! whether the request may be repeated.
+//! whether the request may be repeated. The status is not 503, because some clients and proxies
+//! repeat a request with that status by themselves, and all of its work may be done.
 //!
 //! ### Deadline passed
 //!
@@ -253,9 +254,11 @@
 //! ### Lock misconfigured
 //!
 //! 500, gRPC INTERNAL: the ttl, the name, or the route cannot be used, or the request would wait
-//! for a lock that it holds itself. Or a handler has asked its own lock for something that this
-//! lock does not have, such as the fencing token of a shared lock. The same request will fail
-//! again.
+//! for a lock that it holds itself. The same request will fail again.
+//!
+//! Handlers that take locks themselves also give this answer if a lock that they held, or its
+//! store, does not allow an operation: a shared lock has no fencing token, and a store may deny a
+//! release. The detail then says that the handler may have done its work, or a part of it.
 //!
 //! ### Write refused
 //!
@@ -284,7 +287,8 @@
 //! use tonic::transport::{Error, Server};
 //!
 //! async fn serve(locks: lockcore::Locks, services: Routes) -> Result<(), Error> {
-//!     let one_per_order = LockLayer::new(locks, Key::metadata_as::<u64>("order-id").prefix("order:"));
+//!     let order = Key::metadata_as::<u64>("order-id").prefix("order:");
+//!     let one_per_order = LockLayer::new(locks, order);
 //!     let server = Server::builder().layer(one_per_order).add_routes(services);
 //!     server.serve(([127, 0, 0, 1], 3000).into()).await
 //! }

@@ -221,7 +221,7 @@ impl Problem {
             ErrorKind::Lost(_) => return Self::lost(error),
             ErrorKind::Config | ErrorKind::CapacityMismatch | ErrorKind::WouldDeadlock => (
                 Kind::Misconfigured,
-                "The lock does not allow what the handler did with it. Part of the request may be done.",
+                "The lock or its store does not allow an operation of the handler. Part of the request may be done, or all of it.",
             ),
             _ => (
                 Kind::Uncertain,
@@ -388,9 +388,13 @@ impl Problem {
     pub(crate) fn status(&self, answers: &Answers) -> StatusCode {
         match self.kind {
             Kind::Held | Kind::Deadline => answers.busy_status,
-            Kind::Unavailable | Kind::Lost | Kind::Uncertain | Kind::Names | Kind::Full => {
+            Kind::Unavailable | Kind::Lost | Kind::Names | Kind::Full => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
+            // It is not 503, because some clients and proxies repeat a request with that status by
+            // themselves. After a loss the work was stopped before its end. Here all of it may be
+            // done.
+            Kind::Uncertain => StatusCode::INTERNAL_SERVER_ERROR,
             Kind::Key | Kind::Token => StatusCode::BAD_REQUEST,
             Kind::Late => StatusCode::PRECONDITION_FAILED,
             Kind::Upgrade => StatusCode::NOT_IMPLEMENTED,

@@ -17,9 +17,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use common::*;
 use futures_util::FutureExt;
+use http::header::CONTENT_TYPE;
 use http::{Request, Response, StatusCode};
 use http_body_util::Empty;
 use lockcore_tower::{FenceLayer, Key, LockLayer, TOKEN_HEADER};
+use tower::limit::ConcurrencyLimit;
 use tower::{Layer, ServiceExt, service_fn};
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::format::FmtSpan;
@@ -45,7 +47,7 @@ impl std::io::Write for Traces {
 }
 
 #[tokio::test]
-async fn the_label_the_first_name_too_many_and_a_write_that_was_overtaken_are_in_the_traces() {
+async fn the_label_the_first_name_too_many_and_refused_requests_are_in_the_traces() {
     let traces = Traces::default();
     let writer = traces.clone();
     tracing_subscriber::fmt()
@@ -97,9 +99,43 @@ async fn the_label_the_first_name_too_many_and_a_write_that_was_overtaken_are_in
     let refused = in_time(overtaken).await.unwrap();
 
     assert_eq!(refused.status(), StatusCode::PRECONDITION_FAILED);
-    let told = traces.take();
-    assert!(
-        told.contains("DEBUG") && told.contains("request refused") && told.contains("Late"),
-        "{told}"
-    );
+    assert_refused(&traces.take(), "Late");
+
+    // The lock is granted, but the deadline of the client has passed.
+    let hurried = Request::post("/order:42")
+        .header(CONTENT_TYPE, "application/grpc")
+        .header("grpc-timeout", "0n");
+    let hurried = hurried.body(Empty::new()).unwrap();
+    let refused = by_path(&memory()).layer(handler).oneshot(hurried);
+
+    let refused = in_time(refused).await.unwrap();
+
+    assert_eq!(refused.headers()["grpc-status"], "4");
+    assert_refused(&traces.take(), "Overdue");
+
+    // This request gives its permit back while it waits for the lock, and another takes it.
+    let locks = memory();
+    let other = hold(&locks, "order:42").await;
+    let service = ConcurrencyLimit::new(endless, 1);
+    let layer = by_path(&locks).wait(SOON * 12);
+    let mut waits = Box::pin(layer.layer(service.clone()).oneshot(get("/order:42")));
+    assert!((&mut waits).now_or_never().is_none());
+    let mut busy = Box::pin(service.oneshot(get("/")));
+    assert!((&mut busy).now_or_never().is_none());
+    other.release().await.unwrap();
+    // The wait for the service uses tokio's clock, which now moves when no task can run.
+    tokio::time::pause();
+
+    let refused = waits.await.unwrap();
+
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_refused(&traces.take(), "Unavailable");
+}
+
+/// Checks that a line tells of a refused request and of this kind of problem.
+fn assert_refused(told: &str, kind: &str) {
+    let tells = |line: &str| {
+        line.contains("DEBUG") && line.contains("request refused") && line.contains(kind)
+    };
+    assert!(told.lines().any(tells), "{told}");
 }

@@ -45,8 +45,9 @@ pub async fn hold(locks: &Locks, name: &str) -> Guard {
     locks.mutex(name).try_acquire().await.unwrap()
 }
 
-/// Ends all locks of this client by a shutdown. The shutdown stops work after half of its time.
-/// After three quarters it would release locks although their work runs; no test may take so long.
+/// Ends all locks of this client by a shutdown. The shutdown stops work one operation timeout before
+/// its end. At half of that time before its end it would release locks although their work runs; no
+/// test may take so long.
 pub async fn lose(locks: &Locks) {
     // On a busy machine the releases may take longer than this. Even so, the locks are lost.
     if let Err(error) = locks.shutdown(Duration::from_secs(3)).await {
