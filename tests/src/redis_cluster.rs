@@ -196,8 +196,18 @@ impl Cluster {
     /// Makes the replica of a master the master. When this returns, both nodes know it, and no data
     /// is lost.
     pub fn fail_over(&self, master: &RedisServer) {
+        self.replace(master, &["CLUSTER", "FAILOVER"]);
+    }
+
+    /// Like [`fail_over`](Self::fail_over), even if the replica has not received everything. What
+    /// it has not received is lost.
+    pub fn fail_over_with_loss(&self, master: &RedisServer) {
+        self.replace(master, &["CLUSTER", "FAILOVER", "FORCE"]);
+    }
+
+    fn replace(&self, master: &RedisServer, words: &[&str]) {
         let replica = self.replica_of(master);
-        replica.command::<()>(&["CLUSTER", "FAILOVER"]);
+        replica.command::<()>(words);
         let port = format!("master_port:{}\r", replica.port());
         wait_until("it is a replica", PATIENCE, || {
             master

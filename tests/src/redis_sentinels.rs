@@ -1,9 +1,10 @@
 //! Redis servers with real sentinels. The sentinels promote another server when the master is gone,
 //! or on request.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::eventually::{poll, wait_until};
+use crate::eventually::wait_until;
 use crate::redis_server::RedisServer;
 
 /// The name by which the sentinels know the master.
@@ -154,13 +155,17 @@ impl Sentinels {
     /// Requests a failover, and waits until all sentinels name another master. The writes of some
     /// milliseconds may be lost.
     pub fn fail_over(&self) {
-        let old = self.master().port();
-        let accepted = poll(PATIENCE, || {
-            // The sentinel refuses while no replica is suitable, or while another failover runs.
-            let asked = self.sentinels[0].try_command::<()>(&["SENTINEL", "FAILOVER", SERVICE]);
-            asked.ok()
+        let (old, sentinel) = (self.master().port(), &self.sentinels[0]);
+        wait_until("another master by request", PATIENCE, || {
+            let told = tells(sentinel);
+            let is_old = told["port"] == old.to_string();
+            // The sentinel refuses while no replica is suitable. If a failover takes too long, the
+            // sentinel gives it up and must be asked again.
+            if is_old && !told["flags"].contains("failover_in_progress") {
+                let _ = sentinel.try_command::<()>(&["SENTINEL", "FAILOVER", SERVICE]);
+            }
+            !is_old
         });
-        accepted.expect("no failover is accepted");
         self.wait_for_another_master_than(old);
     }
 
@@ -204,7 +209,10 @@ pub fn one_that_names(master: u16) -> RedisServer {
 }
 
 fn says(sentinel: &RedisServer, field: &str) -> String {
-    let fields: std::collections::HashMap<String, String> =
-        sentinel.command(&["SENTINEL", "MASTER", SERVICE]);
-    fields.get(field).cloned().unwrap_or_default()
+    tells(sentinel).remove(field).unwrap_or_default()
+}
+
+/// What a sentinel tells of the master, by field.
+fn tells(sentinel: &RedisServer) -> HashMap<String, String> {
+    sentinel.command(&["SENTINEL", "MASTER", SERVICE])
 }

@@ -3,8 +3,9 @@
 
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use libtest_mimic::Trial;
-use lockcore::{ErrorKind, Locks, LostReason, Release};
+use lockcore::{ErrorKind, Guard, Locks, LostReason, Release};
 use tests::eventually::eventually;
 use tests::redis_cluster::{Cluster, NEVER};
 use tests::redis_server::RedisServer;
@@ -20,6 +21,8 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_frozen_master_is_replaced_and_lets_nobody_in_when_it_wakes
         a_lock_unknown_to_the_new_master_is_lost_and_its_late_write_refused
         a_release_that_the_new_master_had_not_received_is_repeated_there
+        a_release_that_one_new_master_refuses_is_repeated_and_holds_up_none_at_another
+        releases_that_always_fail_at_the_new_master_hold_up_no_other
         a_master_that_is_down_costs_the_locks_of_other_masters_nothing
         a_cluster_that_restarts_without_its_data_is_noticed
         a_master_that_is_demoted_costs_its_waiters_no_place_and_no_wake_up
@@ -143,6 +146,89 @@ async fn a_release_that_the_new_master_had_not_received_is_repeated_there(_: Sto
         () = works_again(&others, "a", LONG_WAIT) => {}
         () = releases_elsewhere => {}
     }
+}
+
+/// A new master that has the setting `min-replicas-to-write` refuses all writes until it has its
+/// replicas. While it refuses the release, another master is replaced too.
+async fn a_release_that_one_new_master_refuses_is_repeated_and_holds_up_none_at_another(_: Store) {
+    let cluster = Cluster::start(NEVER);
+    let (locks, others) = (client(&cluster.url()), client(&cluster.url()));
+    let first = cluster.master_of(&key("a"));
+    let there = elsewhere(&cluster, first, "there");
+    let second = cluster.master_of(&key(&there));
+    let refuses = cluster.replica_of(first);
+    let want = |replicas: &str| {
+        refuses.command::<()>(&["CONFIG", "SET", "min-replicas-to-write", replicas]);
+    };
+    let [here, at_second] = ["a", &there].map(|name| locks.mutex(name).ttl(4 * LONG_WAIT));
+    let [guard, other] = [
+        here.acquire().await.unwrap(),
+        at_second.acquire().await.unwrap(),
+    ];
+    cluster.wait_until_replicated();
+    cluster.stop_replication(first);
+    give_back(guard).await;
+    want("9");
+
+    cluster.fail_over_with_loss(first);
+    eventually("the release was refused", LONG_WAIT, async || {
+        // A read, which the new master does not refuse, shows this client the new master.
+        drop(locks.inspect("a").await);
+        let told: String = refuses.command(&["INFO", "errorstats"]);
+        told.contains("errorstat_NOREPLICAS")
+    })
+    .await;
+    cluster.stop_replication(second);
+    give_back(other).await;
+    cluster.fail_over_with_loss(second);
+
+    // Another new master carries its release out, while the first one refuses.
+    eventually("the other release is repeated", LONG_WAIT, async || {
+        let left = locks.inspect(&there).await;
+        left.is_ok_and(|tickets| tickets.is_empty())
+    })
+    .await;
+    tickets(&locks, "a", 1).await;
+    want("0");
+    works_again(&others, "a", LONG_WAIT).await;
+    super::nothing_left(&cluster, &["a", &there]).await;
+}
+
+/// There are so many of them that they fill a whole batch, and they come first. At the new master
+/// their keys hold something else.
+async fn releases_that_always_fail_at_the_new_master_hold_up_no_other(_: Store) {
+    let cluster = Cluster::start(NEVER);
+    let locks = client(&cluster.url());
+    let old = cluster.master_of(&key("a"));
+    let names = (0..).map(|number| format!("n{number}"));
+    let here = names.filter(|name| cluster.master_of(&key(name)).port() == old.port());
+    let names: Vec<String> = here.take(100).collect();
+    let mut guards = Vec::new();
+    for name in names.iter().map(String::as_str).chain(["a"]) {
+        let long = locks.mutex(name).ttl(4 * LONG_WAIT);
+        guards.push(long.acquire().await.unwrap());
+    }
+    let last = guards.pop().unwrap();
+    for name in &names {
+        old.command::<()>(&["SET", &key(name), "something else"]);
+    }
+    cluster.wait_until_replicated();
+    cluster.stop_replication(old);
+    for name in &names {
+        old.command::<()>(&["DEL", &key(name)]);
+    }
+    for released in join_all(guards.into_iter().map(Guard::release)).await {
+        assert_eq!(released.unwrap(), Release::AlreadyLost);
+    }
+    give_back(last).await;
+
+    cluster.fail_over_with_loss(old);
+
+    eventually("the last release is repeated", LONG_WAIT, async || {
+        let left = locks.inspect("a").await;
+        left.is_ok_and(|tickets| tickets.is_empty())
+    })
+    .await;
 }
 
 /// No node replaces the dead master, so its slots stay unserved.

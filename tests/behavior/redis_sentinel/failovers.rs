@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use libtest_mimic::Trial;
-use lockcore::{ErrorKind, LostReason, Release};
+use lockcore::{ErrorKind, Guard, LostReason, Release};
 use tests::eventually::eventually;
-use tests::redis_sentinels::Sentinels;
+use tests::redis_sentinels::{NEVER, Sentinels};
 use tests::redis_server::RedisServer;
 use tests::witness::{FencedResource, Witness};
 
@@ -23,6 +24,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_lock_unknown_to_the_new_master_is_lost_and_its_late_write_refused
         a_release_that_the_new_master_had_not_received_is_repeated_there
         a_release_that_the_new_master_refuses_at_first_is_repeated_until_it_is_done
+        releases_that_always_fail_at_the_new_master_hold_up_no_other
         a_master_that_counts_its_replicas_grants_nothing_that_could_be_lost
     ]
 }
@@ -231,6 +233,46 @@ async fn a_release_that_the_new_master_refuses_at_first_is_repeated_until_it_is_
     let next = begin(others.mutex("a").wait(2 * LONG_WAIT));
     let next = tokio::time::timeout(LONG_WAIT, next).await;
     give_back(next.expect("it is still taken").unwrap().unwrap()).await;
+    nothing_left(&set, &["a"]).await;
+}
+
+/// There are so many of them that they fill a whole batch, and they come first. At the new master
+/// their keys hold something else.
+async fn releases_that_always_fail_at_the_new_master_hold_up_no_other(_: Store) {
+    // With a short time, replicas that have not followed for ten times as long are not promoted.
+    let set = Sentinels::start(NEVER);
+    let locks = client(&set.url());
+    let names: Vec<String> = (0..100).map(|number| format!("n{number}")).collect();
+    let mut guards = Vec::new();
+    for name in names.iter().map(String::as_str).chain(["a"]) {
+        let long = locks.mutex(name).ttl(4 * LONG_WAIT);
+        guards.push(long.acquire().await.unwrap());
+    }
+    let last = guards.pop().unwrap();
+    let old = set.master();
+    let keys: Vec<String> = names
+        .iter()
+        .map(|name| format!("test:1:{{{name}}}"))
+        .collect();
+    let foreign = keys.iter().flat_map(|key| [key, "something else"]);
+    let foreign: Vec<&str> = ["MSET"].into_iter().chain(foreign).collect();
+    old.command::<()>(&foreign);
+    set.wait_until_even();
+    set.stop_replication();
+    let gone: Vec<&str> = ["DEL"]
+        .into_iter()
+        .chain(keys.iter().map(String::as_str))
+        .collect();
+    old.command::<()>(&gone);
+    for released in join_all(guards.into_iter().map(Guard::release)).await {
+        assert_eq!(released.unwrap(), Release::AlreadyLost);
+    }
+    give_back(last).await;
+
+    set.fail_over();
+
+    let others = client(&set.url());
+    works_again(&others, "a", LONG_WAIT).await;
     nothing_left(&set, &["a"]).await;
 }
 

@@ -50,8 +50,8 @@ impl Wakes {
         }
     }
 
-    /// Adds a recheck for the first waiter, which does not know when a holder's lease ends: it is the
-    /// first because another waiter has left, or a holder has asked for a shorter lease.
+    /// Adds a recheck for the first waiter, which does not know when a holder's lease ends: it is
+    /// the first because another waiter has left, or a holder has asked for a shorter lease.
     pub(super) fn tell_first(
         &mut self,
         queue: &Queue<Holder>,

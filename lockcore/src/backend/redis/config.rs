@@ -211,8 +211,10 @@ pub(super) async fn check(connection: RedisConnection) -> Result<Vec<String>, St
         }
         // A server has this field only if min-replicas-to-write is set.
         let is_limited = field("min_slaves_good_slaves").is_some();
+        let awaits_replicas = durability.is_some_and(Durability::awaits_replicas);
         if (fails_over || replicas != "0")
-            && let Some((why, what_to_do)) = unheard_writes(field("redis_version"), is_limited)
+            && let Some((why, what_to_do)) =
+                unheard_writes(field("redis_version"), is_limited, awaits_replicas)
         {
             warnings.push(format!(
                 "Redis takes writes when no replica hears it ({why}): a master that is cut off goes on granting locks \
@@ -232,15 +234,19 @@ pub(super) async fn check(connection: RedisConnection) -> Result<Vec<String>, St
 }
 
 /// Why this server takes writes that no replica hears, and how an operator can change that.
-fn unheard_writes(version: Option<&str>, is_limited: bool) -> Option<(&'static str, &'static str)> {
+fn unheard_writes(
+    version: Option<&str>,
+    is_limited: bool,
+    awaits_replicas: bool,
+) -> Option<(&'static str, &'static str)> {
     if !is_limited {
         return Some(("min-replicas-to-write 0", "Set min-replicas-to-write 1"));
     }
     // https://github.com/redis/redis/pull/10160
     let ignores = version.and_then(major).is_some_and(|major| major < 7);
-    ignores.then_some((
+    (ignores && !awaits_replicas).then_some((
         "before Redis 7, scripts ignore min-replicas-to-write",
-        "Update to Redis 7 or Valkey, or set durability",
+        "Update to Redis 7 or Valkey, or set durability=replicas:N",
     ))
 }
 
@@ -265,14 +271,22 @@ mod tests {
 
     #[test]
     fn a_limit_that_the_server_ignores_is_no_limit() {
-        for (version, is_limited, takes) in [
-            (Some("7.0.15"), true, false),
-            (Some("7.0.15"), false, true),
-            (Some("6.2.14"), true, true),
-            (None, true, false),
+        for (version, is_limited, durability, takes) in [
+            (Some("7.0.15"), true, None, false),
+            (Some("7.0.15"), false, None, true),
+            (Some("6.2.14"), true, None, true),
+            (Some("6.2.14"), true, Some("replicas:1"), false),
+            (Some("6.2.14"), true, Some("fsync"), true),
+            (None, true, None, false),
         ] {
-            let why = unheard_writes(version, is_limited);
-            assert_eq!(why.is_some(), takes, "{version:?} {is_limited}");
+            let named = durability.map(|named| durability::option(named).unwrap());
+            let awaits_replicas = named.is_some_and(Durability::awaits_replicas);
+            let why = unheard_writes(version, is_limited, awaits_replicas);
+            assert_eq!(
+                why.is_some(),
+                takes,
+                "{version:?} {is_limited} {durability:?}"
+            );
         }
     }
 

@@ -53,6 +53,11 @@ impl Durability {
             .then_some(Self { fsync, replicas })
     }
 
+    /// Whether at least one replica must have a write.
+    pub(super) fn awaits_replicas(self) -> bool {
+        self.replicas > 0
+    }
+
     /// The name of the command that waits, as the server's access lists write it.
     pub(super) fn command_name(self) -> &'static str {
         if self.fsync { "waitaof" } else { "wait" }

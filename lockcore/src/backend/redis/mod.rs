@@ -26,6 +26,7 @@ mod views;
 mod watch;
 mod watched;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -223,21 +224,32 @@ async fn connected(server: &Server, events: EventSink) -> Result<RedisConnection
 /// has carried them out or the tickets have expired. A new master may refuse them for some time: if
 /// it has the setting `min-replicas-to-write`, it refuses them until it has a replica.
 ///
-/// No caller waits for it. It sends one batch at a time, so that renewals do not wait behind all of
-/// them. If this future is dropped because the connection ends, the next connection repeats the
-/// releases that are left.
+/// No caller waits for it. If this future is dropped because the connection ends, the next
+/// connection repeats the releases that are left.
 async fn release_again(connection: RedisConnection, elsewhere: Elsewhere, timer: Timer) {
     let mut pauses = Pauses::default();
+    while !released_again(&connection, &elsewhere).await {
+        timer(pauses.draw()).await;
+    }
+}
+
+/// Tries each of these releases once. Returns whether all of them were carried out. It sends one
+/// batch at a time, so that renewals do not wait behind all of them. If a whole batch is refused,
+/// or the connection breaks, it sends no more.
+async fn released_again(connection: &RedisConnection, elsewhere: &Elsewhere) -> bool {
+    // When these are dropped, they are remembered again. The latest are dropped first, so the
+    // oldest are in front again.
+    let mut failed = VecDeque::new();
     loop {
         let mut again = elsewhere.some(BATCH);
         let Some(batch) = again.next(BATCH) else {
-            return;
+            return failed.is_empty();
         };
-        let answers = tickets::release(connection.clone(), batch).await;
-        let is_done = again.answered(BATCH, &answers.unwrap_or_default());
-        drop(again); // remembers the releases that failed
-        if !is_done {
-            timer(pauses.draw()).await;
+        let Ok(answers) = tickets::release(connection.clone(), batch).await else {
+            return false;
+        };
+        if !again.answered(BATCH, &answers) {
+            failed.push_front(again);
         }
     }
 }

@@ -78,11 +78,6 @@ impl Question {
         })
     }
 
-    /// Wants a new map. No task waits for it: the next request asks.
-    pub(super) fn wish(&self) {
-        self.state().is_wished = true;
-    }
-
     /// Whether a connection wanted a new map when it was too early to ask.
     pub(super) fn is_wished(&self) -> bool {
         self.state().is_wished

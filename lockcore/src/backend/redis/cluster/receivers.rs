@@ -14,8 +14,8 @@ use crate::backend::redis::views::Address;
 use crate::clock::{Clock, Instant};
 
 /// How long a subscription stays, at least, after the last ticket that needed it has ended. So a
-/// name that callers often wait for does not cost a subscription each time. After that, it ends when
-/// the same connection next subscribes in a slot.
+/// name that callers often wait for does not cost a subscription each time. After that, it ends
+/// when the same connection next subscribes in a slot.
 const LINGER: Duration = Duration::from_secs(30);
 
 /// The receivers of a client, by their numbers. A connection that replaces another has the same

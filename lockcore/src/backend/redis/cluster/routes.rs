@@ -1,13 +1,14 @@
 //! Chooses the node that a request goes to, and keeps the map of the cluster. If an answer shows
 //! that the map is out of date, or if no answer comes, this module asks for a new map.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::runtime::Handle;
+use tokio::sync::Notify;
 
 use super::context::Context;
 use super::map::{Map, known_host};
@@ -29,6 +30,9 @@ use crate::pauses::Pauses;
 pub(super) struct Routes {
     pub(super) context: Context,
     state: Mutex<State>,
+    /// Wakes the task that repeats releases.
+    new_map: Arc<Notify>,
+    _repeats: Task,
 }
 
 #[derive(Debug)]
@@ -39,8 +43,6 @@ struct State {
     given_up: BTreeSet<Address>,
     /// The task in which this connection asks for the map, for all connections.
     refresh: Option<Task>,
-    /// The task that repeats releases.
-    again: Option<Task>,
     /// The task that owns the sink of events.
     alive: Option<Task>,
 }
@@ -68,7 +70,13 @@ impl Routes {
             let _events = events;
             std::future::pending::<()>().await;
         });
+        let new_map = Arc::new(Notify::new());
         let routes = Arc::new_cyclic(|whole: &Weak<Self>| Self {
+            _repeats: Task::spawn(
+                &runtime,
+                Self::repeats_releases(Weak::clone(whole), Arc::clone(&new_map)),
+            ),
+            new_map,
             context: Context {
                 seeds,
                 namespace,
@@ -83,7 +91,6 @@ impl Routes {
                 nodes: HashMap::new(),
                 given_up: BTreeSet::new(),
                 refresh: None,
-                again: None,
                 alive: Some(alive),
             }),
         });
@@ -101,7 +108,7 @@ impl Routes {
         }
         match is_old {
             true => routes.ask_again(),
-            false => routes.release_again(map),
+            false => routes.new_map.notify_one(),
         }
         routes
     }
@@ -291,8 +298,8 @@ impl Routes {
                     Err(error) => connection.end(error),
                 }
             }
-            if let (Ok(map), Some(routes)) = (told, routes.upgrade()) {
-                routes.release_again(map);
+            if let (Ok(_), Some(routes)) = (told, routes.upgrade()) {
+                routes.new_map.notify_one();
             }
         });
         let given_up = self.state().refresh.replace(task);
@@ -300,28 +307,25 @@ impl Routes {
     }
 
     /// Repeats the releases whose names are at other masters by now than the ones that have
-    /// acknowledged them. No caller waits for it. Called with each new map.
-    fn release_again(self: &Arc<Self>, map: Map) {
-        let mut state = self.state();
-        if state.again.as_ref().is_some_and(|again| !again.is_over()) {
-            // The task that runs repeats them by an older map. A later map repeats the rest.
-            self.context.seeds.question.wish();
-            return;
-        }
-        let again = Self::releases_again(Arc::downgrade(self), map);
-        state.again = Some(Task::spawn(&self.context.runtime, again));
-    }
-
-    /// Sends a batch to one master after the other. If a master does not answer within an operation
-    /// timeout, or cannot carry out a release, the others get theirs first. It is asked again until
-    /// it has carried the releases out, the tickets have expired, or a new map has come.
+    /// acknowledged them. No caller waits for it. It begins with each new map.
     ///
-    /// If this future is dropped because the runtime ends, the batch is remembered again.
-    async fn releases_again(routes: Weak<Self>, map: Map) {
+    /// Sends a batch to one master after the other, by the map of that moment. If a master does not
+    /// answer within an operation timeout, or refuses a whole batch, the others get theirs first.
+    /// After a pause it tries again what has failed, until the releases are carried out or the
+    /// tickets have expired.
+    ///
+    /// If this future is dropped because the connection ends, the releases that are left are
+    /// remembered again.
+    async fn repeats_releases(routes: Weak<Self>, new_map: Arc<Notify>) {
+        new_map.notified().await;
         let (mut failing, mut pauses) = (BTreeSet::new(), Pauses::default());
+        // The releases that have failed since the last pause. When they are dropped, they are
+        // remembered again. The latest are dropped first, so the oldest are in front again.
+        let mut failed = VecDeque::new();
         while let Some(routes) = routes.upgrade()
             && let Some(timer) = routes.context.events.upgrade().map(|sink| sink.timer())
         {
+            let map = routes.state().map.clone();
             let mut master = None;
             let released = &routes.context.seeds.released;
             let mut again = released.elsewhere(BATCH, |old, departure| {
@@ -332,12 +336,17 @@ impl Routes {
                 }
             });
             let (Some(master), Some(batch)) = (master, again.next(BATCH)) else {
-                if failing.is_empty() {
-                    return;
-                }
+                let is_done = failed.is_empty();
+                failed.clear();
                 failing.clear();
                 drop((again, routes)); // the client may end during the pause
-                timer(pauses.draw()).await;
+                match is_done {
+                    true => {
+                        new_map.notified().await;
+                        pauses = Pauses::default();
+                    }
+                    false => timer(pauses.draw()).await,
+                }
                 continue;
             };
             let repeated = join_all(batch.into_iter().map(|departure| {
@@ -346,16 +355,21 @@ impl Routes {
                     let slot = slots::of_name(&departure.request.name);
                     let verb = |link| tickets::release(link, vec![departure.clone()]);
                     let answer = routes.ask(slot, verb).await;
-                    let answer = answer.map(|answered| answered.answer.first().copied());
-                    answer.ok().flatten().unwrap_or(Released::Failed)
+                    answer.ok()?.answer.first().copied()
                 }
             }));
             let answers = tokio::select! {
                 answers = repeated => answers,
                 () = timer(routes.context.op_timeout) => Vec::new(),
             };
-            if !again.answered(BATCH, &answers) {
-                failing.insert(master);
+            if answers.iter().all(Option::is_none) {
+                failing.insert(master.clone());
+            }
+            let answers = answers
+                .into_iter()
+                .map(|answer| answer.unwrap_or(Released::Failed));
+            if !again.answered(BATCH, &answers.collect::<Vec<_>>()) {
+                failed.push_front(again);
             }
         }
     }

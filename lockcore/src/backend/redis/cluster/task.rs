@@ -13,10 +13,6 @@ impl Task {
     pub(super) fn spawn(runtime: &Handle, task: impl Future<Output = ()> + Send + 'static) -> Self {
         Self(runtime.spawn(task).abort_handle())
     }
-
-    pub(super) fn is_over(&self) -> bool {
-        self.0.is_finished()
-    }
 }
 
 impl Drop for Task {

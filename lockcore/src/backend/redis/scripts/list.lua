@@ -4,8 +4,8 @@
 --       3 about how many keys to look at
 -- Reply the next cursor, '0' at the end; then the keys of names that have a holder or a waiter
 --
--- The script only reads. It declares no keys, because it does not know them before the SCAN. In a
--- line with more than 16 waiters, some count as alive even if all have expired.
+-- The script only reads. It declares no keys, because it does not know them before the SCAN. A line
+-- with more than 16 places counts as in use, even if all its waiters have expired.
 
 -- include record.lua
 
