@@ -77,8 +77,9 @@ impl Guard {
     /// - If the lock was taken with [`OnRevoke::Cancel`](crate::OnRevoke::Cancel), the body is also
     ///   dropped as soon as somebody asks for the lock, and the caller gets `Lost`.
     ///
-    /// If somebody has asked for the lock, the call waits for the release before it returns `Lost`.
-    /// After any other loss it does not wait, because the store may be out of reach.
+    /// If somebody has asked for the lock, the call waits for the release before it returns `Lost`,
+    /// at most one operation timeout. After any other loss it does not wait, because the store may
+    /// be out of reach.
     ///
     /// If the body has returned, the caller gets its result, even if the call finds after that that
     /// the lock was lost. With an error in place of the result, callers would do the work twice.
@@ -182,17 +183,20 @@ impl MultiHeld {
 /// Releases the lock after the end of the body. The body has been dropped before this call, so
 /// nothing of it runs after the release.
 ///
-/// If the lock was asked back, the store still has the ticket, so this function waits for the
-/// release also in this case: a caller that asks again at once finds the lock free. After any other
-/// loss it does not wait, because the store may be out of reach. It drops the future `release`
-/// before its first poll. This drops the guard, and the keeper releases the lock.
+/// If the lock was asked back, the store may still have the ticket, so this function waits for the
+/// release also in this case: a caller that asks again at once finds the lock free. It waits for at
+/// most one operation timeout. After any other loss it does not wait, because the store may be out
+/// of reach. It drops the future `release` before its first poll. This drops the guard, and the
+/// keeper releases the lock.
 pub(crate) async fn then_release<T, E: From<Error>>(
     result: Result<Result<T, E>, Error>,
     release: impl Future<Output = Result<Release, Error>>,
 ) -> Result<T, E> {
     let asked_back = ErrorKind::Lost(LostReason::Revoked);
-    let lost_otherwise = result.as_ref().is_err_and(|lost| lost.kind() != asked_back);
-    if !lost_otherwise && let Err(error) = release.await {
+    let waits = result
+        .as_ref()
+        .map_or_else(|lost| lost.kind() == asked_back, |_| true);
+    if waits && let Err(error) = release.await {
         tracing::warn!(%error, "the work has ended; its lock is released in the background");
     }
     result?

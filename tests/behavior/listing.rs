@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
-use lockcore::backend::Connection;
+use lockcore::backend::{Connection, Renewed, Request};
 use lockcore::{ErrorKind, Locks};
 use tests::eventually::eventually;
 use tests::redis_server::RedisServer;
@@ -164,17 +164,19 @@ async fn a_name_whose_tickets_are_dead_is_not_in_use(store: Store) {
     let locks = store.client();
     let holder = stranger(&store).await;
     // One holder, several holders, several with a waiter behind them, and one with a waiter.
+    let mut tickets = Vec::new();
     for (name, permits) in [
         ("one", &[1][..]),
         ("two", &[1, 1]),
         ("three", &[1, 1, 1]),
         ("all", &[2, 2]),
     ] {
-        die(&holder, &store, name, 2, permits).await;
+        tickets.extend(enqueued(&holder, &store, name, 2, permits).await);
     }
     let used = ["all", "one", "three", "two"];
     assert_eq!(listed(&locks, "", 5).await, used);
 
+    die(&holder, tickets).await;
     for name in used {
         eventually("nobody holds or waits", SOON, async || {
             locks.inspect(name).await.unwrap().is_empty()
@@ -186,16 +188,32 @@ async fn a_name_whose_tickets_are_dead_is_not_in_use(store: Store) {
     holder.close().await;
 }
 
-/// Enqueues tickets that nobody renews.
-async fn die(holder: &Arc<dyn Connection>, store: &Store, name: &str, of: u32, permits: &[u32]) {
+async fn enqueued(
+    holder: &Arc<dyn Connection>,
+    store: &Store,
+    name: &str,
+    of: u32,
+    permits: &[u32],
+) -> Vec<Arc<Request>> {
+    let mut tickets = Vec::new();
     for permits in permits {
         let ticket = with(&request(store, name, &random_id()), |request| {
             request.permits = NonZeroU32::new(*permits).unwrap();
             request.capacity = NonZeroU32::new(of).unwrap();
-            request.ttl = Duration::from_secs(1);
         });
-        let _ = holder.enqueue(ticket).await.unwrap();
+        let _ = holder.enqueue(Arc::clone(&ticket)).await.unwrap();
+        tickets.push(ticket);
     }
+    tickets
+}
+
+/// Renews the tickets for a second. Nobody renews them after that.
+async fn die(holder: &Arc<dyn Connection>, tickets: Vec<Arc<Request>>) {
+    let tickets = tickets
+        .iter()
+        .map(|ticket| with(ticket, |request| request.ttl = Duration::from_secs(1)));
+    let renewed = holder.renew(tickets.collect()).await.unwrap();
+    assert!(!renewed.contains(&Renewed::Lost), "{renewed:?}");
 }
 
 /// Its key does not expire, because it has the capacity.
@@ -207,7 +225,8 @@ async fn a_name_with_a_stored_capacity_whose_tickets_are_dead_is_not_in_use(stor
     for dead in 1..=3 {
         pool.resize(2).await.unwrap();
         // One holder, several holders, and several with a waiter behind them. Nobody renews them.
-        die(&holder, &store, "a", 5, &vec![1; dead]).await;
+        let tickets = enqueued(&holder, &store, "a", 5, &vec![1; dead]).await;
+        die(&holder, tickets).await;
         eventually("nobody holds or waits", SOON, async || {
             locks.inspect("a").await.unwrap().is_empty()
         })

@@ -186,7 +186,7 @@ async fn a_lock_unknown_to_the_new_master_is_lost_and_its_late_write_refused(_: 
 /// The new master has the ticket, because it has not received the release. If the client did not
 /// repeat the release there, the ticket would stay until its lease ends.
 async fn a_release_that_the_new_master_had_not_received_is_repeated_there(_: Store) {
-    let set = Sentinels::start(DOWN_AFTER);
+    let set = Sentinels::start(NEVER);
     let locks = client(&set.url());
     let long = locks.mutex("a").ttl(4 * LONG_WAIT);
     let guard = long.acquire().await.unwrap();
@@ -206,7 +206,7 @@ async fn a_release_that_the_new_master_had_not_received_is_repeated_there(_: Sto
 /// A new master that has the setting `min-replicas-to-write` refuses all writes until it has its
 /// replicas.
 async fn a_release_that_the_new_master_refuses_at_first_is_repeated_until_it_is_done(_: Store) {
-    let set = Sentinels::start(DOWN_AFTER);
+    let set = Sentinels::start(NEVER);
     let locks = client(&set.url());
     let long = locks.mutex("a").ttl(4 * LONG_WAIT);
     let guard = long.acquire().await.unwrap();

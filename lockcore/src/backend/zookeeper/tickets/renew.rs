@@ -235,7 +235,7 @@ impl<'a> Round<'a> {
     }
 
     /// Writes the ttls of extended leases into the data of their nodes. Until this is done, their
-    /// renewals give the earlier ttl.
+    /// renewals fail and are repeated.
     ///
     /// A caller of `revoke` reads the ttl together with its ask-back. If the holder is silent, the
     /// caller waits for one ttl, and then deletes the node. So no holder may rely on a ttl that
