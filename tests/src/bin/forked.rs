@@ -188,5 +188,7 @@ fn runtime() -> io::Result<Runtime> {
 
 fn client(of: &Arguments) -> Result<Locks, lockcore::Error> {
     let builder = Locks::builder().url(&of.url);
+    // The machine may stand still.
+    let builder = builder.op_timeout(Duration::from_secs(30));
     builder.namespace(&of.namespace).build()
 }
