@@ -78,8 +78,8 @@ impl Guard {
     ///   dropped as soon as somebody asks for the lock, and the caller gets `Lost`.
     ///
     /// If somebody has asked for the lock, the call waits for the release before it returns `Lost`,
-    /// at most one operation timeout. After any other loss it does not wait, because the store may
-    /// be out of reach.
+    /// as long as [`release`](Self::release) does. After any other loss it does not wait, because
+    /// the store may be out of reach.
     ///
     /// If the body has returned, the caller gets its result, even if the call finds after that that
     /// the lock was lost. With an error in place of the result, callers would do the work twice.
@@ -184,10 +184,9 @@ impl MultiHeld {
 /// nothing of it runs after the release.
 ///
 /// If the lock was asked back, the store may still have the ticket, so this function waits for the
-/// release also in this case: a caller that asks again at once finds the lock free. It waits for at
-/// most one operation timeout. After any other loss it does not wait, because the store may be out
-/// of reach. It drops the future `release` before its first poll. This drops the guard, and the
-/// keeper releases the lock.
+/// release also in this case: a caller that asks again at once finds the lock free. After any other
+/// loss it does not wait, because the store may be out of reach. It drops the future `release`
+/// before its first poll. This drops the guard, and the keeper releases the lock.
 pub(crate) async fn then_release<T, E: From<Error>>(
     result: Result<Result<T, E>, Error>,
     release: impl Future<Output = Result<Release, Error>>,

@@ -168,12 +168,14 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     ///
     /// Stores `ask`, the ask-back, after the [owner](Request::owner) of the ticket and a line
     /// break. It replaces an earlier ask-back. After that, a renewal of the ticket answers
-    /// [`Renewed::AskedBack`] if the ticket holds. At a store with
-    /// [sessions](Capability::sessions), a renewal that follows another one within a third of the
-    /// ttl may answer [`Renewed::Granted`] all the same. There [`inspect`](Self::inspect) shows the
-    /// whole ttl as the time that remains. It returns the owner with the ask-back. If the store can
-    /// send messages, it sends [`EventSink::recheck`] to the client of the ticket, so that this
-    /// client renews at once. Everything else about the ticket stays as it is.
+    /// [`Renewed::AskedBack`] if the ticket holds, and [`inspect`](Self::inspect) returns the owner
+    /// with the ask-back. If the store can send messages, it sends [`EventSink::recheck`] to the
+    /// client of the ticket, so that this client renews at once. Everything else about the ticket
+    /// stays as it is.
+    ///
+    /// At a store with [sessions](Capability::sessions), a renewal that follows another one within
+    /// a third of the ttl may answer [`Renewed::Granted`] all the same. Such a store shows the
+    /// whole ttl as the time that remains.
     ///
     /// `ask` has no line break, and at most 200 bytes.
     ///

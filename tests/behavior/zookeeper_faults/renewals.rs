@@ -64,6 +64,9 @@ async fn the_node_of_a_lease_that_is_extended_far_is_read_as_often_as_its_sessio
     .await;
 }
 
+/// A port on which nobody listens.
+const NOBODY: u16 = 1;
+
 /// The server writes the longer ttl, and the client does not learn of it at first.
 async fn an_extension_whose_answer_is_lost_counts_when_it_is_acknowledged(_: Store) {
     let server = ZooKeeperServer::start();
@@ -74,6 +77,8 @@ async fn an_extension_whose_answer_is_lost_counts_when_it_is_acknowledged(_: Sto
     let shown = async || other.inspect("a").await.unwrap()[0].remaining;
     assert_eq!(shown().await, ttl);
 
+    // The client cannot connect again, so no later renewal can be acknowledged either.
+    proxy.lead_to(NOBODY);
     proxy.lose_replies(b" 50000", 1);
     let outcome = kind(guard.extend(longer).await);
 
@@ -83,6 +88,7 @@ async fn an_extension_whose_answer_is_lost_counts_when_it_is_acknowledged(_: Sto
     ));
     assert_eq!(proxy.traffic().replies_lost, 1);
     assert!(guard.remaining() <= ttl);
+    proxy.lead_to(server.port());
     eventually("it is extended", SOON, async || guard.remaining() > ttl).await;
     assert_eq!(shown().await, longer);
     give_back(guard).await;

@@ -234,8 +234,8 @@ async fn release_again(connection: RedisConnection, elsewhere: Elsewhere, timer:
 }
 
 /// Tries each of these releases once. Returns whether all of them were carried out. It sends one
-/// batch at a time, so that renewals do not wait behind all of them. If a whole batch is refused,
-/// or the connection breaks, it sends no more.
+/// batch at a time, so that renewals do not wait behind all of them. If a request itself fails, for
+/// example because the connection breaks, it sends no more in this round.
 async fn released_again(connection: &RedisConnection, elsewhere: &Elsewhere) -> bool {
     // When these are dropped, they are remembered again. The latest are dropped first, so the
     // oldest are in front again.

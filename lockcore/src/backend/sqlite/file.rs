@@ -156,7 +156,12 @@ impl File {
         if let Some((epoch, boot)) = &last {
             if boot.has_id_of(&now) {
                 self.epoch = *epoch;
-                return Ok(());
+                if boot.began_with(&now) {
+                    return Ok(());
+                }
+                // The wall clock was set. Containers with other ids compare the beginnings.
+                let began = || sqlx::query("UPDATE store SET booted_at = ?1").bind(now.booted_at);
+                return self.run(began).await.map(drop);
             }
             if boot.began_with(&now) && !self.has_a_ticket_of_another_clock().await? {
                 self.epoch = *epoch;

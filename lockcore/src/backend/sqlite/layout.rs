@@ -172,15 +172,16 @@ impl Boot {
         self.booted_at.abs_diff(now.booted_at) <= 2000
     }
 
-    /// The ids of this boot and of `now`, the latest [`MOST_IDS`]. Later the wall clock may be set,
-    /// and then only the ids tell that the boot is the same.
+    /// The ids of this boot and of `now`: at most [`MOST_IDS`], the first one and the latest. Later
+    /// the wall clock may be set, and then only the ids tell that the boot is the same. The first
+    /// one is usually the machine's own, and the others are those of containers.
     pub(super) fn with_id_of(&self, now: &Self) -> String {
-        let known = self.ids.split(' ').count();
-        let ids = self
-            .ids
-            .split(' ')
-            .skip((known + 1).saturating_sub(MOST_IDS));
-        ids.chain([&*now.ids]).collect::<Vec<_>>().join(" ")
+        let mut ids: Vec<_> = self.ids.split(' ').collect();
+        if ids.len() == MOST_IDS {
+            ids.remove(1);
+        }
+        ids.push(&now.ids);
+        ids.join(" ")
     }
 }
 
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_boot_has_the_ids_that_came_last() {
+    fn a_boot_has_the_first_id_and_those_that_came_last() {
         let mut boot = Boot {
             ids: "0".into(),
             booted_at: 0,
@@ -219,8 +220,8 @@ mod tests {
             boot.ids = boot.with_id_of(&Boot { ids, booted_at: 0 });
         }
 
-        let ids: Vec<_> = (1..=MOST_IDS).map(|id| id.to_string()).collect();
-        assert_eq!(boot.ids, ids.join(" "));
+        let latest = (2..=MOST_IDS).map(|id| format!(" {id}"));
+        assert_eq!(boot.ids, format!("0{}", String::from_iter(latest)));
     }
 
     #[test]

@@ -106,9 +106,8 @@ impl Routes {
                 false => connection.adopt(&map),
             }
         }
-        match is_old {
-            true => routes.ask_again(),
-            false => routes.new_map.notify_one(),
+        if is_old {
+            routes.ask_again();
         }
         routes
     }
@@ -285,7 +284,6 @@ impl Routes {
         };
         let nodes = self.nodes_to_ask();
         let (seeds, namespace) = (Arc::clone(seeds), namespace.clone());
-        let routes = Arc::downgrade(self);
         let task = Task::spawn(runtime, async move {
             let told = seeds.ask(nodes, &namespace).await;
             if !round.is_latest() {
@@ -298,21 +296,19 @@ impl Routes {
                     Err(error) => connection.end(error),
                 }
             }
-            if let (Ok(_), Some(routes)) = (told, routes.upgrade()) {
-                routes.new_map.notify_one();
-            }
         });
         let given_up = self.state().refresh.replace(task);
         drop(given_up); // outside of the mutex, because the drop cancels the task
     }
 
     /// Repeats the releases whose names are at other masters by now than the ones that have
-    /// acknowledged them. No caller waits for it. It begins with each new map.
+    /// acknowledged them. No caller waits for it. It begins with each new map, on all connections,
+    /// because the runtime of one of them may not run. Each release is with one of them at a time.
     ///
-    /// Sends a batch to one master after the other, by the map of that moment. If a master does not
-    /// answer within an operation timeout, or refuses a whole batch, the others get theirs first.
-    /// After a pause it tries again what has failed, until the releases are carried out or the
-    /// tickets have expired.
+    /// Sends a batch to one master after the other, by the map of that moment. If a master answers
+    /// none of a batch within an operation timeout, or gives only errors, the others get theirs
+    /// first. After a pause it tries again what has failed, until the releases are carried out or
+    /// the tickets have expired.
     ///
     /// If this future is dropped because the connection ends, the releases that are left are
     /// remembered again.
@@ -350,18 +346,17 @@ impl Routes {
                 continue;
             };
             let repeated = join_all(batch.into_iter().map(|departure| {
-                let routes = &routes;
+                let (routes, timer) = (&routes, &timer);
                 async move {
                     let slot = slots::of_name(&departure.request.name);
                     let verb = |link| tickets::release(link, vec![departure.clone()]);
-                    let answer = routes.ask(slot, verb).await;
-                    answer.ok()?.answer.first().copied()
+                    tokio::select! {
+                        answer = routes.ask(slot, verb) => answer.ok()?.answer.first().copied(),
+                        () = timer(routes.context.op_timeout) => None,
+                    }
                 }
             }));
-            let answers = tokio::select! {
-                answers = repeated => answers,
-                () = timer(routes.context.op_timeout) => Vec::new(),
-            };
+            let answers = repeated.await;
             if answers.iter().all(Option::is_none) {
                 failing.insert(master.clone());
             }
@@ -533,6 +528,7 @@ impl Whole for Routes {
         if !left.is_empty() {
             self.missed();
         }
+        self.new_map.notify_one();
     }
 
     fn end(&self, error: &StoreError) {
