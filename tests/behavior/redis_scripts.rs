@@ -42,10 +42,26 @@ fn script(verb: &str) -> String {
         "resize" => include_str!("../../lockcore/src/backend/redis/scripts/resize.lua"),
         other => panic!("no script for {other}"),
     };
-    let line = include_str!("../../lockcore/src/backend/redis/scripts/line.lua");
-    let record = include_str!("../../lockcore/src/backend/redis/scripts/record.lua");
-    text.replace("-- include line.lua", line)
-        .replace("-- include record.lua", record)
+    let shared = [
+        (
+            "-- include line.lua",
+            include_str!("../../lockcore/src/backend/redis/scripts/line.lua"),
+        ),
+        (
+            "-- include fields.lua",
+            include_str!("../../lockcore/src/backend/redis/scripts/fields.lua"),
+        ),
+        (
+            "-- include record.lua",
+            include_str!("../../lockcore/src/backend/redis/scripts/record.lua"),
+        ),
+    ];
+    // A file that is included twice is there only once, at the first place.
+    shared
+        .iter()
+        .fold(text.to_owned(), |script, (include, file)| {
+            script.replacen(include, file, 1).replace(include, "")
+        })
 }
 
 const KEY: &str = "t:1:{a}";

@@ -72,6 +72,13 @@ pub(super) fn wake_channel(namespace: &Namespace, receiver: &str) -> String {
     format!("{}:{VERSION}:wake:{receiver}", namespace.as_str())
 }
 
+/// The shared parts of the scripts. Each of them includes only files that come later in this list.
+const SHARED: [(&str, &str); 3] = [
+    ("-- include line.lua", include_str!("scripts/line.lua")),
+    ("-- include fields.lua", include_str!("scripts/fields.lua")),
+    ("-- include record.lua", include_str!("scripts/record.lua")),
+];
+
 /// A script, and the hash by which the server knows it.
 pub(super) struct Script {
     pub(super) source: String,
@@ -79,14 +86,14 @@ pub(super) struct Script {
 }
 
 impl Script {
-    /// Replaces `-- include line.lua` by the text of that file, and `-- include record.lua` in the
-    /// same way. A fast path in front of an include does not use the functions in it. So it does
-    /// not pay for creating them.
+    /// Replaces `-- include line.lua` by the text of that file, and in the same way the other shared
+    /// files. If a file is included twice, its text is only at the first place. A fast path in front
+    /// of an include does not use the functions in it. So it does not pay for creating them.
     fn new(source: &str) -> Self {
-        let line = include_str!("scripts/line.lua");
-        let record = include_str!("scripts/record.lua");
-        let source = source.replace("-- include line.lua", line);
-        let source = source.replace("-- include record.lua", record);
+        let mut source = source.to_owned();
+        for (include, text) in SHARED {
+            source = source.replacen(include, text, 1).replace(include, "");
+        }
         let sha1 = redis::Script::new(&source).get_hash().to_owned();
         Self { source, sha1 }
     }
@@ -154,6 +161,9 @@ mod tests {
     /// The digits that all numbers of the same thousand seconds have in common.
     const THOUSAND_SECONDS: [usize; 2] = [1, 7];
 
+    /// The digits of a number that are its time in milliseconds.
+    const MILLISECONDS: [usize; 2] = [1, NUMBER - 3];
+
     /// The position of the first byte of one field, and of the last byte of another. Positions
     /// begin at 1, as in Lua.
     fn span(fields: &[(&str, usize)], from: &str, to: &str) -> [usize; 2] {
@@ -191,8 +201,10 @@ mod tests {
             record("number", "expires"),
             record(":", ": behind capacity"),
             head("last", "marks"),
+            head("L", "marks"),
             head("L", "head"),
             THOUSAND_SECONDS,
+            MILLISECONDS,
             [1, id], // the id in the argument of a release
         ]);
         let tails = [
@@ -213,7 +225,7 @@ mod tests {
         ];
 
         for script in scripts() {
-            for call in script.source.split("string.sub(").skip(1) {
+            for call in script.source.split("sub(").skip(1) {
                 let call = call.split(')').next().unwrap_or_default();
                 let places = call.split(", ").skip(1).map(|place| {
                     let place = place.trim_start_matches("at + ").parse::<usize>();

@@ -18,7 +18,6 @@
 -- a client that may not remove the old entry has changed nothing. The client releases what an
 -- adoption that failed may have left.
 
--- include record.lua
 -- include line.lua
 
 local key, from, id, now = KEYS[1], ARGV[1], ARGV[5], clock()

@@ -10,7 +10,6 @@
 -- renewal. A version of the library that does not know ask-backs ignores the message. It reads the
 -- ask-back as a part of the owner.
 
--- include record.lua
 -- include line.lua
 
 local id = ARGV[1]

@@ -73,9 +73,9 @@ end
 -- include record.lua
 
 local micros = time[1] * 1000000 + time[2]
-local now = math.floor(micros / 1000)
-local ttl, id = tonumber(string.sub(ARGV[1], 1, 13)), string.sub(ARGV[1], 14, 45)
-local capacity = string.sub(ARGV[1], 58, 67)
+local now = (micros - micros % 1000) / 1000
+local ttl, id = tonumber(sub(ARGV[1], 1, 13)), sub(ARGV[1], 14, 45)
+local capacity = sub(ARGV[1], 58, 67)
 local MOST_TICKETS, FULL = 10000, 1073741824
 
 -- The next most frequent case: one ticket holds all permits, and the new ticket has to wait. The
@@ -83,8 +83,8 @@ local MOST_TICKETS, FULL = 10000, 1073741824
 local in_line = was and string.byte(was, 17) == 76 -- 'L'
 local at = in_line and 76 or 0
 local is_resized = was and string.byte(was, 17) == 82 -- 'R'
-local ends = is_next and not is_resized and ARGV[3] ~= '0' and string.sub(was, at + 63, at + 72) == capacity
-  and string.sub(was, at + 74, at + 83) == capacity and string.sub(was, at + 30, at + 61) ~= id and end_of(was, at)
+local ends = is_next and not is_resized and ARGV[3] ~= '0' and sub(was, at + 63, at + 72) == capacity
+  and sub(was, at + 74, at + 83) == capacity and sub(was, at + 30, at + 61) ~= id and end_of(was, at)
 if ends and ends > now then
   local rows, record, recheck_in = key .. ':line', number .. ARGV[1], ends - now
   if not in_line then
@@ -96,13 +96,13 @@ if ends and ends > now then
       redis.call('PEXPIRE', rows, DAY_MS)
       return {1, number, ttl, recheck_in}
     end
-  elseif string.sub(was, 18, 30) == '0000000000000' then
-    local first, next = string.sub(was, 31, 43), string.sub(was, 44, 56)
+  elseif sub(was, 18, 30) == '0000000000000' then
+    local first, next = sub(was, 31, 43), sub(was, 44, 56)
     local known = redis.call('HMGET', rows, id, first)
     local ahead = first ~= next
     if not known[1] and (not ahead or known[2] and end_of(known[2]) > now) and next - first + 1 < MOST_TICKETS then
-      local value = number .. string.sub(was, 17, 43) .. string.format('%013d', next + 1) .. string.sub(was, 57)
-      if ahead and string.sub(was, 1, 7) == string.sub(number, 1, 7) then
+      local value = number .. sub(was, 17, 43) .. string.format('%013d', next + 1) .. sub(was, 57)
+      if ahead and sub(was, 1, 7) == sub(number, 1, 7) then
         redis.call('SET', key, value, 'KEEPTTL')
         redis.call('HSET', rows, next, record, id, next)
       else
@@ -115,6 +115,8 @@ if ends and ends > now then
     end
   end
 end
+
+-- include fields.lua
 
 -- The server accepts a number that the client has seen if it is at most a day ahead of the clock.
 -- Without this limit, one wrong clock would make the numbers of all clients too great.

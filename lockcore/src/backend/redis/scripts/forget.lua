@@ -6,7 +6,6 @@
 -- Tickets that have expired are removed first. If the user is denied a command in the middle: see
 -- put_down() in line.lua.
 
--- include record.lua
 -- include line.lua
 
 redis.call('HDEL', KEYS[1] .. ':line', '') -- changes nothing; a full server accepts the rest after it, a replica refuses it

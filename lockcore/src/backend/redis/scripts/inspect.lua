@@ -6,7 +6,6 @@
 --
 -- The script only reads.
 
--- include record.lua
 -- include line.lua
 
 local line = read(KEYS[1], redis.call('GET', KEYS[1]), clock())

@@ -1,5 +1,5 @@
 -- The functions that the verbs share. They work on the line of one name. The fast paths of the
--- verbs, for names with few tickets, do not need them. This file needs record.lua.
+-- verbs, for names with few tickets, do not need them.
 --
 -- A name has up to three keys:
 --   key        string   the state. It begins with the last number that was assigned, in 16 digits:
@@ -31,6 +31,8 @@
 -- keys contain. A new line then begins without their data. A holder is renewed only if it is in the
 -- state, or in the hash while the state says that there are several holders. If key:ends is lost,
 -- it is made again from the hash.
+
+-- include fields.lua
 
 local DAY_MS = 86400000
 
@@ -514,7 +516,7 @@ local function settle(line, asking, work)
       -- A waiter may be granted and then renewed in the same batch. It learns of the grant from the
       -- reply.
       if not line.renewed[id] then
-        local heard, denied = tell_turn(line.key, record)
+        local heard, denied = tell(line.key, record)
         line.denied = line.denied or denied
         if heard == 0 then change(line, nil, id, cut_short(line, record)) end
       end

@@ -7,7 +7,7 @@
 -- The script only reads. It declares no keys, because it does not know them before the SCAN. A line
 -- with more than 16 places counts as in use, even if all its waiters have expired.
 
--- include record.lua
+-- include fields.lua
 
 -- Whether any ticket of a line is alive: the single holder, whose record is behind the first `at`
 -- bytes of the state, one of several holders, or a waiter.

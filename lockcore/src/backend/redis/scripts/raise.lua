@@ -18,7 +18,7 @@ local key, number, id = KEYS[1], ARGV[1], ARGV[2]
 local was = redis.call('GET', key)
 if not was then return 2 end
 
--- include record.lua
+-- include fields.lua
 
 local now = clock()
 local DAY = 86400000

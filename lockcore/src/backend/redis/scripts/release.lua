@@ -24,41 +24,39 @@ local was = not KEYS[2] and redis.call('GET', KEYS[1])
 
 -- The most frequent case: a holder without waiters. The script does not check whether it has
 -- expired: an expired holder keeps nobody out.
-local last = was and string.sub(was, 30, 61) == ARGV[1] and string.sub(was, 1, 16)
-if last and not redis.pcall('SET', KEYS[1], last, 'KEEPTTL').err then return 1 end
-
--- A full server refuses a SET, unless the script has begun with a write that a full server accepts,
--- such as this HDEL.
-local function put(value)
-  redis.call('HDEL', KEYS[1] .. ':line', '')
-  redis.call('SET', KEYS[1], value, 'KEEPTTL')
-end
-if last then
-  put(last)
+if was and string.sub(was, 30, 61) == ARGV[1] then
+  local last = string.sub(was, 1, 16)
+  if redis.pcall('SET', KEYS[1], last, 'KEEPTTL').err then
+    -- A full server refuses a SET, unless the script has begun with a write that a full server
+    -- accepts, such as this HDEL.
+    redis.call('HDEL', KEYS[1] .. ':line', '')
+    redis.call('SET', KEYS[1], last, 'KEEPTTL')
+  end
   return 1
 end
 
 -- include record.lua
 
-local now = clock()
-
 -- The next most frequent case: the ticket is the only holder, and the first waiter has not expired
 -- and asks for all permits. This waiter cannot hold beside any other ticket. So it is granted now,
 -- however many permits the released ticket had.
-local next
-if was and string.byte(was, 17) == 76 and string.sub(was, 106, 137) == ARGV[1]
-  and string.sub(was, 18, 30) == '0000000000000' then
-  local rows, head = KEYS[1] .. ':line', string.sub(was, 31, 43)
+local next, now
+if was and sub(was, 17, 30) == 'L0000000000000' and sub(was, 106, 137) == ARGV[1] then
+  local rows, head, time = KEYS[1] .. ':line', sub(was, 31, 43), redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
   next = redis.call('HGET', rows, head)
-  local all = next and string.sub(next, 63, 72)
-  if next and all == string.sub(next, 74, 83) and end_of(next) > now then
-    local after, value = string.format('%013d', head + 1), next
-    if after ~= string.sub(was, 44, 56) or string.sub(next, 1, 16) ~= string.sub(was, 1, 16) then
-      value = string.sub(was, 1, 30) .. after .. string.sub(was, 44, 56) .. all .. all .. next
+  local all = next and sub(next, 63, 72)
+  if next and all == sub(next, 74, 83) and end_of(next) > now then
+    local after, behind, value = string.format('%013d', head + 1), sub(was, 44, 56), next
+    if after ~= behind or sub(next, 1, 16) ~= sub(was, 1, 16) then
+      value = sub(was, 1, 30) .. after .. behind .. all .. all .. next
     end
-    if redis.pcall('SET', KEYS[1], value, 'KEEPTTL').err then put(value) end
-    redis.call('HDEL', rows, head, id_of(next))
-    local heard = tell_turn(KEYS[1], next)
+    if redis.pcall('SET', KEYS[1], value, 'KEEPTTL').err then
+      redis.call('HDEL', rows, '') -- as above
+      redis.call('SET', KEYS[1], value, 'KEEPTTL')
+    end
+    redis.call('HDEL', rows, head, sub(next, 30, 61))
+    local heard = tell(KEYS[1], next)
     if heard ~= 0 then return heard and 1 or 2 end
     was = value
   else
@@ -67,6 +65,9 @@ if was and string.byte(was, 17) == 76 and string.sub(was, 106, 137) == ARGV[1]
 end
 
 -- include line.lua
+
+-- One reading of the clock decides everything, because time goes on while a script runs.
+now = now or clock()
 
 if next then
   local line = read(KEYS[1], was, now)

@@ -20,7 +20,7 @@
 -- accepts the HDEL, and then the rest of the script. A replica refuses the HDEL. That matters
 -- because a replica may not have received a ticket yet, and must not answer "lost".
 
--- include record.lua
+-- include fields.lua
 
 local reply, others = {}, {}
 local now = clock()

@@ -24,7 +24,6 @@
 -- If the user is denied a command in the middle: see put_down() in line.lua. The client repeats the
 -- request with the same id.
 
--- include record.lua
 -- include line.lua
 
 local MARK_MS = '60000'
