@@ -53,8 +53,9 @@ pub(super) struct Model {
     /// next field has those that it did request.
     to_look: Vec<(usize, Id, u64)>,
     pub(super) told_to_look: Vec<(usize, Id, Duration)>,
-    /// The names of which a lease was made shorter since the last check.
-    shortened: [bool; NAMES],
+    /// For each name, the first end of a holder's lease after each lease that was made shorter since
+    /// the last check.
+    shortened: [Vec<u64>; NAMES],
     pub(super) looks: usize,
     /// For each answer that a ticket waits: the name, the number of the ticket, and the time of the
     /// recheck that the answer requests, if any. The model checks these times at the end of the
@@ -102,7 +103,7 @@ impl Model {
             to_wake: Vec::new(),
             to_look: Vec::new(),
             told_to_look: Vec::new(),
-            shortened: [false; NAMES],
+            shortened: Default::default(),
             looks: 0,
             rechecks: Vec::new(),
             seen: Vec::new(),
@@ -282,7 +283,7 @@ impl Model {
     fn expect_rechecks(&mut self) -> Result<(), String> {
         for (name, number, recheck_in) in std::mem::take(&mut self.rechecks) {
             let soonest = self.recheck(name, number);
-            if soonest.is_none() && self.is_told_to_look_again(name, recheck_in) {
+            if soonest.is_none() && self.is_told_to_look_again(name, number, recheck_in) {
                 continue;
             }
             self.about(recheck_in, soonest, "recheck_in")?;
@@ -312,8 +313,13 @@ impl Model {
     fn prolong(&mut self, name: usize, id: Id, ttl: u64) {
         let (known, _) = self.queues[name].find(id).unwrap();
         let end = self.now + ttl;
-        self.shortened[name] |= end < known.expires_at;
+        let is_shorter = end < known.expires_at;
         known.expires_at = end;
+        if is_shorter {
+            // The same renewal may ask for fewer permits, so that the ticket holds only then.
+            let soonest = self.soonest(name).unwrap_or(end);
+            self.shortened[name].push(soonest);
+        }
     }
 
     fn shrink(&mut self, ticket: usize, most: Option<u32>) {
@@ -532,20 +538,35 @@ impl Model {
         (first.number == number).then(|| self.soonest(name))?
     }
 
-    /// Whether the store has asked for a recheck because of a grant that no client hears of. Redis
-    /// does so: no earlier waiter would learn when this grant ends.
-    fn is_told_to_look_again(&self, name: usize, recheck_in: Option<Duration>) -> bool {
+    /// Whether the store may have asked a waiter for a recheck that is not the first in line. Redis
+    /// does so in two cases: a grant that no client hears of, because no earlier waiter would learn
+    /// when this grant ends; and a lease that was made shorter, if all earlier waiters hear nothing.
+    /// The recheck is ten milliseconds later than the end, so that it has certainly come.
+    fn is_told_to_look_again(
+        &self,
+        name: usize,
+        number: u64,
+        recheck_in: Option<Duration>,
+    ) -> bool {
         let Some((unheard, shown)) = self.manner.unheard.zip(recheck_in) else {
             return false;
         };
-        let nobody_hears = |known: &Ticket<Known>| {
-            let client = self.wishes[known.payload.ticket].client;
-            !self.connected[client] && known.expires_at <= self.now + unheard
-        };
-        // The recheck is ten milliseconds later than the end of the grant, so that the grant has
-        // certainly ended.
+        let hears =
+            |known: &Ticket<Known>| self.connected[self.wishes[known.payload.ticket].client];
+        let is_cut_short =
+            |known: &Ticket<Known>| !hears(known) && known.expires_at <= self.now + unheard;
         let shown_in_time = shown <= Duration::from_millis(unheard + 10);
-        shown_in_time && self.queues[name].holders().any(nobody_hears)
+        if shown_in_time && self.queues[name].holders().any(is_cut_short) {
+            return true;
+        }
+        let mut earlier = self.queues[name]
+            .tickets()
+            .filter(|(known, holds)| !holds && known.number < number);
+        let shown = shown.saturating_sub(Duration::from_millis(10));
+        let is_end = |at: &u64| self.is_about(shown, Duration::from_millis(at - self.now));
+        !self.shortened[name].is_empty()
+            && !earlier.any(|(known, _)| hears(known))
+            && self.soonest(name).iter().any(is_end)
     }
 
     fn about(&self, shown: Option<Duration>, at: Option<u64>, what: &str) -> Result<(), String> {
