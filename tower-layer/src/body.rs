@@ -49,7 +49,7 @@ pin_project! {
 pin_project! {
     #[project = StateProj]
     enum State<B> {
-        Holding { #[pin] holding: Holding<B> },
+        Holding { holding: Pin<Box<Holding<B>>> },
         Watched { watched: Watched<B> },
         Releasing { release: Pin<Box<dyn Future<Output = ()> + Send>> },
         // The server asks for `size` even if it sends no body, as in the answer to a HEAD request.
@@ -60,6 +60,10 @@ pin_project! {
 
 impl<B> LockBody<B> {
     /// `owed` is the declared length of the body in bytes, if there is one. It is not zero.
+    ///
+    /// The body is polled here, before the server polls it. Most bodies end within two parts: the
+    /// data, and perhaps trailers. The lock of such a body does not wait for a client that reads
+    /// slowly: a server does not poll for the trailers before the data is sent.
     ///
     /// Dropping the future drops the inner body before the lock.
     pub(crate) async fn holding(
@@ -78,23 +82,7 @@ impl<B> LockBody<B> {
             lost: None,
             limits,
         };
-        let holding = Holding { inner, hold };
-        if limits.watched {
-            return Self::watched(Box::pin(holding), owed, limits).await;
-        }
-        Self {
-            owed,
-            ..Self::new(State::Holding { holding }, None)
-        }
-    }
-
-    /// Polls the body before the server polls it. Most bodies end within two parts: the data, and
-    /// perhaps trailers. Such a body needs no task that waits for the loss of the lock.
-    async fn watched(mut holding: Pin<Box<Holding<B>>>, owed: Option<u64>, limits: Limits) -> Self
-    where
-        B: Body + Send + 'static,
-        B::Error: Into<BoxError>,
-    {
+        let mut holding = Box::pin(Holding { inner, hold });
         let mut this = Self {
             owed,
             ..Self::new(State::ended(), None)
@@ -122,8 +110,11 @@ impl<B> LockBody<B> {
             }
             return this;
         }
-        this.state = State::Watched {
-            watched: Watched::new(holding, limits.deadline),
+        this.state = match limits.watched {
+            true => State::Watched {
+                watched: Watched::new(holding, limits.deadline),
+            },
+            false => State::Holding { holding },
         };
         this
     }
@@ -186,7 +177,7 @@ where
                 return Poll::Ready(Some(part));
             }
             let polled = match this.state.as_mut().project() {
-                StateProj::Holding { holding } => ready!(holding.poll_part(cx)),
+                StateProj::Holding { holding } => ready!(holding.as_mut().poll_part(cx)),
                 StateProj::Watched { watched } => ready!(watched.poll_part(cx)),
                 StateProj::Releasing { release } => {
                     ready!(release.as_mut().poll(cx));

@@ -5,6 +5,7 @@ use std::fmt;
 use std::future::{Future, Ready, poll_fn, ready};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
@@ -172,7 +173,6 @@ where
         keys,
         exclusive,
         deadline_is_the_bound,
-        wait,
         waiters,
     } = settings.order(names, request.method(), deadline);
     let refusal = |problem: Problem, protocol| {
@@ -191,14 +191,17 @@ where
     };
     if end_by.is_some_and(Deadline::has_passed) {
         guard.release().await;
-        let problem = End::Overdue.problem();
+        let problem = Problem::overdue_before();
         tracing::debug!(?problem, "request refused");
         return Ok(refusal(problem, protocol));
     }
     let held = guard.held();
     held.insert_into(request.extensions_mut());
     let method = request.method().clone();
-    let work = reserved.call_within(wait, request);
+    let ready_within = settings.ready_within(deadline);
+    let called = AtomicBool::new(false);
+    let calls = || called.store(true, Ordering::Relaxed);
+    let work = reserved.call_within(ready_within, request, calls);
     // The pinned future is dropped at the end of this statement, before the guard.
     let answer = Deadline::end(end_by, pin!(held.while_held(work))).await;
     let end = match answer {
@@ -224,7 +227,12 @@ where
                 End::Overdue => guard.release().await,
             }
             tracing::debug!(%end, "request stopped");
-            return Ok(refusal(end.problem(), protocol));
+            let problem = match &end {
+                _ if called.into_inner() => end.problem(),
+                End::Lost(error) => Problem::not_taken(error, false),
+                End::Overdue => Problem::overdue_before(),
+            };
+            return Ok(refusal(problem, protocol));
         }
     };
     if response.status() == StatusCode::SWITCHING_PROTOCOLS && settings.upgrades == Upgrades::Refuse

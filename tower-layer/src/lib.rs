@@ -83,7 +83,8 @@
 //!    without awaiting, are not stopped. So send the fencing token with every write.
 //! 4. The lock is kept until the response body ends, or is dropped because the client went away.
 //!    The layer releases the lock *before* the client can see the end of the response. So the
-//!    client's next request finds the lock free. If the lock is lost while the body is sent, the
+//!    client's next request finds the lock free. If the body is complete when the handler returns,
+//!    the lock is released before the head of the response is sent. If the lock is lost while the body is sent, the
 //!    body ends in an error: over HTTP/1 the connection is cut, over HTTP/2 the stream is reset.
 //!
 //! The layer takes the lock in the future that `call` returns, and not in `poll_ready`. The lock
@@ -100,7 +101,9 @@
 //! 1. Request A has the last permit of the limit. Its handler asks for a second lock.
 //! 2. Request B holds that second lock, and waits under it for a permit of the limit.
 //!
-//! The layer ends this after the wait of request B, with a 503 for request B.
+//! The layer ends this with a 503 for request B, when B has waited for its permit as long as it may
+//! wait for a lock, or until its client's deadline. (A layer that does not wait for locks waits for
+//! the permit as long as [`Builder::wait`](lockcore::Builder::wait) says.)
 //!
 //! # Keys
 //!
@@ -206,7 +209,8 @@
 //! ### Lock unavailable
 //!
 //! 503 with `Retry-After`, gRPC UNAVAILABLE: the store is down or did not answer, this process is
-//! shutting down, or the inner service was not ready in time. The handler was not called.
+//! shutting down, the inner service was not ready in time, or the lock was lost before it was. The
+//! handler was not called.
 //!
 //! ### Lock lost
 //!
@@ -227,7 +231,8 @@
 //! ### Deadline passed
 //!
 //! gRPC DEADLINE_EXCEEDED: the client's `grpc-timeout` was over before the response had ended. The
-//! handler was stopped, and may have done part of its work.
+//! handler was stopped, and may have done part of its work. If the handler had not been called, the
+//! message says so.
 //!
 //! ### Lock key
 //!
@@ -277,8 +282,8 @@
 //!
 //! # gRPC
 //!
-//! All four kinds of calls can be locked, unary and streaming. The lock is kept until the status is
-//! sent. A stream that loses its lock ends with the status UNKNOWN. A stream of gRPC-Web breaks off,
+//! All four kinds of calls can be locked, unary and streaming. The lock of a stream is kept until
+//! the status is sent. A stream that loses its lock ends with the status UNKNOWN. A stream of gRPC-Web breaks off,
 //! because its status is a part of its body.
 //!
 //! ```no_run
@@ -295,6 +300,11 @@
 //! ```
 //!
 //! Put a layer that translates gRPC-Web around this layer, not inside it.
+//!
+//! tonic does not look at the method of a request. So a client that breaks the rules of HTTP can
+//! send a call as OPTIONS without a content type, and the call passes without a lock. If you do not
+//! trust your clients, reject OPTIONS before this layer, or refuse calls that have no `Held` among
+//! their extensions.
 //!
 //! # Where it may stand
 //!

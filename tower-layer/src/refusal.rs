@@ -237,6 +237,12 @@ impl Problem {
         Self::new(Kind::Lost, detail).of(error)
     }
 
+    /// The client's own deadline has passed, and the handler was not called.
+    pub(crate) fn overdue_before() -> Self {
+        let detail = "The client's deadline passed before the request was handled. The request was not handled.";
+        Self::new(Kind::Overdue, detail)
+    }
+
     /// The client's own deadline has passed, and the handler was stopped.
     pub(crate) fn overdue() -> Self {
         let detail = "The client's deadline passed while the request was being handled. The request was stopped; part of it may be done.";

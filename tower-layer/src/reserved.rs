@@ -77,11 +77,13 @@ impl<S: Clone> Reserved<S> {
     }
 
     /// Makes the service ready, and calls it. Returns the request if the service is not ready after
-    /// `wait`. The service may be busy with a request that waits for this lock.
+    /// `wait`. The service may be busy with a request that waits for this lock. `calls` runs right
+    /// before the call.
     pub(crate) async fn call_within<Q>(
         mut self,
         wait: Wait,
         request: Q,
+        calls: impl FnOnce(),
     ) -> Result<Result<S::Response, NotReady<Q>>, S::Error>
     where
         S: Service<Q>,
@@ -94,6 +96,7 @@ impl<S: Clone> Reserved<S> {
             },
             _ => self.ready().await?,
         }
+        calls();
         self.call(request).await.map(Ok)
     }
 }

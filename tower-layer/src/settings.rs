@@ -79,7 +79,6 @@ pub(crate) struct Order {
     pub(crate) exclusive: bool,
     /// Whether the client's deadline, and not the layer's wait, ends the wait for the lock.
     pub(crate) deadline_is_the_bound: bool,
-    pub(crate) wait: Wait,
     /// While these values live, the request counts as waiting. They are dropped when the lock is
     /// taken.
     pub(crate) waiters: Vec<Waiter>,
@@ -157,9 +156,7 @@ impl Settings {
             None => Wait::For(Duration::ZERO),
             Some(_) => self.wait.unwrap_or_else(|| self.locks.default_wait()),
         };
-        let bound = deadline.map(Deadline::wait);
-        let bound = bound.filter(|bound| !matches!(wait, Wait::For(wait) if wait <= *bound));
-        let wait = bound.map_or(wait, Wait::For);
+        let (wait, deadline_is_the_bound) = bounded(wait, deadline);
         let exclusive = self.is_exclusive(method);
         let (lock, keys) = match names {
             LockNames::One(name) => {
@@ -175,10 +172,17 @@ impl Settings {
             lock,
             keys,
             exclusive,
-            deadline_is_the_bound: bound.is_some(),
-            wait,
+            deadline_is_the_bound,
             waiters: waiters.unwrap_or_default(),
         }
+    }
+
+    /// How long a request that holds its lock waits for the inner service. A request that does not
+    /// wait for locks waits here all the same: it had the permit of the service, and gave it back
+    /// only for the time in which the store answered.
+    pub(crate) fn ready_within(&self, deadline: Option<Deadline>) -> Wait {
+        let wait = self.wait.filter(|wait| *wait != Wait::For(Duration::ZERO));
+        bounded(wait.unwrap_or_else(|| self.locks.default_wait()), deadline).0
     }
 
     fn lock(&self, name: String, exclusive: bool) -> Lock {
@@ -213,5 +217,14 @@ impl Settings {
             }
             (Protocol::Http, None) => None,
         }
+    }
+}
+
+/// The shorter one of a wait and what the client's deadline leaves for it, and whether that is the
+/// deadline.
+fn bounded(wait: Wait, deadline: Option<Deadline>) -> (Wait, bool) {
+    match deadline.map(Deadline::wait) {
+        Some(left) if !matches!(wait, Wait::For(wait) if wait <= left) => (Wait::For(left), true),
+        _ => (wait, false),
     }
 }

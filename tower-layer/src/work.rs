@@ -364,7 +364,7 @@ where
         }
         Err(error) => return on_error.error(error),
     };
-    let work = reserved.call_within(ready_within, request);
+    let work = reserved.call_within(ready_within, request, || ());
     let result = match guard.while_held(work).await {
         Ok(result) => result,
         Err(lost) => {

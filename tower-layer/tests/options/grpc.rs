@@ -70,7 +70,7 @@ async fn a_call_keeps_the_lock_no_longer_than_its_deadline() {
         }
     });
     let late = ask(&layer, counts, grpc(&[("grpc-timeout", "0n")])).await;
-    assert_grpc(late.headers(), "4", "Deadline passed");
+    assert_grpc(late.headers(), "4", "The request was not handled");
     assert_eq!(calls.load(std::sync::atomic::Ordering::SeqCst), 0);
 
     let (_, service) = endless();

@@ -283,9 +283,9 @@ async fn a_request_for_several_locks_that_is_dropped_after_any_number_of_polls_l
 
     let polls = drop_request_after_each_poll(&locks, &["a", "b"], &layer, "/a/b").await;
 
-    // The request was dropped before the handler, in the handler, and before each of the three
+    // The request was dropped before the handler, in the handler, and before each of the last two
     // parts of the body.
-    assert!(polls >= 5, "{polls}");
+    assert!(polls >= 4, "{polls}");
 }
 
 #[tokio::test]
@@ -337,9 +337,11 @@ async fn a_handler_that_panics_or_fails_gives_all_locks_back() {
 async fn all_locks_are_kept_until_the_end_of_the_body_or_of_the_head() {
     let locks = memory();
     let streamed = service_fn(async |_: In| {
-        let parts = [Frame::data(Bytes::from("all"))].map(Ok::<_, Infallible>);
-        let body = StreamBody::new(futures_util::stream::iter(parts));
-        Ok::<_, Infallible>(Response::new(body))
+        let body = StreamBody::new(futures_util::stream::once(async {
+            tokio::task::yield_now().await;
+            Ok::<_, Infallible>(Frame::data(Bytes::from("all")))
+        }));
+        Ok::<_, Infallible>(Response::new(Box::pin(body)))
     });
     let both = async || (tickets(&locks, "a").await, tickets(&locks, "b").await);
 
