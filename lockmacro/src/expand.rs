@@ -433,15 +433,26 @@ fn instead(function: &Function, expr: &Expr) -> TokenStream {
     };
     let error = Ident::new("error", expr.span());
     let expr = function.as_in_the_body(expr.to_token_stream());
+    let returned = match is_never(function) {
+        true => expr,
+        false => quote_spanned! {site=>
+            #[allow(clippy::diverging_sub_expression, clippy::let_unit_value)]
+            let returned: #ty = #expr;
+            returned
+        },
+    };
     quote_spanned! {site=>
         {
             #[allow(unused_variables)]
             let #error = error;
-            #[allow(clippy::diverging_sub_expression, clippy::let_unit_value)]
-            let returned: #ty = #expr;
-            returned
+            #returned
         }
     }
+}
+
+/// Whether the function never returns. Stable Rust has no variables of the type `!`.
+fn is_never(function: &Function) -> bool {
+    matches!(output(function), Some(Type::Never(_)))
 }
 
 /// The body, after a `return` that is never reached. The `return` tells the compiler the type of
@@ -453,25 +464,27 @@ fn instead(function: &Function, expr: &Expr) -> TokenStream {
 fn typed_body(function: &Function) -> TokenStream {
     let site = Span::mixed_site();
     let body = as_an_arm(function);
-    let fake_return = output(function).map(|output| {
-        quote_spanned! {output.span()=>
-            #[allow(
-                unknown_lints,
-                unreachable_code,
-                unused_variables,
-                clippy::diverging_sub_expression,
-                clippy::empty_loop,
-                clippy::let_unit_value,
-                clippy::let_with_type_underscore,
-                clippy::needless_return,
-                clippy::unreachable
-            )]
-            if false {
-                let output: #output = loop {};
-                return output;
+    let fake_return = output(function)
+        .filter(|_| !is_never(function))
+        .map(|output| {
+            quote_spanned! {output.span()=>
+                #[allow(
+                    unknown_lints,
+                    unreachable_code,
+                    unused_variables,
+                    clippy::diverging_sub_expression,
+                    clippy::empty_loop,
+                    clippy::let_unit_value,
+                    clippy::let_with_type_underscore,
+                    clippy::needless_return,
+                    clippy::unreachable
+                )]
+                if false {
+                    let output: #output = loop {};
+                    return output;
+                }
             }
-        }
-    });
+        });
     quote_spanned! {site=>
         #fake_return
         #body

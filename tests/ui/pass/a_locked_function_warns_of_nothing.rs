@@ -37,6 +37,8 @@ mod bodies_on_one_line {
     #[distributed_lock(key = "a", on_busy = skip, on_error = ())] async fn statement() { yield_now().await; }
     #[distributed_lock(key = "a", on_error = 0)] async fn number() -> u64 { 7 }
     #[distributed_lock(key = "a", on_error = panic!("{error}"))] async fn never() -> u64 { 7 }
+    #[distributed_lock(key = "a", wait = "forever", on_error = panic!("{error}"))] async fn for_ever() -> ! { loop { yield_now().await; } }
+    #[distributed_lock(key = "a", on_busy = panic!(), on_error = std::process::exit(1))] async fn exits() -> ! { std::process::exit(0) }
     #[distributed_lock(key = "a", on_busy = None, on_error = None)] async fn option() -> Option<u64> { Some(7) }
     #[distributed_lock(key = "a", on_busy = skip, on_error = ())] async fn output_is_unit(a: &u64) { assert!(*a > 1) }
     #[distributed_lock(key = "a")] async fn output_is_a_trait(a: u64) -> Outcome<impl Display> { Ok(a) }
