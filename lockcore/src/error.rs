@@ -192,8 +192,8 @@ impl Error {
         Self::new(ErrorKind::Busy, text)
     }
 
-    pub(crate) fn still_asked_for() -> Self {
-        let text = "not detached: somebody asks for the lock (Locks::revoke); release it";
+    pub(crate) fn still_asked_for(not_done: impl fmt::Display) -> Self {
+        let text = format!("{not_done}: somebody asks for the lock (Locks::revoke); release it");
         Self::new(ErrorKind::Busy, text)
     }
 

@@ -30,6 +30,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         an_extended_lease_that_is_revoked_is_never_held_twice
         a_request_with_more_time_that_replaces_another_is_kept_to
         a_holder_that_renews_by_hand_in_its_grace_is_renewed_all_the_same
+        a_holder_that_is_asked_is_told_that_it_cannot_have_more_time
         work_that_can_be_repeated_stops_as_soon_as_somebody_asks
         work_that_is_stopped_because_somebody_asks_has_released_its_locks_when_it_returns
         several_locks_tell_which_of_them_is_asked_for
@@ -152,6 +153,27 @@ async fn a_holder_that_renews_by_hand_in_its_grace_is_renewed_all_the_same(store
 
     let lost = tokio::time::timeout(2 * ttl, guard.lost()).await;
     assert!(lost.is_err(), "{lost:?} long before the end of its grace");
+    give_back(guard).await;
+    assert_eq!(soon(asked).await.unwrap().unwrap(), Release::Released);
+}
+
+async fn a_holder_that_is_asked_is_told_that_it_cannot_have_more_time(store: Store) {
+    let (locks, operator) = (store.client(), store.client());
+    let ttl = 2 * TTL;
+    let guard = lock(&locks).ttl(ttl).acquire().await.unwrap();
+    let ticket = ticket(&guard);
+    let grace = ttl - LEARNS;
+    let asked = tokio::spawn(async move { operator.revoke("a", ticket, grace, "x").await });
+    soon(guard.revoked()).await;
+
+    let ensured = guard.ensure(ttl - SLACK).await.unwrap_err();
+    let extended = guard.extend(ttl).await.unwrap_err();
+
+    for error in [ensured, extended] {
+        assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+        assert!(error.to_string().contains("somebody asks"), "{error}");
+    }
+    assert!(guard.is_valid());
     give_back(guard).await;
     assert_eq!(soon(asked).await.unwrap().unwrap(), Release::Released);
 }

@@ -134,7 +134,7 @@ impl Guard {
     fn may_leave(&self) -> Result<(), Error> {
         let hold = &self.held.0;
         if hold.lease.is_asked_back() {
-            return Err(Error::still_asked_for());
+            return Err(Error::still_asked_for("not detached"));
         }
         if hold.lease.hold_until() != Instant::FAR_FUTURE {
             return Err(Error::config(

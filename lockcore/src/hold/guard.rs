@@ -255,6 +255,10 @@ impl Guard {
     /// process relies on the shorter ttl only. In both cases the lock is held for
     /// [`remaining`](Held::remaining), and later renewals ask for the longer ttl.
     ///
+    /// [`Busy`](crate::ErrorKind::Busy) when somebody [asks for the lock](crate::Locks::revoke), and
+    /// its holder has to give it up before `ttl` is over. The lock is held for
+    /// [`remaining`](Held::remaining).
+    ///
     /// # Cancel safety
     ///
     /// If the future is dropped before its first poll, nothing has happened. If it is dropped
@@ -310,7 +314,10 @@ impl Guard {
             // The answers to the renewals in flight may come soon, so this tries again.
             let again = shared.clock.now().after(Duration::from_millis(5));
             match trust {
-                Trust::Whole => return Ok(()),
+                Trust::Whole => {
+                    let cut = self.cut_by_an_ask("not held for the longer ttl");
+                    return cut.map_or(Ok(()), Err);
+                }
                 Trust::InFlight if again < by => shared.alarm(again).await,
                 Trust::InFlight => {
                     return Err(Error::unavailable(

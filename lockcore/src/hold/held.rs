@@ -223,6 +223,9 @@ impl Held {
     /// [`max_hold`](crate::Lock::max_hold) leaves. [`Guard::extend`](crate::Guard::extend) makes
     /// the ttl longer.
     ///
+    /// [`Busy`](crate::ErrorKind::Busy) when somebody [asks for the lock](crate::Locks::revoke), and
+    /// its holder has to give it up before `duration` is over.
+    ///
     /// # Cancel safety
     ///
     /// Safe: if a renewal was sent, the store may carry it out, which does no harm.
@@ -249,6 +252,9 @@ impl Held {
                 "{cannot}: a renewal gives {ttl:?}; ask with a longer ttl, or extend it"
             )));
         }
+        if let Some(error) = self.cut_by_an_ask(&cannot) {
+            return Err(error);
+        }
         if lease.deadline() == lease.hold_until() {
             return Err(Error::config(format!(
                 "{cannot}: it ends by itself in {remaining:?} (max_hold)"
@@ -257,6 +263,15 @@ impl Held {
         Err(Error::unavailable(format!(
             "{cannot}: the store was so slow to renew it that {remaining:?} were left; trying again may help"
         )))
+    }
+
+    /// The error that a renewal could not make the lease longer, because somebody asks for the lock
+    /// and the time to give it up ends first.
+    pub(super) fn cut_by_an_ask(&self, not_done: &str) -> Option<Error> {
+        let lease = &self.0.lease;
+        let is_cut = lease.is_asked_back() && lease.deadline() == lease.hold_until();
+        let left = self.remaining();
+        is_cut.then(|| Error::still_asked_for(format_args!("{not_done}, only for {left:?}")))
     }
 
     /// Renews the lease now. Fails if the lease is lost, or if the store does not answer.
