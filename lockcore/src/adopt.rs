@@ -34,7 +34,8 @@ impl Locks {
     /// [`Lost`](crate::ErrorKind::Lost) when the store does not have the grant: its lease has
     /// ended, somebody has adopted it, or it was [taken away](Self::force_release). The work under
     /// the lock may be half done. This error also comes after a [shutdown](Self::shutdown) of this
-    /// client; in that case another client can use the text.
+    /// client; in that case another client can use the text, unless the adoption was in flight when
+    /// the shutdown began: the client may have released the lock then.
     ///
     /// [`Config`](crate::ErrorKind::Config) for a text that is damaged or of another namespace, for
     /// a ttl that this store does not accept, and at a store without this operation.

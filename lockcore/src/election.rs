@@ -90,8 +90,9 @@ impl Election {
         self
     }
 
-    /// How long [`campaign`](Self::campaign) waits, connecting included. The default is forever,
-    /// whatever the client's default is.
+    /// How long [`campaign`](Self::campaign) waits, connecting included. If the wait ends while the
+    /// value of the new leader is written, the write has an operation timeout all the same. The
+    /// default is forever, whatever the client's default is.
     pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
         self.lock = self.lock.wait(wait);
         self
@@ -127,8 +128,14 @@ impl Election {
             return Err(Error::config(text).of_name(&self.name));
         }
         check_value(&self.value).map_err(|error| error.of_name(&self.name))?;
+        let clock = &self.locks.0.shared.clock;
+        let began = clock.now();
         let guard = self.lock.acquire().await?;
-        guard.write_value(Arc::clone(&self.value)).await?;
+        let left = match self.lock.default_wait() {
+            Wait::For(wait) => clock.now().until(began.after(wait)).min(guard.remaining()),
+            Wait::Forever => guard.remaining(),
+        };
+        guard.write_value(Arc::clone(&self.value), left).await?;
         // The lease may have ended while the value was being sent, which may take several attempts.
         match guard.loss() {
             Some(lost) => Err(lost),

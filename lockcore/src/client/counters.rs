@@ -25,6 +25,19 @@ impl Shared {
         op: CountOp,
         wait: Wait,
     ) -> Result<Counted, Error> {
+        let open = self.refuse_closed();
+        open.map_err(|error| error.of_name(name.as_str()))?;
+        self.count_for_holder(name, op, wait).await
+    }
+
+    /// [`count`](Self::count) for the holder of a lock, who may finish its work while the client is
+    /// being shut down.
+    pub(crate) async fn count_for_holder(
+        self: &Arc<Self>,
+        name: &Name,
+        op: CountOp,
+        wait: Wait,
+    ) -> Result<Counted, Error> {
         self.counted(name, op, wait)
             .await
             .map_err(|error| error.of_name(name.as_str()))
@@ -36,7 +49,7 @@ impl Shared {
         op: CountOp,
         wait: Wait,
     ) -> Result<Counted, Error> {
-        self.refuse_closed()?;
+        self.refuse_forked()?;
         if let CountOp::Write(written) = &op {
             check_value(&written.text)?;
         }

@@ -1,6 +1,7 @@
 //! The value beside a lock, for its holder. Reading it without holding the lock is in `value`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::lifecycle::Held;
 use crate::backend::{CountOp, Outcome, Written};
@@ -51,21 +52,24 @@ impl Held {
     /// # Ok(()) }
     /// ```
     pub async fn set_value(&self, text: impl Into<Arc<str>>) -> Result<(), Error> {
-        let outcome = self.write_value(text.into()).await;
+        // Repeating the write makes sense for as long as the lock is held.
+        let outcome = self.write_value(text.into(), self.remaining()).await;
         outcome.map_err(|error| self.failed(error))
     }
 
     /// [`set_value`](Self::set_value) for a caller that has not given the lock to its user yet, so
-    /// that no work under it can have begun.
-    pub(crate) async fn write_value(&self, text: Arc<str>) -> Result<(), Error> {
+    /// that no work under it can have begun. A write whose answer is missing is repeated for as long
+    /// as `wait`, or for an operation timeout if that is longer.
+    pub(crate) async fn write_value(&self, text: Arc<str>, wait: Duration) -> Result<(), Error> {
         if let Some(error) = self.loss() {
             return Err(error);
         }
         let name = self.0.lease.request.name.value();
         let written = Written::new(self.fencing_token()?, text);
-        // Repeating the write makes sense for as long as the lock is held.
-        let wait = Wait::For(self.remaining());
-        let counted = self.shared().count(&name, CountOp::Write(written), wait);
+        let write = CountOp::Write(written);
+        let counted = self
+            .shared()
+            .count_for_holder(&name, write, Wait::For(wait));
         match counted.await?.outcome == Outcome::Applied {
             true => Ok(()),
             false => {
@@ -90,7 +94,11 @@ impl Held {
     pub async fn value(&self) -> Result<Option<Written>, Error> {
         let name = self.0.lease.request.name.value();
         let wait = Wait::Forever; // a read ends within one operation timeout all the same
-        let counted = self.shared().count(&name, CountOp::Read, wait).await;
+        let shared = self.shared();
+        let counted = match self.is_valid() {
+            true => shared.count_for_holder(&name, CountOp::Read, wait).await,
+            false => shared.count(&name, CountOp::Read, wait).await,
+        };
         let counted = counted.map_err(|error| self.failed(error))?;
         Ok(counted.written)
     }

@@ -6,11 +6,12 @@ use std::time::Duration;
 use libtest_mimic::Trial;
 use lockcore::backend::{self, Answer, Backend, BoxFuture, Capability, Connection, EventSink};
 use lockcore::testing::{Store as Kit, Verb};
-use lockcore::{ErrorKind, FencingToken, Leader, Leaders, Locks, Written};
+use lockcore::{ErrorKind, FencingToken, Leader, Leaders, Locks, LostReason, Written};
+use tests::eventually::eventually;
 
 use super::take_from;
 use crate::faults::patient;
-use crate::store::{DEFAULT, Kind, Store, kind, soon};
+use crate::store::{DEFAULT, Kind, SOON, Store, kind, soon};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
@@ -18,6 +19,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         an_observer_that_comes_late_sees_who_leads
         a_slow_observer_sees_the_newest_leader_and_not_all
         a_leader_that_was_taken_away_does_not_count_any_more
+        a_leader_writes_and_reads_its_value_while_its_client_is_shut_down
     ]
 }
 
@@ -74,6 +76,28 @@ async fn an_observer_sees_each_leader_its_values_and_that_nobody_leads(store: St
         &*locks.value("a").get().await.unwrap().unwrap().text,
         "moved"
     );
+}
+
+/// Holders may finish their work during a shutdown.
+async fn a_leader_writes_and_reads_its_value_while_its_client_is_shut_down(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    let leader = leads(&locks, "begun").await;
+    let closing = locks.clone();
+    let shutdown = tokio::spawn(async move { closing.shutdown(4 * SOON).await });
+    let new = locks.mutex("b").wait(SOON);
+    eventually("it takes no more locks", SOON, async || {
+        let outcome = new.acquire().await;
+        matches!(outcome, Err(error) if error.kind() == ErrorKind::Lost(LostReason::Shutdown))
+    })
+    .await;
+
+    leader.set_value("done").await.unwrap();
+    assert_eq!(&*leader.value().await.unwrap().unwrap().text, "done");
+    leader.resign().await.unwrap();
+
+    soon(shutdown).await.unwrap().unwrap();
+    let left = other.value("a").get().await.unwrap();
+    assert_eq!(&*left.unwrap().text, "done");
 }
 
 async fn an_observer_that_comes_late_sees_who_leads(store: Store) {
