@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::{ErrorKind, Locks};
+use lockcore::{ErrorKind, Locks, LostReason, Release};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use tests::eventually::eventually;
 use tests::process::Process;
@@ -18,7 +18,7 @@ use tests::sqlite_file::SqliteFile;
 
 use super::{client, holder, holder_of};
 use crate::faults::builder;
-use crate::store::{Kind, SOON, Store, begin, give_back, kind, tickets};
+use crate::store::{Kind, SOON, Store, begin, give_back, kind, soon, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     let mut facts = crate::store_facts![store, crate::store::DEFAULT;
@@ -28,6 +28,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         the_database_of_another_program_is_left_alone
         a_file_of_another_layout_is_refused
         clients_of_one_process_meet_under_any_name_of_the_file
+        a_link_that_leads_to_another_file_costs_the_lock
         a_file_with_two_names_is_refused_until_it_has_one
         a_process_without_file_descriptors_finds_the_store_unavailable_and_then_goes_on
     ];
@@ -188,6 +189,33 @@ async fn clients_of_one_process_meet_under_any_name_of_the_file(store: Store) {
     let opened = opened.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
     assert_eq!(opened.filter(|opened| *opened == file).count(), 1);
     drop(locks);
+}
+
+/// A deployment replaces the link while the old process holds a lock. A process that starts after
+/// that uses the new file.
+async fn a_link_that_leads_to_another_file_costs_the_lock(store: Store) {
+    let folder = store.file().folder();
+    let link = folder.join("current");
+    for release in ["r1", "r2"] {
+        fs::create_dir(folder.join(release)).unwrap();
+    }
+    std::os::unix::fs::symlink("r1", &link).unwrap();
+    let url = format!("sqlite:{}/current/locks.db", folder.display());
+    let locks = builder(&url).build().unwrap();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let token = guard.fencing_token().unwrap();
+
+    let next = folder.join("next");
+    std::os::unix::fs::symlink("r2", &next).unwrap();
+    fs::rename(&next, &link).unwrap();
+
+    let mut new = holder_of(&url, "a");
+    assert!(i64::try_from(new.acquire()).unwrap() > token.as_i64());
+    assert_eq!(soon(guard.lost()).await, LostReason::Taken);
+    assert_eq!(guard.release().await.unwrap(), Release::AlreadyLost);
+    assert_eq!(kind(locks.mutex("a").try_acquire().await), ErrorKind::Busy);
+    new.release();
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
 }
 
 /// SQLite makes a separate log for each name of a file, and so separate locks.

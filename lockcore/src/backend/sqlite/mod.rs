@@ -16,13 +16,13 @@ use url::Url;
 
 use super::{
     Adoption, Answer, Backend, Capability, Connection, Count, Counted, Departure, Enqueued,
-    EventSink, Listing, Page, Released, Renewed, Resize, Resized, TicketInfo,
+    EventSink, Fault, Listing, Page, Released, Renewed, Resize, Resized, StoreError, TicketInfo,
 };
 use crate::error::Error;
 use crate::name::Name;
 use crate::request::{Id, Request};
 use crate::tls::Tls;
-use driver::{Driver, Job};
+use driver::{Driver, Job, Reply};
 
 /// Opens `sqlite:PATH`.
 pub(crate) fn open(url: &Url, _: &Tls) -> Result<Arc<dyn Backend>, Error> {
@@ -39,9 +39,41 @@ pub(crate) struct Sqlite {
 /// A client's connection. All clients of this process share one handle of the file.
 #[derive(Debug)]
 struct SqliteConnection {
-    driver: Arc<Driver>,
+    route: Arc<Route>,
     receiver: u64,
     joined: u64,
+}
+
+/// The way from the path of the URL to the thread that has the file open.
+#[derive(Debug)]
+struct Route {
+    path: PathBuf,
+    /// The file that the path led to when the connection was opened.
+    file: PathBuf,
+    driver: Arc<Driver>,
+}
+
+impl Route {
+    async fn ask<T>(&self, job: impl FnOnce(Reply<T>) -> Job) -> Result<T, StoreError> {
+        self.leads_to_the_file()?;
+        self.driver.ask(job).await
+    }
+
+    /// Fails if a symbolic link in the path leads to another file by now. Processes that start from
+    /// now on use that other file, and do not see the locks in this one. The thread checks only the
+    /// file itself. A path without symbolic links needs no check here.
+    fn leads_to_the_file(&self) -> Result<(), StoreError> {
+        if self.path == self.file || config::locate(&self.path).is_ok_and(|file| file == self.file)
+        {
+            return Ok(());
+        }
+        let text = format!(
+            "{} does not lead to {} any more; the locks in that file are lost",
+            self.path.display(),
+            self.file.display()
+        );
+        Err(StoreError::replace(Fault::Retry, text))
+    }
 }
 
 impl Backend for Sqlite {
@@ -71,8 +103,9 @@ impl Backend for Sqlite {
             // client again, because nobody takes the reply. If the join was answered already, the
             // client stays listed. That does no harm: the next join of the same client replaces it.
             let joined = driver.ask(|reply| Job::Join(events, reply)).await?;
+            let route = Arc::new(Route { path, file, driver });
             let connection: Arc<dyn Connection> = Arc::new(SqliteConnection {
-                driver,
+                route,
                 receiver,
                 joined,
             });
@@ -88,71 +121,80 @@ impl Backend for Sqlite {
 /// `Driver::ask`.
 impl Connection for SqliteConnection {
     fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
-        let (driver, receiver) = (Arc::clone(&self.driver), self.receiver);
+        let (route, receiver) = (Arc::clone(&self.route), self.receiver);
         Box::pin(async move {
-            driver
+            route
                 .ask(|reply| Job::Enqueue(request, receiver, reply))
                 .await
         })
     }
 
     fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>> {
-        let driver = Arc::clone(&self.driver);
-        Box::pin(async move { driver.ask(|reply| Job::Renew(tickets, reply)).await })
+        let route = Arc::clone(&self.route);
+        Box::pin(async move { route.ask(|reply| Job::Renew(tickets, reply)).await })
     }
 
     fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>> {
-        let driver = Arc::clone(&self.driver);
-        Box::pin(async move { driver.ask(|reply| Job::Release(tickets, reply)).await })
+        let route = Arc::clone(&self.route);
+        Box::pin(async move {
+            if route.leads_to_the_file().is_err() {
+                // The tickets are not in the file of the path. A holder learns from this answer
+                // that its lock was lost.
+                return Ok(vec![Released::NotFound; tickets.len()]);
+            }
+            route.ask(|reply| Job::Release(tickets, reply)).await
+        })
     }
 
     fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>> {
-        let driver = Arc::clone(&self.driver);
-        Box::pin(async move { driver.ask(|reply| Job::Inspect(name, reply)).await })
+        let route = Arc::clone(&self.route);
+        Box::pin(async move { route.ask(|reply| Job::Inspect(name, reply)).await })
     }
 
     fn list(&self, listing: Listing) -> Answer<Page> {
-        let driver = Arc::clone(&self.driver);
-        Box::pin(async move { driver.ask(|reply| Job::List(listing, reply)).await })
+        let route = Arc::clone(&self.route);
+        Box::pin(async move { route.ask(|reply| Job::List(listing, reply)).await })
     }
 
     fn ask_back(&self, name: Name, id: Id, ask: Arc<str>) -> Answer<bool> {
-        let driver = Arc::clone(&self.driver);
-        Box::pin(async move { driver.ask(|reply| Job::AskBack(name, id, ask, reply)).await })
+        let route = Arc::clone(&self.route);
+        Box::pin(async move { route.ask(|reply| Job::AskBack(name, id, ask, reply)).await })
     }
 
     fn adopt(&self, adoption: Arc<Adoption>) -> Answer<Enqueued> {
-        let (driver, receiver) = (Arc::clone(&self.driver), self.receiver);
+        let (route, receiver) = (Arc::clone(&self.route), self.receiver);
         Box::pin(async move {
-            driver
+            route
                 .ask(|reply| Job::Adopt(adoption, receiver, reply))
                 .await
         })
     }
 
     fn resize(&self, resize: Arc<Resize>) -> Answer<Resized> {
-        let driver = Arc::clone(&self.driver);
-        Box::pin(async move { driver.ask(|reply| Job::Resize(resize, reply)).await })
+        let route = Arc::clone(&self.route);
+        Box::pin(async move { route.ask(|reply| Job::Resize(resize, reply)).await })
     }
 
     fn forget(&self, name: Name) -> Answer<()> {
-        let driver = Arc::clone(&self.driver);
-        Box::pin(async move { driver.ask(|reply| Job::Forget(name, reply)).await })
+        let route = Arc::clone(&self.route);
+        Box::pin(async move { route.ask(|reply| Job::Forget(name, reply)).await })
     }
 
     fn count(&self, count: Arc<Count>) -> Answer<Counted> {
-        let driver = Arc::clone(&self.driver);
-        Box::pin(async move { driver.ask(|reply| Job::Count(count, reply)).await })
+        let route = Arc::clone(&self.route);
+        Box::pin(async move { route.ask(|reply| Job::Count(count, reply)).await })
     }
 
     fn check(&self) -> Answer<Vec<String>> {
-        let driver = Arc::clone(&self.driver);
-        Box::pin(async move { driver.ask(Job::Check).await })
+        let route = Arc::clone(&self.route);
+        Box::pin(async move { route.ask(Job::Check).await })
     }
 }
 
 impl Drop for SqliteConnection {
     fn drop(&mut self) {
-        self.driver.send(Job::Leave(self.receiver, self.joined));
+        self.route
+            .driver
+            .send(Job::Leave(self.receiver, self.joined));
     }
 }
