@@ -17,7 +17,7 @@ use tests::process::Process;
 use tests::sqlite_file::SqliteFile;
 
 use super::{client, holder, holder_of};
-use crate::faults::builder;
+use crate::faults::{builder, is_renewed};
 use crate::store::{Kind, SOON, Store, begin, give_back, kind, soon, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
@@ -202,8 +202,11 @@ async fn a_link_that_leads_to_another_file_costs_the_lock(store: Store) {
     std::os::unix::fs::symlink("r1", &link).unwrap();
     let url = format!("sqlite:{}/current/locks.db", folder.display());
     let locks = builder(&url).build().unwrap();
-    let guard = locks.mutex("a").acquire().await.unwrap();
+    let ttl = Duration::from_secs(3);
+    let guard = locks.mutex("a").ttl(ttl).acquire().await.unwrap();
     let token = guard.fencing_token().unwrap();
+    // Now the keeper's connection is open too, and leads to the old file.
+    is_renewed(&guard, ttl).await;
 
     let next = folder.join("next");
     std::os::unix::fs::symlink("r2", &next).unwrap();
