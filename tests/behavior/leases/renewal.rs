@@ -211,7 +211,7 @@ async fn a_waiter_with_a_short_ttl_does_not_shorten_the_holder(store: Store) {
 async fn a_waiter_outlives_many_of_its_own_leases_in_line(store: Store) {
     let locks = store.client();
     let guard = locks.mutex("a").acquire().await.unwrap();
-    let ttl = Duration::from_secs(1); // a busy machine has two thirds of it for each renewal
+    let ttl = Duration::from_secs(2); // a busy machine has two thirds of it for each renewal
     // The keeper renews the ticket while it waits, even if `renew(false)` says that a granted lease
     // is not renewed.
     let (mut waiters, mut places) = (Vec::new(), Vec::new());
@@ -221,7 +221,7 @@ async fn a_waiter_outlives_many_of_its_own_leases_in_line(store: Store) {
         tickets(&locks, "a", waiters.len() + 1).await;
         places.push(locks.inspect("a").await.unwrap()[waiters.len()].ticket);
     }
-    tokio::time::sleep(5 * ttl).await; // no event reports that leases would be over
+    tokio::time::sleep(3 * ttl).await; // no event reports that leases would be over
 
     let line = locks.inspect("a").await.unwrap();
     let line: Vec<u64> = line[1..].iter().map(|place| place.ticket).collect();
