@@ -1,19 +1,21 @@
 //! Tests of the process-wide default client, which the library makes from the environment at the
 //! first use.
 //!
-//! The test starts this program again with `LOCK_URL`, because a program cannot safely change its
+//! Each test starts this program again with `LOCK_URL`, because a program cannot safely change its
 //! own environment.
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
+use std::fmt::Debug;
 use std::process::Command;
-use std::sync::{Mutex, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use lockcore::{ErrorKind, Locks, LostReason, default_locks};
+use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
+use tracing::{Event, Level, Metadata, Subscriber};
 
 /// A time that is longer than any step of these tests takes on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
@@ -48,16 +50,21 @@ impl Subscriber for Calls {
     fn exit(&self, _: &Id) {}
 }
 
-/// Whether this process runs only this test, with `LOCK_URL`. If not, starts such a process and
-/// waits for it.
-fn is_alone(test: &str) -> bool {
+/// Whether this process runs only this test, with `LOCK_URL` and these variables. If not, starts
+/// such a process and waits for it.
+fn is_alone_with(test: &str, variables: &[&str]) -> bool {
     if std::env::var_os("LOCK_URL").is_some() {
         return true;
     }
     let mut program = Command::new(std::env::current_exe().unwrap());
     program.args(["--exact", test]).env("LOCK_URL", "memory:");
+    program.envs(variables.iter().map(|variable| (variable, "/tmp")));
     assert!(program.status().unwrap().success());
     false
+}
+
+fn is_alone(test: &str) -> bool {
+    is_alone_with(test, &[])
 }
 
 #[test]
@@ -109,5 +116,64 @@ fn a_default_client_that_is_shut_down_while_it_is_made_takes_no_lock() {
             );
         }
         lockcore::shutdown(SOON).await.unwrap();
+    });
+}
+
+/// The warnings that the library logs.
+#[derive(Clone, Default)]
+struct Warnings(Arc<Mutex<Vec<String>>>);
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("lockcore") && *metadata.level() == Level::WARN
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        struct Message<'a>(&'a Warnings);
+        impl Visit for Message<'_> {
+            fn record_debug(&mut self, _: &Field, value: &dyn Debug) {
+                self.0.0.lock().unwrap().push(format!("{value:?}"));
+            }
+        }
+        event.record(&mut Message(self));
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+/// Such variables come with a machine, a container or a shell, and stop no service.
+#[test]
+fn a_variable_of_another_program_is_one_warning_and_stops_nothing() {
+    let foreign = ["LOCK_DIR", "LOCK_TMP", "LOCK_UID", "LOCK_TTY", "LOCK_TAG"];
+    let unread = ["LOCK_DRY", "LOCK_TIMEOUT", "LOCK_LEASE", "LOCKS_URL"];
+    let variables = [&foreign[..], &unread[..]].concat();
+    if !is_alone_with(
+        "a_variable_of_another_program_is_one_warning_and_stops_nothing",
+        &variables,
+    ) {
+        return;
+    }
+    let warnings = Warnings::default();
+
+    let locks = tracing::subscriber::with_default(warnings.clone(), || default_locks().unwrap());
+
+    let warnings = warnings.0.lock().unwrap().clone();
+    for variable in &variables {
+        let named = format!("the environment has {variable},");
+        let count = warnings.iter().filter(|it| it.contains(&named)).count();
+        assert_eq!(count, 1, "{variable}: {warnings:?}");
+    }
+    assert_eq!(warnings.len(), variables.len(), "{warnings:?}");
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let held = locks.mutex("a").try_acquire().await.unwrap();
+        held.release().await.unwrap();
     });
 }

@@ -51,6 +51,22 @@ const VARIABLES: [&str; 10] = [
     "LOCK_KEY_FILE",
 ];
 
+/// What precedes the name of a variable of ours, or is written there by mistake.
+const PREFIXES: [&str; 3] = ["LOCK_", "LOCKS_", "LOCKCORE_"];
+
+/// Names that other libraries use for what these variables set, and the variables that a user may
+/// have meant. They are not read, because each setting has only one name.
+const OTHER_NAMES: [(&str, &str); 8] = [
+    ("LOCK_ACQUIRE_TIMEOUT", "LOCK_WAIT"),
+    ("LOCK_EXPIRY", "LOCK_TTL"),
+    ("LOCK_LEASE", "LOCK_TTL"),
+    ("LOCK_LEASE_TIME", "LOCK_TTL"),
+    ("LOCK_MAX_WAIT", "LOCK_WAIT"),
+    ("LOCK_TIMEOUT", "LOCK_WAIT or LOCK_OP_TIMEOUT"),
+    ("LOCK_WAIT_TIME", "LOCK_WAIT"),
+    ("LOCK_WAIT_TIMEOUT", "LOCK_WAIT"),
+];
+
 /// The configuration of a client.
 ///
 /// | method | variable | meaning | default |
@@ -87,6 +103,8 @@ pub struct Builder {
     op_timeout: Duration,
     owner: String,
     tls: Tls,
+    /// Warnings about variables that were not read, although their names resemble ours.
+    unread: Vec<String>,
 }
 
 impl Default for Builder {
@@ -101,18 +119,20 @@ impl Default for Builder {
             op_timeout: OP_TIMEOUT,
             owner: String::new(),
             tls: Tls::default(),
+            unread: Vec::new(),
         }
     }
 }
 
 impl Builder {
-    /// Reads the variables of the table above. Other variables are ignored, with one exception: a
-    /// `LOCK_…` variable that differs from one of these by at most two letters is an error, because
-    /// it is probably misspelt.
+    /// Reads the variables of the table above, and no others. A variable that resembles one of
+    /// these may be misspelt, as `LOCK_WIAT` and `LOCK_TIMEOUT` are. It may also belong to another
+    /// program. So the client that is built logs a warning about it.
     ///
     /// # Errors
     ///
-    /// [`Config`](crate::ErrorKind::Config). The message names the variable and what it accepts.
+    /// [`Config`](crate::ErrorKind::Config). The message names the variable and what it accepts. If
+    /// `LOCK_URL` is not set, the message also names the variables that resemble ours.
     pub fn from_env() -> Result<Self, Error> {
         Self::from_variables(std::env::vars_os())
     }
@@ -122,15 +142,15 @@ impl Builder {
     ) -> Result<Self, Error> {
         let mut builder = Self::default();
         for (variable, value) in variables {
-            let Some(variable) = variable.to_str().filter(|name| name.starts_with("LOCK_")) else {
+            let Some(variable) = variable.to_str() else {
                 continue;
             };
             if !VARIABLES.contains(&variable) {
-                if let Some(meant) = meant::nearest(variable, VARIABLES) {
-                    return Err(Error::config(format!(
-                        "the environment has {variable}, which is not a variable of lockcore; did you mean {meant}?"
-                    )));
-                }
+                builder.unread.extend(meant_by(variable).map(|meant| {
+                    format!(
+                        "the environment has {variable}, which lockcore does not read; did you mean {meant}?"
+                    )
+                }));
                 continue;
             }
             let value = value
@@ -139,10 +159,15 @@ impl Builder {
             builder = builder.set(variable, value)?;
         }
         if builder.url.is_none() {
-            return Err(Error::config(format!(
+            let mut message = format!(
                 "LOCK_URL is not set: it says which store keeps the locks, as memory: or redis://host; {}",
                 open::what_this_build_knows()
-            )));
+            );
+            for unread in &builder.unread {
+                message.push_str("; ");
+                message.push_str(unread);
+            }
+            return Err(Error::config(message));
         }
         Ok(builder)
     }
@@ -367,11 +392,11 @@ impl Builder {
         Ok(locks)
     }
 
-    /// Warnings about values that can be used but are probably a mistake. They are not errors,
-    /// because a lock may have a ttl of its own.
+    /// Warnings about what can be used but is probably a mistake. A value is no error, because a
+    /// lock may have a ttl of its own. A variable is no error, because another program may read it.
     fn doubts(&self) -> Vec<String> {
         let ttl = format_duration(self.ttl);
-        let mut doubts = Vec::new();
+        let mut doubts = self.unread.clone();
         if self.op_timeout > self.ttl {
             doubts.push(format!(
                 "an operation may take {} (LOCK_OP_TIMEOUT), which is longer than a lease (LOCK_TTL, {ttl}): when the \
@@ -390,6 +415,18 @@ impl Builder {
             ));
         }
         doubts
+    }
+}
+
+/// The variable of ours that a user probably meant by this one. `None` if the variable has nothing
+/// to do with us.
+fn meant_by(variable: &str) -> Option<&'static str> {
+    let name = (PREFIXES.iter()).find_map(|prefix| variable.strip_prefix(prefix))?;
+    let written = format!("LOCK_{name}");
+    let other = OTHER_NAMES.iter().find(|(other, _)| *other == written);
+    match other {
+        Some((_, meant)) => Some(meant),
+        None => meant::nearest(&written, VARIABLES),
     }
 }
 

@@ -43,28 +43,36 @@ fn every_variable_is_read() {
 }
 
 #[test]
-fn a_misspelt_variable_is_named_with_the_right_one() {
-    let message = message(&[("LOCK_URL", "memory:"), ("LOCK_WIAT", "1s")]);
-    assert!(
-        message.contains("LOCK_WIAT") && message.contains("did you mean LOCK_WAIT"),
-        "{message}"
-    );
-}
-
-#[test]
-fn the_nearest_of_several_possible_variables_is_named() {
+fn a_variable_that_only_resembles_ours_is_a_warning_that_names_the_right_one() {
     for (written, meant) in [
+        ("LOCK_WIAT", "LOCK_WAIT"),
         ("LOCK_TLL", "LOCK_TTL"),
         ("LOCK_RUL", "LOCK_URL"),
         ("LOCK_URI", "LOCK_URL"),
         ("LOCK_FIAR", "LOCK_FAIR"),
         ("LOCK_KEYFILE", "LOCK_KEY_FILE"),
+        ("LOCK_TIMEOUT", "LOCK_WAIT or LOCK_OP_TIMEOUT"),
+        ("LOCK_LEASE", "LOCK_TTL"),
+        ("LOCKS_URL", "LOCK_URL"),
+        ("LOCKCORE_NAMESPACE", "LOCK_NAMESPACE"),
     ] {
-        let message = message(&[("LOCK_URL", "memory:"), (written, "1s")]);
-        assert!(
-            message.contains(&format!("did you mean {meant}?")),
-            "{message}"
-        );
+        let builder = from(&[("LOCK_URL", "memory:"), (written, "1s")]).unwrap();
+        let doubts = builder.doubts();
+        assert_eq!(doubts.len(), 1, "{doubts:?}");
+        assert!(doubts[0].contains(&format!("the environment has {written},")));
+        assert!(doubts[0].contains(&format!("did you mean {meant}?")));
+    }
+}
+
+#[test]
+fn without_a_url_the_error_names_the_variables_that_resemble_ours() {
+    let message = message(&[("LOCK_URI", "memory:"), ("LOCK_LEASE", "1s")]);
+    for part in [
+        "LOCK_URL is not set",
+        "the environment has LOCK_URI, which lockcore does not read; did you mean LOCK_URL?",
+        "the environment has LOCK_LEASE, which lockcore does not read; did you mean LOCK_TTL?",
+    ] {
+        assert!(message.contains(part), "{message}");
     }
 }
 
@@ -105,9 +113,11 @@ fn variables_that_kubernetes_sets_are_left_alone() {
         ("LOCK_URL", "memory:"),
         ("LOCK_PORT", "tcp://10.0.0.1:6379"),
         ("LOCK_SERVICE_HOST", "10.0.0.1"),
+        ("LOCKS_PORT", "tcp://10.0.0.1:6379"),
+        ("LOCKS_SERVICE_PORT", "6379"),
         ("LOCKED", "yes"),
     ]);
-    assert!(builder.is_ok());
+    assert_eq!(builder.unwrap().doubts(), Vec::<String>::new());
 }
 
 #[test]
