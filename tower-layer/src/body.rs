@@ -147,6 +147,14 @@ impl<B> LockBody<B> {
     }
 }
 
+/// An empty body without a lock. Other layers make one for a response of their own, such as the
+/// answer to a preflight request, or to a request that has taken too long.
+impl<B> Default for LockBody<B> {
+    fn default() -> Self {
+        Self::empty()
+    }
+}
+
 impl<B> State<B> {
     fn ended() -> Self {
         Self::Ended {

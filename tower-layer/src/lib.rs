@@ -328,6 +328,11 @@
 //! Put the layers that may refuse a request (authentication, limits) around this layer. Otherwise a
 //! request waits for its lock, and is refused only after that.
 //!
+//! The layers of `tower_http` and of `tower` can stand on both sides of this layer, in one
+//! `ServiceBuilder` or one by one. The side matters: a timeout outside includes the wait for the
+//! lock, and a retry outside takes the lock again for each attempt. Inside, a timeout counts only
+//! the work, and a retry keeps the lock.
+//!
 //! Two layers take two locks. The outer layer takes its lock first. If two routes take the same two
 //! locks in different orders, their requests can wait for each other until a wait is over. To avoid
 //! this, use one layer that takes [both locks](#several-locks).

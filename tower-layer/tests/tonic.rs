@@ -5,6 +5,8 @@
 )]
 
 mod common;
+#[path = "common/text.rs"]
+mod text;
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -13,7 +15,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::{Buf, BufMut};
 use common::{SOON, in_time, memory, nothing_is_left, tickets};
 use futures_util::{Stream, StreamExt, future::BoxFuture, stream};
 use http::uri::PathAndQuery;
@@ -21,12 +22,12 @@ use lockcore::Locks;
 use lockcore::backend::Fault;
 use lockcore::testing::{Store, Verb};
 use lockcore_tower::{Key, LockLayer, WorkLayer};
+use text::Text;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc};
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::body::Body;
 use tonic::client::Grpc;
-use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::server::NamedService;
 use tonic::service::LayerExt;
 use tonic::transport::{Channel, Server};
@@ -34,46 +35,6 @@ use tonic::{Code, Request, Response, Status, Streaming};
 use tower::{Service, service_fn};
 
 const NAME: &str = "order:42";
-
-/// The codec: messages are texts.
-#[derive(Clone, Copy, Default)]
-struct Text;
-
-impl Codec for Text {
-    type Encode = String;
-    type Decode = String;
-    type Encoder = Self;
-    type Decoder = Self;
-
-    fn encoder(&mut self) -> Self {
-        *self
-    }
-
-    fn decoder(&mut self) -> Self {
-        *self
-    }
-}
-
-impl Encoder for Text {
-    type Item = String;
-    type Error = Status;
-
-    fn encode(&mut self, text: String, to: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        to.put_slice(text.as_bytes());
-        Ok(())
-    }
-}
-
-impl Decoder for Text {
-    type Item = String;
-    type Error = Status;
-
-    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<String>, Status> {
-        let bytes = from.copy_to_bytes(from.remaining());
-        let text = String::from_utf8(bytes.into());
-        text.map(Some).map_err(|_| Status::internal("not UTF-8"))
-    }
-}
 
 /// A service with a method of each kind. In a real program, this code is generated from a `.proto`
 /// file.

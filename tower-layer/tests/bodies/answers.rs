@@ -87,3 +87,13 @@ async fn a_store_that_does_not_answer_the_release_does_not_spoil_the_response() 
     assert_eq!(whole(response).await, "all");
     releases.acknowledge.notify_one();
 }
+
+/// Layers for timeouts and for CORS answer with such a body.
+#[tokio::test]
+async fn a_default_body_has_ended_without_a_lock() {
+    let mut body = LockBody::<Scripted>::default();
+
+    assert!(body.is_end_stream());
+    assert_eq!(body.size_hint().exact(), Some(0));
+    assert!(in_time(body.frame()).await.is_none());
+}
