@@ -34,7 +34,7 @@ const LOCAL: Duration = Duration::from_millis(50);
 /// A store on the same network answers in a millisecond. If it takes a second, something is wrong.
 const OP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Accepted values that are words and not durations.
+/// Accepted values that are words and not durations, in upper and lower case.
 const FOREVER: &str = "forever";
 const STRICT: &str = "strict";
 
@@ -189,9 +189,9 @@ impl Builder {
             "LOCK_URL" => self.url(value),
             "LOCK_NAMESPACE" => self.namespace(value),
             "LOCK_TTL" => self.ttl(duration()?),
-            "LOCK_WAIT" if value == FOREVER => self.wait(Wait::Forever),
+            "LOCK_WAIT" if value.eq_ignore_ascii_case(FOREVER) => self.wait(Wait::Forever),
             "LOCK_WAIT" => self.wait(duration_or(FOREVER)?),
-            "LOCK_FAIR" if value == STRICT => self.fair(Fair::Strict),
+            "LOCK_FAIR" if value.eq_ignore_ascii_case(STRICT) => self.fair(Fair::Strict),
             "LOCK_FAIR" => self.fair(Fair::Local(duration_or(STRICT)?)),
             "LOCK_OWNER" => self.owner(value),
             "LOCK_CA_FILE" => self.ca_file(value),
@@ -205,15 +205,18 @@ impl Builder {
     ///
     /// - `memory:`
     /// - `sqlite:PATH`
-    /// - `redis://[user[:password]@]host[:port][/database]`
-    /// - `redis+sentinel://[user[:password]@]host[:port][,host[:port]…]/service[/database]`
-    /// - `redis+cluster://[user[:password]@]host[:port][,host[:port]…]`
-    /// - `redlock://[user[:password]@]host[:port],host[:port],host[:port][,…]`, a quorum of Redis
+    /// - `redis://[[user]:password@]host[:port][/database]`
+    /// - `redis+sentinel://[[user]:password@]host[:port][,host[:port]…]/service[/database]`
+    /// - `redis+cluster://[[user]:password@]host[:port][,host[:port]…]`
+    /// - `redlock://[[user]:password@]host[:port],host[:port],host[:port][,…]`, a quorum of Redis
     ///   servers
     /// - `zookeeper://[user:password@]host[:port][,host[:port]…][/chroot]`
     ///
     /// With TLS: `rediss://…`, `rediss+sentinel://…`, `rediss+cluster://…`, `redlock+tls://…` and
     /// `zookeeper+tls://…`.
+    ///
+    /// `valkey` may stand for `redis` in each of them. A user without a password is refused. If a
+    /// user of the Redis server needs no password, write any.
     ///
     /// In a user or password, `%25` stands for `%`, `%40` for `@`, `%23` for `#`, `%2F` for `/`,
     /// `%3F` for `?`.

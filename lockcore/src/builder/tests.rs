@@ -43,6 +43,19 @@ fn every_variable_is_read() {
 }
 
 #[test]
+fn a_word_is_read_in_upper_and_lower_case() {
+    for (wait, fair) in [("forever", "strict"), ("Forever", "STRICT")] {
+        let builder = from(&[
+            ("LOCK_URL", "memory:"),
+            ("LOCK_WAIT", wait),
+            ("LOCK_FAIR", fair),
+        ]);
+        let builder = builder.unwrap();
+        assert_eq!((builder.wait, builder.fair), (Wait::Forever, Fair::Strict));
+    }
+}
+
+#[test]
 fn a_variable_that_only_resembles_ours_is_a_warning_that_names_the_right_one() {
     for (written, meant) in [
         ("LOCK_WIAT", "LOCK_WAIT"),
@@ -80,7 +93,6 @@ fn without_a_url_the_error_names_the_variables_that_resemble_ours() {
 fn a_bad_value_of_a_variable_that_takes_a_word_names_the_word() {
     for (variable, value, word) in [
         ("LOCK_WAIT", "for ever", "forever"),
-        ("LOCK_WAIT", "Forever", "forever"),
         ("LOCK_FAIR", "true", "strict"),
     ] {
         let message = message(&[("LOCK_URL", "memory:"), (variable, value)]);
