@@ -7,7 +7,7 @@ use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, Value};
 use url::Url;
 
 use super::connection::RedisConnection;
-use super::dial::{Part, Server, prepared};
+use super::dial::{Part, Server, login, prepared};
 use super::durability::{self, Durability};
 use super::errors::failed;
 use crate::backend::{Fault, StoreError, query};
@@ -15,7 +15,7 @@ use crate::error::Error;
 #[cfg(feature = "redis-tls")]
 use crate::tls::{Connector, Tls};
 
-/// The server of `redis://[user[:password]@]host[:port][/database][?durability=…]`.
+/// The server of `redis://[[user]:password@]host[:port][/database][?durability=…]`.
 pub(super) fn server(url: &Url) -> Result<Server, Error> {
     let (info, durability) = settings(url)?;
     Ok(Server {
@@ -45,7 +45,7 @@ pub(super) fn encrypted_server(url: &Url, tls: &Tls) -> Result<Server, Error> {
     })
 }
 
-const FORM: &str = "the URL is not of the form redis://[user[:password]@]host[:port][/database number][?durability=…] \
+const FORM: &str = "the URL is not of the form redis://[[user]:password@]host[:port][/database number][?durability=…] \
     (rediss:// with TLS)";
 
 /// How to connect and log in, and which replicas and disks must have a write before it counts.
@@ -75,6 +75,7 @@ fn connection_info(url: &Url) -> Result<ConnectionInfo, Error> {
              that leads to the master",
         ));
     }
+    login(url).map_err(|wrong| Error::config(format!("{FORM}: {wrong}")))?;
     // The driver's own messages are not shown: they may repeat the URL, which contains the
     // password.
     let info = url
@@ -313,7 +314,32 @@ mod tests {
             "redis://host/0#insecure",
         ] {
             let error = info(url).expect_err(url);
-            assert!(error.to_string().contains("redis://[user"), "{error}");
+            assert!(error.to_string().contains("redis://[[user]"), "{error}");
+        }
+    }
+
+    /// The driver would leave out this user, which is often a password.
+    #[test]
+    fn a_user_without_a_password_is_refused_and_not_repeated() {
+        for url in [
+            "redis://hunter2@h",
+            "redis://hunter2:@h/3",
+            #[cfg(feature = "redis-tls")]
+            "rediss://hunter2@h",
+            "redis+sentinel://hunter2@h1,h2/s",
+            "redis+cluster://hunter2@h1,h2",
+            "redlock://hunter2@h1,h2,h3",
+        ] {
+            let error = crate::backend::open(url).expect_err(url).to_string();
+            assert!(
+                error.contains("a user is given without a password"),
+                "{error}"
+            );
+            assert!(
+                error.contains("write user:password@, or :password@"),
+                "{error}"
+            );
+            assert!(!error.contains("hunter2"), "{error}");
         }
     }
 

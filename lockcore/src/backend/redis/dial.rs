@@ -271,8 +271,15 @@ pub(super) fn login(url: &Url) -> Result<RedisConnectionInfo, &'static str> {
     if !url.username().is_empty() {
         login = login.set_username(hosts::decoded(url.username())?);
     }
-    if let Some(password) = url.password() {
-        login = login.set_password(hosts::decoded(password)?);
+    match url.password() {
+        Some(password) => login = login.set_password(hosts::decoded(password)?),
+        // The driver would ignore the user, and log in as another one.
+        None if login.username().is_some() => {
+            return Err(
+                "a user is given without a password; write user:password@, or :password@ if there is only a password",
+            );
+        }
+        None => {}
     }
     Ok(login)
 }

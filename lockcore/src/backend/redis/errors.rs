@@ -66,7 +66,7 @@ pub(super) fn failed(error: RedisError) -> StoreError {
             " (check user and password in the URL, where %25 stands for \"%\", %40 for \"@\", %23 for \"#\", %2F for \"/\")"
         }
         Some("NOAUTH") => {
-            " (the server asks for a password: write user:password@ in front of the host in the URL)"
+            " (the server asks for a password: write user:password@, or :password@, in front of the host in the URL)"
         }
         // The script may have written something before this.
         _ if is_stopped(&text) => GUIDE,

@@ -29,7 +29,7 @@ use crate::tls::{Connector, Tls};
 
 const PORT: u16 = 6379;
 
-const FORM: &str = "the URL is not of the form redis+cluster://[user[:password]@]host[:port][,host[:port]…] \
+const FORM: &str = "the URL is not of the form redis+cluster://[[user]:password@]host[:port][,host[:port]…] \
     (rediss+cluster:// with TLS)";
 
 /// For how long a map with a lower epoch is not used while many nodes are silent. A master that is

@@ -17,7 +17,7 @@ use crate::tls::{Connector, Tls};
 
 const PORT: u16 = 6379;
 
-const FORM: &str = "the URL is not of the form redlock://[user[:password]@]host[:port],host[:port],host[:port][,…] \
+const FORM: &str = "the URL is not of the form redlock://[[user]:password@]host[:port],host[:port],host[:port][,…] \
     (redlock+tls:// with TLS)";
 
 /// The nodes of `redlock://…`.
@@ -150,7 +150,7 @@ mod tests {
         ] {
             let error = of(hosts).expect_err(hosts).to_string();
             assert!(
-                error.contains("redlock://[user") && error.contains(reason),
+                error.contains("redlock://[[user]") && error.contains(reason),
                 "{error}"
             );
         }
