@@ -130,6 +130,23 @@ const SCHEMES: &[Scheme] = &[
     },
 ];
 
+/// What users of other libraries write for our schemes, if it does not resemble them.
+const OTHER_NAMES: [(&str, &str); 10] = [
+    ("cluster", "redis+cluster"),
+    ("mem", "memory"),
+    ("redis+socket", "redis+unix"),
+    ("redis-socket", "redis+unix"),
+    ("redis+ssl", "rediss"),
+    ("redis+tls", "rediss"),
+    ("sentinel", "redis+sentinel"),
+    ("valkey-cluster", "redis+cluster"),
+    ("valkey-sentinel", "redis+sentinel"),
+    ("zk", "zookeeper"),
+];
+
+/// Servers that keep no locks, but can check fencing tokens.
+const ONLY_FENCES: [&str; 4] = ["mariadb", "mysql", "postgres", "postgresql"];
+
 /// The store that a URL names, so that you can wrap it in a store of your own: see
 /// [`Locks::with_backend`](crate::Locks::with_backend). No connection is opened yet.
 ///
@@ -151,7 +168,7 @@ pub(crate) fn open_with(url: &str, tls: &Tls) -> Result<Arc<dyn Backend>, Error>
              which end the host; in a path write %40 for \"@\"",
         ));
     }
-    let url = match Url::parse(&several_hosts(url)) {
+    let url = match parsed(url) {
         Ok(url) => url,
         Err(ParseError::RelativeUrlWithoutBase) => return Err(no_scheme()),
         Err(error) => {
@@ -162,21 +179,7 @@ pub(crate) fn open_with(url: &str, tls: &Tls) -> Result<Arc<dyn Backend>, Error>
         }
     };
     let Some(scheme) = SCHEMES.iter().find(|scheme| scheme.name == url.scheme()) else {
-        let meant = nearest(url.scheme(), SCHEMES.iter().map(|scheme| scheme.name));
-        return Err(match meant {
-            Some(meant) => Error::config(format!(
-                "unknown scheme \"{}\", did you mean \"{meant}\"? {}",
-                url.scheme(),
-                what_this_build_knows()
-            )),
-            // Without "://", the text in front of the colon is a host or a user, and not a scheme.
-            None if parts.is_none() => no_scheme(),
-            None => Error::config(format!(
-                "unknown scheme \"{}\"; {}",
-                url.scheme(),
-                what_this_build_knows()
-            )),
-        });
+        return Err(unknown(url.scheme(), parts.is_some()));
     };
     if !scheme.tls
         && let Some((option, _)) = tls.given().next()
@@ -198,6 +201,27 @@ pub(crate) fn open_with(url: &str, tls: &Tls) -> Result<Arc<dyn Backend>, Error>
             what_this_build_knows()
         ))),
     }
+}
+
+/// The error for a scheme that no build supports. `is_certain` is `false` if no `//` follows the
+/// colon. Then the text in front of the colon may be a host or a user.
+fn unknown(scheme: &str, is_certain: bool) -> Error {
+    let other = OTHER_NAMES.iter().find(|(name, _)| *name == scheme);
+    let meant = match other {
+        Some((_, meant)) => Some(*meant),
+        None => nearest(scheme, SCHEMES.iter().map(|scheme| scheme.name)),
+    };
+    let hint = match meant {
+        Some(meant) => format!(", did you mean \"{meant}\"?"),
+        None if !is_certain => return no_scheme(),
+        None if ONLY_FENCES.contains(&scheme) => {
+            ": such a server keeps no locks, but can check fencing tokens (see lockcore::fencing);"
+                .into()
+        }
+        None => ";".into(),
+    };
+    let known = what_this_build_knows();
+    Error::config(format!("unknown scheme \"{scheme}\"{hint} {known}"))
 }
 
 /// Refuses a URL in quotation marks. A shell removes them, but a file of environment variables
@@ -229,7 +253,7 @@ pub(crate) fn place(url: &str) -> String {
     if Parts::of(url).is_some_and(|parts| parts.hides_a_user()) {
         return String::new();
     }
-    let Ok(mut url) = Url::parse(&several_hosts(url)) else {
+    let Ok(mut url) = parsed(url) else {
         return String::new();
     };
     let of_a_server = !["memory", "sqlite"].contains(&url.scheme());
@@ -295,6 +319,19 @@ fn several_hosts(url: &str) -> Cow<'_, str> {
     }
 }
 
+/// The parts of a URL, with the scheme of Redis for Valkey, which is the same to us.
+fn parsed(url: &str) -> Result<Url, ParseError> {
+    let mut url = Url::parse(&several_hosts(url))?;
+    if let Some(rest) = url.scheme().strip_prefix("valkey") {
+        let scheme = format!("redis{rest}");
+        if SCHEMES.iter().any(|known| known.name == scheme) {
+            // This fails only between schemes of the web and others.
+            let _ = url.set_scheme(&scheme);
+        }
+    }
+    Ok(url)
+}
+
 /// "this build knows memory, redis".
 pub(crate) fn what_this_build_knows() -> String {
     format!(
@@ -345,12 +382,46 @@ mod tests {
             ("sqllite:a.db", "sqlite"),
             ("zookeper://h", "zookeeper"),
             ("zookeeper+tsl://h", "zookeeper+tls"),
+            ("zk://h", "zookeeper"),
+            ("sentinel://h/s", "redis+sentinel"),
+            ("valkey-sentinel://h/s", "redis+sentinel"),
+            ("redis+tls://h", "rediss"),
         ] {
             let message = message(url);
             assert!(
                 message.contains(&format!("did you mean \"{meant}\"?")),
                 "{message}"
             );
+        }
+    }
+
+    #[test]
+    fn a_database_that_keeps_no_locks_is_told_what_it_can_do() {
+        for url in ["postgresql://u:hunter2@h/db", "mysql://h"] {
+            let message = message(url);
+            assert!(
+                message.contains("such a server keeps no locks, but can check fencing tokens")
+                    && message.contains("this build knows memory")
+                    && !message.contains("hunter2"),
+                "{message}"
+            );
+        }
+    }
+
+    /// The two differ in name only. So clients with either URL exclude each other.
+    #[test]
+    fn valkey_is_another_name_for_redis() {
+        for (written, place_of) in [
+            ("valkey://ann:hunter2@h:1/3", "redis://h:1/3"),
+            ("valkeys://h", "rediss://h"),
+            ("valkey+sentinel://h1:1,h2/s", "redis+sentinel://h1:1,h2/s"),
+            ("valkeys+cluster://h", "rediss+cluster://h"),
+        ] {
+            assert_eq!(place(written), place_of);
+            if let Err(error) = open(written) {
+                let error = error.to_string();
+                assert!(error.contains("is not in this build"), "{error}");
+            }
         }
     }
 
