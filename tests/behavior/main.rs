@@ -77,6 +77,7 @@ fn main() {
     trials.extend(redis_sentinel::facts(&stores::sentinel::Sentinel));
     trials.extend(redis_quorum::facts(&stores::quorum::RedisQuorum));
     trials.extend(zookeeper_faults::facts(&stores::zookeeper::ZooKeeper));
+    trials.extend(messages::facts_of_zookeeper(&stores::zookeeper::ZooKeeper));
     let mut arguments = Arguments::from_args();
     // More threads than cores are useful: facts wait more than they compute.
     arguments.test_threads.get_or_insert(4);

@@ -26,6 +26,15 @@ pub(crate) fn facts_of_redis(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
         a_password_that_is_written_as_the_messages_say_gets_in
         a_server_that_does_not_answer_is_named
+        a_user_without_a_password_does_not_get_in_as_another_user
+        a_url_for_valkey_leads_to_the_same_locks
+    ]
+}
+
+/// Facts about ZooKeeper only.
+pub(crate) fn facts_of_zookeeper(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, DEFAULT;
+        a_port_of_another_server_than_zookeeper_is_doubted
     ]
 }
 
@@ -343,6 +352,53 @@ async fn a_server_that_does_not_answer_is_named(_: Store) {
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         let text = error.to_string();
         assert!(text.contains(server.url().trim_end_matches('/')), "{text}");
+    }
+}
+
+/// A server without passwords would let the client in, whoever it says that it is.
+async fn a_user_without_a_password_does_not_get_in_as_another_user(_: Store) {
+    let server = RedisServer::start();
+    let url = server.url().replace("redis://", "redis://hunter2@");
+
+    let error = Locks::connect(&url).unwrap_err();
+
+    assert_eq!(error.kind(), ErrorKind::Config);
+    let text = error.to_string();
+    assert!(
+        text.contains("a user is given without a password"),
+        "{text}"
+    );
+    assert!(!text.contains("hunter2"), "{text}");
+}
+
+async fn a_url_for_valkey_leads_to_the_same_locks(_: Store) {
+    let server = RedisServer::start();
+    let redis = Locks::connect(&server.url()).unwrap();
+    let valkey = Locks::connect(&server.url().replace("redis://", "valkey://")).unwrap();
+
+    let guard = redis.mutex("a").acquire().await.unwrap();
+
+    assert_eq!(kind(valkey.mutex("a").try_acquire().await), ErrorKind::Busy);
+    give_back(guard).await;
+    give_back(valkey.mutex("a").try_acquire().await.unwrap()).await;
+}
+
+async fn a_port_of_another_server_than_zookeeper_is_doubted(_: Store) {
+    let server = RedisServer::start();
+    for scheme in ["zookeeper", "zookeeper+tls"] {
+        let url = format!("{scheme}://127.0.0.1:{}", server.port());
+        let locks = Locks::builder().url(url).ttl(Duration::from_secs(1));
+        let locks = locks
+            .op_timeout(Duration::from_millis(200))
+            .build()
+            .unwrap();
+
+        let error = locks.mutex("a").acquire().await.unwrap_err();
+
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        let text = error.to_string();
+        assert!(text.contains("another server than ZooKeeper"), "{text}");
+        assert!(text.contains("2181 is usual"), "{text}");
     }
 }
 

@@ -27,6 +27,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT, "redis_sentinel";
         a_sentinel_that_is_down_or_silent_is_not_missed
         without_a_majority_of_sentinels_nobody_gets_in_and_nobody_loses_a_lock
+        of_two_sentinels_the_error_blames_the_one_that_is_down
         sentinels_that_come_back_are_listened_to_again
         a_connection_that_finds_the_master_asks_each_sentinel_once
         an_idle_connection_follows_another_of_its_client_to_a_new_master
@@ -171,6 +172,28 @@ async fn without_a_majority_of_sentinels_nobody_gets_in_and_nobody_loses_a_lock(
     assert_eq!(hello(&server), connected);
     sentinels[0].restart();
     gets_in(&others).await;
+}
+
+/// The sentinel that is up answers after the other has refused. Its answer could not change the
+/// result, so nobody waits for it, and the error does not blame it.
+async fn of_two_sentinels_the_error_blames_the_one_that_is_down(_: Store) {
+    let (_server, sentinels) = watched();
+    let up = Proxy::to(sentinels[0].port());
+    up.delay(Duration::ZERO, SOON);
+    let down = sentinels[1].port();
+    sentinels[1].kill();
+    let url = format!(
+        "redis+sentinel://127.0.0.1:{},127.0.0.1:{down}/{SERVICE}",
+        up.port()
+    );
+
+    let error = refused(&builder(&url).build().unwrap()).await;
+
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    let blamed =
+        format!("(cannot connect to the sentinel 127.0.0.1:{down}: Redis: Connection refused");
+    let other = format!("; 127.0.0.1:{} was not waited for)", up.port());
+    says(&error, &[&blamed, &other]);
 }
 
 /// The operation timeout of the client `others`, which is the default.

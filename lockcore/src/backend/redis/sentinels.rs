@@ -39,7 +39,7 @@ const USER: &str = "sentinel_user";
 const PASSWORD: &str = "sentinel_password";
 
 const FORM: &str = "the URL is not of the form \
-    redis+sentinel://[user[:password]@]host[:port][,host[:port]…]/service[/database number]\
+    redis+sentinel://[[user]:password@]host[:port][,host[:port]…]/service[/database number]\
     [?sentinel_user=…&sentinel_password=…&durability=…] (rediss+sentinel:// with TLS)";
 
 /// The sentinels of a URL, and how to log in at the master that they name.
@@ -289,9 +289,11 @@ impl Sentinels {
             true => Fault::Retry,
             false => Fault::Config,
         };
-        let said = views.0.iter().zip(&self.servers);
-        let said = said.map(|(view, server)| match view {
-            View::Asked => format!("{} has not answered yet", server.info.addr()),
+        // The sentinels that decided come first.
+        let mut said: Vec<_> = views.0.iter().zip(&self.servers).collect();
+        said.sort_by_key(|(view, _)| matches!(view, View::Asked));
+        let said = said.into_iter().map(|(view, server)| match view {
+            View::Asked => format!("{} was not waited for", server.info.addr()),
             View::Names(master) => format!("{} names {master}", server.info.addr()),
             View::Failed(error) => error.to_string(),
         });
@@ -416,7 +418,7 @@ mod tests {
         ] {
             let error = sentinels(url).expect_err(url).to_string();
             assert!(
-                error.contains("redis+sentinel://[user") && error.contains(reason),
+                error.contains("redis+sentinel://[[user]") && error.contains(reason),
                 "{error}"
             );
             assert!(!error.contains("secret"), "{error}");

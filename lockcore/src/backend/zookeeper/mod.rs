@@ -101,6 +101,12 @@ impl Backend for ZooKeeper {
             .resizes(true)
     }
 
+    /// The driver waits for the rest of an answer that is none of ZooKeeper's, and Redis waits for
+    /// the rest of the driver's request.
+    fn silence(&self) -> &'static str {
+        "; another server than ZooKeeper at these ports is silent too: check them, 2181 is usual (2281 with TLS)"
+    }
+
     fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
         let ensemble = Arc::clone(&self.ensemble);
         Box::pin(async move {
