@@ -206,6 +206,8 @@ impl Builder {
     /// - `memory:`
     /// - `sqlite:PATH`
     /// - `redis://[[user]:password@]host[:port][/database]`
+    /// - `redis+unix:///path[?user=…&password=…&db=…]`, a Redis server behind a socket of Unix;
+    ///   `unix:///path` is the same
     /// - `redis+sentinel://[[user]:password@]host[:port][,host[:port]…]/service[/database]`
     /// - `redis+cluster://[[user]:password@]host[:port][,host[:port]…]`
     /// - `redlock://[[user]:password@]host[:port],host[:port],host[:port][,…]`, a quorum of Redis

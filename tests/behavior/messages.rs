@@ -1,14 +1,21 @@
 //! Tests of errors: their kind, and whether their text is true and tells the next step.
 
+use std::path::Path;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
 use lockcore::backend::Fault;
 use lockcore::testing::{Store as Kit, Verb};
 use lockcore::{Error, ErrorKind, Fair, Guard, Lock, Locks, LostReason};
+use tests::eventually::eventually;
 use tests::redis_server::RedisServer;
+use tests::stores::redis::USER;
+use tests::watch::SECRET;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::UnixListener;
 use tracing::Level;
 
+use crate::faults::builder;
 use crate::store::{DEFAULT, Kind, SOON, Store, assert_nothing_left, give_back, kind};
 use crate::traces;
 
@@ -28,6 +35,8 @@ pub(crate) fn facts_of_redis(store: Kind) -> Vec<Trial> {
         a_server_that_does_not_answer_is_named
         a_user_without_a_password_does_not_get_in_as_another_user
         a_url_for_valkey_leads_to_the_same_locks
+        a_server_behind_a_socket_of_unix_keeps_the_same_locks
+        a_socket_that_is_missing_or_of_another_server_is_named
     ]
 }
 
@@ -381,6 +390,71 @@ async fn a_url_for_valkey_leads_to_the_same_locks(_: Store) {
     assert_eq!(kind(valkey.mutex("a").try_acquire().await), ErrorKind::Busy);
     give_back(guard).await;
     give_back(valkey.mutex("a").try_acquire().await.unwrap()).await;
+}
+
+/// A client at the socket and a client at the port exclude each other.
+async fn a_server_behind_a_socket_of_unix_keeps_the_same_locks(_: Store) {
+    let user = [
+        "--user",
+        USER,
+        "on",
+        &format!(">{SECRET}"),
+        "~*",
+        "&*",
+        "+@all",
+    ];
+    let server = RedisServer::with(&user);
+    let socket = server.socket();
+    let rest = format!("{}?user={USER}&password={SECRET}&db=3", socket.display());
+    let at_port = builder(server.url_with_user(USER, SECRET) + "/3");
+    let at_port = at_port.build().unwrap();
+    for scheme in ["redis+unix", "unix"] {
+        let at_socket = builder(format!("{scheme}://{rest}")).build().unwrap();
+        at_socket.ready(SOON).await.unwrap();
+
+        let guard = at_socket.mutex("a").acquire().await.unwrap();
+        let refused = at_port.mutex("a").try_acquire().await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Busy);
+        let waits = at_port.mutex("a").wait(SOON);
+        let waiter = tokio::spawn(async move { waits.acquire().await });
+        eventually("it waits", SOON, async || {
+            at_port.inspect("a").await.unwrap().len() == 2
+        })
+        .await;
+
+        give_back(guard).await;
+        give_back(waiter.await.unwrap().unwrap()).await;
+    }
+}
+
+async fn a_socket_that_is_missing_or_of_another_server_is_named(_: Store) {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = async |socket: &Path| {
+        let url = format!("redis+unix://{}", socket.display());
+        let locks = builder(url).build().unwrap();
+        let error = locks.mutex("a").acquire().await.unwrap_err();
+        let text = error.to_string();
+        let named = format!("cannot connect to {}", socket.display());
+        assert!(text.contains(&named), "{text}");
+        assert!(!text.contains("TLS"), "{text}");
+        error
+    };
+
+    let missing = refused(&folder.path().join("missing")).await;
+    assert_eq!(missing.kind(), ErrorKind::Unavailable);
+
+    let other = folder.path().join("other");
+    let listener = UnixListener::bind(&other).unwrap();
+    let answers = tokio::spawn(async move {
+        let (mut client, _) = listener.accept().await.unwrap();
+        let answer = b"HTTP/1.1 400 Bad Request\r\n\r\n";
+        client.write_all(answer).await.unwrap();
+        client
+    });
+    let other = refused(&other).await;
+    assert_eq!(other.kind(), ErrorKind::Config);
+    assert!(other.to_string().contains("is not Redis"), "{other}");
+    answers.await.unwrap();
 }
 
 async fn a_port_of_another_server_than_zookeeper_is_doubted(_: Store) {

@@ -370,7 +370,8 @@ impl RedisServer {
         Ok(connection)
     }
 
-    fn socket(&self) -> PathBuf {
+    /// The socket of Unix at which the server listens too.
+    pub fn socket(&self) -> PathBuf {
         self.daemon.folder().join("socket")
     }
 }

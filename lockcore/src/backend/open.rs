@@ -22,6 +22,9 @@ struct Scheme {
     open: Option<Open>,
 }
 
+/// The scheme of a Redis server behind a socket of Unix. Its URL has a path and no host.
+const SOCKET: &str = "redis+unix";
+
 const SCHEMES: &[Scheme] = &[
     Scheme {
         name: "memory",
@@ -54,6 +57,15 @@ const SCHEMES: &[Scheme] = &[
         #[cfg(feature = "redis-tls")]
         open: Some(super::redis::open_encrypted),
         #[cfg(not(feature = "redis-tls"))]
+        open: None,
+    },
+    Scheme {
+        name: SOCKET,
+        feature: "redis",
+        tls: false,
+        #[cfg(feature = "redis")]
+        open: Some(super::redis::open_socket),
+        #[cfg(not(feature = "redis"))]
         open: None,
     },
     Scheme {
@@ -171,6 +183,12 @@ pub(crate) fn open_with(url: &str, tls: &Tls) -> Result<Arc<dyn Backend>, Error>
     let url = match parsed(url) {
         Ok(url) => url,
         Err(ParseError::RelativeUrlWithoutBase) => return Err(no_scheme()),
+        // A socket has no host, so nothing may precede one.
+        Err(ParseError::EmptyHost) => {
+            return Err(Error::config(
+                "LOCK_URL has a user or a port, but no host; at a socket write redis+unix:///path?user=…&password=…",
+            ));
+        }
         Err(error) => {
             return Err(Error::config(format!(
                 "LOCK_URL is not a URL ({error}); {}",
@@ -256,7 +274,7 @@ pub(crate) fn place(url: &str) -> String {
     let Ok(mut url) = parsed(url) else {
         return String::new();
     };
-    let of_a_server = !["memory", "sqlite"].contains(&url.scheme());
+    let of_a_server = !["memory", "sqlite", SOCKET].contains(&url.scheme());
     if of_a_server && url.host_str().is_none_or(str::is_empty) {
         return String::new();
     }
@@ -319,15 +337,16 @@ fn several_hosts(url: &str) -> Cow<'_, str> {
     }
 }
 
-/// The parts of a URL, with the scheme of Redis for Valkey, which is the same to us.
+/// The parts of a URL. Valkey is the same as Redis to us, so its schemes become those of Redis.
 fn parsed(url: &str) -> Result<Url, ParseError> {
     let mut url = Url::parse(&several_hosts(url))?;
-    if let Some(rest) = url.scheme().strip_prefix("valkey") {
-        let scheme = format!("redis{rest}");
-        if SCHEMES.iter().any(|known| known.name == scheme) {
-            // This fails only between schemes of the web and others.
-            let _ = url.set_scheme(&scheme);
-        }
+    let scheme = match url.scheme() {
+        "unix" => SOCKET.to_owned(),
+        other => other.replacen("valkey", "redis", 1),
+    };
+    if SCHEMES.iter().any(|known| known.name == scheme) {
+        // This fails only between schemes of the web and others.
+        let _ = url.set_scheme(&scheme);
     }
     Ok(url)
 }
@@ -416,6 +435,7 @@ mod tests {
             ("valkeys://h", "rediss://h"),
             ("valkey+sentinel://h1:1,h2/s", "redis+sentinel://h1:1,h2/s"),
             ("valkeys+cluster://h", "rediss+cluster://h"),
+            ("valkey+unix:///s", "redis+unix:///s"),
         ] {
             assert_eq!(place(written), place_of);
             if let Err(error) = open(written) {
@@ -490,6 +510,10 @@ mod tests {
             (
                 "redis+sentinel://ann:hunter2@h1:1,h2/shop/3?sentinel_user=ann&sentinel_password=hunter2",
                 "redis+sentinel://h1:1,h2/shop/3",
+            ),
+            (
+                "unix:///run/redis.sock?user=ann&password=hunter2&db=3",
+                "redis+unix:///run/redis.sock",
             ),
             ("no url", ""),
             ("redis:ann:hunter2@h", ""),

@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 
 use redis::aio::MultiplexedConnection;
-use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, Value};
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo, Value};
 use url::Url;
 
 use super::connection::RedisConnection;
 use super::dial::{Part, Server, login, prepared};
 use super::durability::{self, Durability};
 use super::errors::failed;
-use crate::backend::{Fault, StoreError, query};
+use crate::backend::{Fault, StoreError, hosts, query};
 use crate::error::Error;
 #[cfg(feature = "redis-tls")]
 use crate::tls::{Connector, Tls};
@@ -44,6 +44,54 @@ pub(super) fn encrypted_server(url: &Url, tls: &Tls) -> Result<Server, Error> {
         durability,
     })
 }
+
+/// The server of `redis+unix:///path[?user=…&password=…&db=…][&durability=…]`.
+pub(super) fn server_at_socket(url: &Url) -> Result<Server, Error> {
+    let wrong = |what: &str| Error::config(format!("{SOCKET_FORM}: {what}"));
+    if cfg!(not(unix)) {
+        return Err(wrong("this system has no such sockets"));
+    }
+    if url.fragment().is_some() {
+        return Err(wrong("nothing may follow a \"#\""));
+    }
+    if url.has_host() || !url.path().starts_with('/') || url.path().ends_with('/') {
+        return Err(wrong(
+            "three slashes precede the path of the socket, as in redis+unix:///run/redis.sock",
+        ));
+    }
+    let path = hosts::decoded(url.path()).map_err(wrong)?;
+    let (mut login, mut durability) = (RedisConnectionInfo::default(), None);
+    let known = ["user", "password", "db", durability::OPTION];
+    for (option, value) in query::options(url, &known).map_err(|what| wrong(&what))? {
+        login = match option {
+            "user" => login.set_username(value),
+            "password" => login.set_password(value),
+            "db" => {
+                let number = value.parse::<u32>();
+                login.set_db(number.map_err(|_| wrong("db is not a number"))?.into())
+            }
+            _ => {
+                durability = Some(durability::option(&value).map_err(Error::config)?);
+                login
+            }
+        };
+    }
+    if login.username().is_some() && login.password().is_none() {
+        return Err(wrong("user needs password; write both"));
+    }
+    let info = ConnectionAddr::Unix(path.into()).into_connection_info();
+    let info = info.map_err(|_| Error::config(SOCKET_FORM))?;
+    Ok(Server {
+        info: prepared(info.set_redis_settings(login)),
+        #[cfg(feature = "redis-tls")]
+        tls: None,
+        part: Part::Alone,
+        durability,
+    })
+}
+
+const SOCKET_FORM: &str =
+    "the URL is not of the form redis+unix:///path[?user=…&password=…&db=…&durability=…]";
 
 const FORM: &str = "the URL is not of the form redis://[[user]:password@]host[:port][/database number][?durability=…] \
     (rediss:// with TLS)";
@@ -315,6 +363,38 @@ mod tests {
         ] {
             let error = info(url).expect_err(url);
             assert!(error.to_string().contains("redis://[[user]"), "{error}");
+        }
+    }
+
+    #[test]
+    fn path_user_password_and_database_are_taken_from_the_url_of_a_socket() {
+        let url = "redis+unix:///run/my%20redis@1.sock?user=ann&password=p%26ss&db=3&durability=replicas:1";
+        let server = server_at_socket(&Url::parse(url).unwrap()).unwrap();
+
+        let settings = server.info.redis_settings();
+        assert_eq!(settings.username(), Some("ann"));
+        assert_eq!(settings.password(), Some("p&ss"));
+        assert_eq!(settings.db(), 3);
+        assert_eq!(server.info.addr().to_string(), "/run/my redis@1.sock");
+        assert!(server.durability.is_some());
+    }
+
+    #[test]
+    fn a_url_of_a_socket_that_could_be_misread_is_refused() {
+        for url in [
+            "redis+unix://run/redis.sock",
+            "redis+unix:redis.sock",
+            "redis+unix:///run/",
+            "unix://",
+            "unix:///run/redis.sock#x",
+            "unix:///run/redis.sock?db=zero",
+            "unix:///run/redis.sock?user=ann",
+            "unix:///run/redis.sock?pass=hunter2",
+            "unix://:hunter2@/run/redis.sock",
+        ] {
+            let error = crate::backend::open(url).expect_err(url).to_string();
+            assert!(error.contains("redis+unix:///"), "{url}: {error}");
+            assert!(!error.contains("hunter2"), "{error}");
         }
     }
 

@@ -119,6 +119,10 @@ impl Server {
     }
 
     async fn stream(&self) -> io::Result<Box<dyn Stream>> {
+        #[cfg(unix)]
+        if let ConnectionAddr::Unix(path) = self.info.addr() {
+            return Ok(Box::new(tokio::net::UnixStream::connect(path).await?));
+        }
         let socket = self.socket().await?;
         #[cfg(feature = "redis-tls")]
         if let Some(tls) = &self.tls {
@@ -177,20 +181,19 @@ impl Server {
             let error = not_connected(error);
             return self.because(error.fault(), error);
         }
-        let (_, encrypted) = self.part.schemes();
+        let hint = match (self.info.addr(), self.part.schemes()) {
+            // A socket is never encrypted.
+            (ConnectionAddr::Unix(_), _) => String::new(),
+            (_, (_, encrypted)) => format!(" (if this port speaks TLS, write {encrypted}://)"),
+        };
         if error.kind() == ErrorKind::Parse {
-            return self.mistake(format_args!(
-                "the server at this port is not Redis; if this port speaks TLS, write {encrypted}://"
-            ));
+            return self.mistake(format_args!("the server there is not Redis{hint}"));
         }
         // A server that expects TLS drops a connection without TLS in this way. So does a server in
         // trouble.
         if error.is_connection_dropped() && !error.is_connection_refusal() {
             let error = not_connected(error);
-            return self.because(
-                error.fault(),
-                format_args!("{error} (if this port speaks TLS, write {encrypted}://)"),
-            );
+            return self.because(error.fault(), format_args!("{error}{hint}"));
         }
         let error = not_connected(error);
         self.because(error.fault(), error)

@@ -66,6 +66,12 @@ pub(crate) fn open_encrypted(url: &Url, tls: &Tls) -> Result<Arc<dyn Backend>, E
     Ok(Arc::new(Redis::Server(Arc::new(server))))
 }
 
+/// Opens `redis+unix:///…`.
+pub(crate) fn open_socket(url: &Url, _: &Tls) -> Result<Arc<dyn Backend>, Error> {
+    let server = config::server_at_socket(url)?;
+    Ok(Arc::new(Redis::Server(Arc::new(server))))
+}
+
 /// Opens `redis+sentinel://…`.
 pub(crate) fn open_by_sentinels(url: &Url, _: &Tls) -> Result<Arc<dyn Backend>, Error> {
     let sentinels = Sentinels::plain(url)?;
