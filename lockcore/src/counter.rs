@@ -1,10 +1,14 @@
 //! The shared counter: one number that many processes change and watch.
 
 use std::sync::Arc;
+use std::time::Duration;
+
+use humantime::format_duration;
 
 use crate::acquire::handle::Client;
 use crate::backend::{CountOp, Counted, MAX_COUNT, OnlyIf, Outcome};
 use crate::client::watched::Watching;
+use crate::counting::KEEPS;
 use crate::error::Error;
 use crate::name::Name;
 use crate::options::Wait;
@@ -16,8 +20,8 @@ use crate::options::Wait;
 /// the same name is this counter.
 ///
 /// A change counts once, even if its answer is lost and the client sends it again. The store keeps
-/// a counter for at least a day after its last use, and for as long as somebody waits for its
-/// [changes](Self::changes).
+/// a counter for at least 30 days after its last use, or for as long as [`keep`](Self::keep) says,
+/// and for as long as somebody waits for its [changes](Self::changes).
 ///
 /// To count a change once, the store remembers it: until the next change of the same client tells
 /// the store that the answer has come, or else for a minute. A store that remembers 5,000 changes
@@ -46,6 +50,7 @@ pub struct Counter {
     /// An error if the name is not valid. Each request returns it.
     name: Result<Name, Error>,
     pub(crate) wait: Wait,
+    keep: Option<Duration>,
 }
 
 /// The value of a counter, and the version for a [change on condition](Counter::compare_and_set).
@@ -72,6 +77,7 @@ impl Counter {
             client: Arc::clone(client),
             name,
             wait: client.shared.defaults.wait,
+            keep: None,
         }
     }
 
@@ -82,13 +88,37 @@ impl Counter {
         self
     }
 
+    /// For how long the store keeps the counter after its last use, which is the last change or
+    /// read by anybody: a minute to 100 years. After that, the counter is 0 again.
+    ///
+    /// The store keeps this time with the counter: 30 days, until a change states another time. A
+    /// [`set`](Self::set) or [`compare_and_set`](Self::compare_and_set) may make it longer or
+    /// shorter, and an [`add`](Self::add) only longer. A handle without `keep` leaves it as it is.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lockcore::Error> {
+    /// const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+    ///
+    /// let locks = lockcore::Locks::connect("memory:")?;
+    /// let invoices = locks.counter("invoices").keep(10 * YEAR);
+    /// assert_eq!(invoices.add(1).await?.value, 1);
+    /// # Ok(()) }
+    /// ```
+    pub fn keep(mut self, keep: Duration) -> Self {
+        self.keep = Some(keep);
+        self
+    }
+
     /// Reads the counter.
     ///
     /// # Errors
     ///
     /// [`Unavailable`](crate::ErrorKind::Unavailable) when the store is down;
-    /// [`Config`](crate::ErrorKind::Config) for a name that is not usable, and for a store without
-    /// counters.
+    /// [`Config`](crate::ErrorKind::Config) for a name or a [`keep`](Self::keep) that is not usable,
+    /// and for a store without counters.
     ///
     /// # Cancel safety
     ///
@@ -199,7 +229,16 @@ impl Counter {
 
     pub(crate) async fn change(&self, op: CountOp) -> Result<Counted, Error> {
         let name = self.name.as_ref().map_err(Error::clone)?;
-        self.client.shared.count(name, op, self.wait).await
+        let [least, most] = KEEPS;
+        if let Some(keep) = self.keep.filter(|keep| !(least..=most).contains(keep)) {
+            let text = format!(
+                "a store keeps a counter for a minute to 100 years, and not for {}",
+                format_duration(keep)
+            );
+            return Err(self.named(Error::config(text)));
+        }
+        let shared = &self.client.shared;
+        shared.count(name, op, self.keep, self.wait).await
     }
 
     pub(crate) fn watch(&self) -> Result<Watching, Error> {

@@ -5,6 +5,7 @@
 
 use std::fmt::Write as _;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::hash::Prehashed;
 use crate::name::Name;
@@ -17,6 +18,16 @@ pub const MAX_COUNT: i64 = (1 << 53) - 1;
 
 /// The longest text that can be [written](CountOp::Write), in bytes.
 pub const MAX_TEXT: usize = 1_024;
+
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// For how long a store keeps a counter or a value after its last use, if no client has stated
+/// another time.
+pub const KEEP: Duration = DAY.saturating_mul(30);
+
+/// The bounds of the time for which a counter can be kept: a minute, for which changes are
+/// remembered, and a hundred years.
+pub(crate) const KEEPS: [Duration; 2] = [Duration::from_secs(60), DAY.saturating_mul(36_525)];
 
 /// For how long a store remembers a change by its id, in milliseconds. This is far longer than a
 /// request can wait in a socket. It is also longer than the 30 seconds for which the core repeats a
@@ -42,10 +53,16 @@ pub struct Count {
     /// Earlier changes of this counter that were sent once and were answered. They cannot arrive
     /// again, so the store can forget them.
     pub answered: Vec<Id>,
+    /// For how long the store keeps the counter after its last use: a minute to 100 years. A
+    /// [set](CountOp::Set) that is carried out states it anew. Every other change that is carried
+    /// out can only make it longer. With `None` it stays as it is, and is [`KEEP`] for a new
+    /// counter.
+    pub keep: Option<Duration>,
 }
 
 impl Count {
-    /// A request without [`answered`](Self::answered) changes.
+    /// A request without [`answered`](Self::answered) changes, which does not say for how long the
+    /// counter is [kept](Self::keep).
     #[must_use]
     pub fn new(name: Name, id: Id, op: CountOp) -> Self {
         Self {
@@ -53,7 +70,14 @@ impl Count {
             id,
             op,
             answered: Vec::new(),
+            keep: None,
         }
+    }
+
+    /// [`keep`](Self::keep) in seconds.
+    pub(crate) fn keep_seconds(&self) -> Option<u64> {
+        let [least, most] = KEEPS;
+        self.keep.map(|keep| keep.clamp(least, most).as_secs())
     }
 }
 
@@ -170,6 +194,8 @@ pub(crate) struct Record {
     value: i64,
     generation: u64,
     version: u64,
+    /// For how many seconds the record is kept after its last use.
+    keep: u64,
     written: Option<Written>,
     /// The remembered changes by their ids. Each has the time of the change in milliseconds, and
     /// the answer.
@@ -227,6 +253,14 @@ impl Record {
             if self.generation == 0 || matches!(change, Change::Set(_)) {
                 self.generation = self.version;
             }
+        }
+        match count.keep_seconds() {
+            Some(keep) if matches!(change, Change::Set(_)) => self.keep = keep,
+            Some(keep) if !matches!(change, Change::Nothing) => self.keep = self.keep.max(keep),
+            _ => {}
+        }
+        if self.keep == 0 {
+            self.keep = KEEP.as_secs();
         }
         match change {
             Change::Nothing => {}
@@ -297,11 +331,31 @@ impl Record {
         self.room = (2 * self.remembered.len()).clamp(FEW, MOST_REMEMBERED);
     }
 
-    /// Whether the counter exists.
+    /// For how long a store must keep the record after its last use.
+    pub(crate) fn keep(&self) -> Duration {
+        Duration::from_secs(self.keep)
+    }
+
+    /// A store notes a read only if the last use that it has noted is older than this. So most
+    /// reads write nothing.
     #[cfg_attr(
         not(any(feature = "sqlite", feature = "zookeeper")),
-        allow(dead_code, reason = "other stores keep no text of it")
+        allow(dead_code, reason = "other stores note each use")
     )]
+    pub(crate) fn slack(&self) -> Duration {
+        (self.keep() / 2).min(DAY / 2)
+    }
+
+    /// For how long a store keeps the record after the last use that it has noted.
+    #[cfg_attr(
+        not(any(feature = "sqlite", feature = "zookeeper")),
+        allow(dead_code, reason = "other stores note each use")
+    )]
+    pub(crate) fn life(&self) -> Duration {
+        self.keep() + self.slack()
+    }
+
+    /// Whether the counter exists.
     pub(crate) fn exists(&self) -> bool {
         self.generation != 0
     }
@@ -332,8 +386,8 @@ impl Record {
         }
     }
 
-    /// The record as text. The first line has value, generation and version, and each remembered
-    /// change has a line. If there is a written value, a line with `=` and its token follows, and
+    /// The record as text. The first line has value, generation, version and keep, and each
+    /// remembered change has a line. If there is a written value, a line with `=` and its token follows, and
     /// then the text of the value, unchanged. This is a wire format.
     #[cfg_attr(
         not(any(feature = "sqlite", feature = "zookeeper")),
@@ -344,9 +398,10 @@ impl Record {
             value,
             generation,
             version,
+            keep,
             ..
         } = self;
-        let mut text = format!("{value} {generation} {version}\n");
+        let mut text = format!("{value} {generation} {version} {keep}\n");
         for (id, (at, answer)) in &self.remembered {
             let Counted {
                 value,
@@ -395,6 +450,7 @@ impl Record {
             value: fields.next()?.parse().ok()?,
             generation: fields.next()?.parse().ok()?,
             version: fields.next()?.parse().ok()?,
+            keep: fields.next()?.parse().ok()?,
             ..Self::default()
         };
         for line in lines {
@@ -414,7 +470,10 @@ impl Record {
         }
         // With this check the next value and the next version are valid numbers too.
         let most = MAX_COUNT.unsigned_abs();
-        let is_sound = record.value.unsigned_abs() <= most && record.version <= most;
+        let [_, longest] = KEEPS;
+        let is_sound = record.value.unsigned_abs() <= most
+            && record.version <= most
+            && record.keep <= longest.as_secs();
         is_sound.then_some(record)
     }
 }
@@ -455,7 +514,14 @@ mod tests {
             record
         );
 
-        for other in ["", "1", "1 2", "1 2 3\nx", "a 1 1", "1 2 3\n0 0 a 1 1 1"] {
+        for other in [
+            "",
+            "1",
+            "1 2 3",
+            "1 2 3 4\nx",
+            "a 1 1 1",
+            "1 2 3 4\n0 0 a 1 1 1",
+        ] {
             assert_eq!(Record::decode(other), None, "{other}");
         }
     }
@@ -464,19 +530,20 @@ mod tests {
     #[test]
     fn a_record_with_numbers_that_no_change_makes_is_not_read() {
         let most = MAX_COUNT;
-        for sound in [format!("{most} 1 {most}"), format!("-{most} 1 1")] {
+        for sound in [format!("{most} 1 {most} 60"), format!("-{most} 1 1 60")] {
             let mut record = Record::decode(&sound).expect(&sound);
             let _ = record.carry_out(&count(add(1)), 5, 1);
             let _ = record.carry_out(&count(add(-1)), 5, 1);
         }
         let beyond = most + 1;
         for damaged in [
-            format!("{beyond} 1 1"),
-            format!("-{beyond} 1 1"),
-            format!("{} 1 1", i64::MIN),
-            format!("{} 1 1", i64::MAX),
-            format!("1 1 {beyond}"),
-            format!("1 1 {}", u64::MAX),
+            format!("{beyond} 1 1 60"),
+            format!("-{beyond} 1 1 60"),
+            format!("{} 1 1 60", i64::MIN),
+            format!("{} 1 1 60", i64::MAX),
+            format!("1 1 {beyond} 60"),
+            format!("1 1 {} 60", u64::MAX),
+            format!("1 1 1 {}", u64::MAX),
         ] {
             assert_eq!(Record::decode(&damaged), None, "{damaged}");
         }
@@ -500,6 +567,32 @@ mod tests {
         let _ = record.carry_out(&count(add(1)), 61_001, 1);
         assert!(!record.remembered.contains_key(&first.id));
         assert!(record.remembered.contains_key(&third.id));
+    }
+
+    #[test]
+    fn a_set_states_how_long_the_record_is_kept_and_an_add_makes_it_only_longer() {
+        let hours = |hours: u64| Duration::from_secs(hours * 3_600);
+        let set = |only_if| CountOp::Set { value: 1, only_if };
+        let mut record = Record::default();
+        let mut unstated = Record::default();
+        let _ = unstated.carry_out(&count(add(1)), 5, 1);
+        assert_eq!(unstated.keep(), KEEP);
+        for (op, keep, kept) in [
+            (add(1), Some(hours(2)), hours(2)),
+            (add(1), Some(hours(1)), hours(2)),
+            (add(1), Some(hours(3)), hours(3)),
+            (set(None), Some(hours(1)), hours(1)),
+            (set(None), None, hours(1)),
+            (add(1), None, hours(1)),
+            (set(Some(OnlyIf::Value(9))), Some(hours(9)), hours(1)),
+            (add(1), Some(Duration::MAX), KEEPS[1]),
+            (set(None), Some(Duration::ZERO), KEEPS[0]),
+        ] {
+            let count = Count { keep, ..count(op) };
+            let _ = record.carry_out(&count, 5, 1);
+            assert_eq!(record.keep(), kept, "{count:?}");
+            assert!(record.life() <= kept + kept / 2);
+        }
     }
 
     #[test]

@@ -4,17 +4,22 @@
 
 mod observe;
 
-use std::convert::Infallible;
 use std::fmt;
 use std::ops::{ControlFlow, Deref};
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::task::AbortHandle;
+
+use crate::backend::{CountOp, KEEP};
 use crate::client::counters::check_value;
+use crate::client::shared::Shared;
+use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Guard, Held, Release};
 use crate::lock::Lock;
 use crate::locks::Locks;
+use crate::name::Name;
 use crate::options::Wait;
 use crate::pauses::Pauses;
 use crate::token::FencingToken;
@@ -25,8 +30,8 @@ pub use observe::Leaders;
 /// If a round has lasted longer than this, it is no failure: the next pause is short again.
 const SETTLED: Duration = Duration::from_secs(1);
 
-/// How often a leader reads its value: four times in the day for which a store keeps it.
-const KEPT_FOR: Duration = Duration::from_secs(6 * 60 * 60);
+/// How often the value of a leader is read: four times in the time for which a store keeps it.
+const READ_AGAIN: Duration = Duration::from_secs(KEEP.as_secs() / 4);
 
 impl Locks {
     /// An election on a name. Of all candidates in all processes, one leads.
@@ -141,6 +146,7 @@ impl Election {
             Some(lost) => Err(lost),
             None => Ok(Leader {
                 value: self.locks.value(self.name.clone()),
+                _keeping: Keeping::begin(&self.locks.0.shared, &guard),
                 guard,
             }),
         }
@@ -184,11 +190,7 @@ impl Election {
                 Err(error) => error,
                 Ok(leader) => {
                     let held = leader.held();
-                    let ended = tokio::select! {
-                        biased;
-                        ended = leader.while_held(body(held.clone())) => ended,
-                        never = self.keep_value(&leader.value) => match never {},
-                    };
+                    let ended = leader.while_held(body(held.clone())).await;
                     if held.elapsed() > SETTLED {
                         pauses = Pauses::default();
                     }
@@ -218,17 +220,6 @@ impl Election {
             }
             tracing::info!(%error, "campaigning again");
             shared.alarm(shared.clock.now().after(pauses.draw())).await;
-        }
-    }
-
-    /// Reads the value every six hours, because a store forgets it a day after its last use.
-    async fn keep_value(&self, value: &LockValue) -> Infallible {
-        let shared = &self.locks.0.shared;
-        loop {
-            shared.alarm(shared.clock.now().after(KEPT_FOR)).await;
-            if let Err(error) = value.read().await {
-                tracing::debug!(%error, "the value of a leader cannot be read at the moment");
-            }
         }
     }
 
@@ -275,6 +266,40 @@ fn is_final(error: &Error) -> bool {
 pub struct Leader {
     guard: Guard,
     value: LockValue,
+    _keeping: Keeping,
+}
+
+/// Keeps the value of a leader at the store, until this is dropped. A store forgets a value some
+/// time after its last use, and a leader may lead longer than that. Observers that come then must
+/// find the value.
+struct Keeping(AbortHandle);
+
+impl Keeping {
+    fn begin(shared: &Arc<Shared>, guard: &Guard) -> Self {
+        let value = guard.lease().request.name.value();
+        // The task keeps no handle of the client alive, which would have to be dropped elsewhere.
+        let first = shared.clock.now().after(READ_AGAIN);
+        let reading = keep_reading(Arc::clone(shared), value, first);
+        let reading = shared.keeper.spawn(reading);
+        Self(reading.abort_handle())
+    }
+}
+
+impl Drop for Keeping {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+async fn keep_reading(shared: Arc<Shared>, value: Name, mut next: Instant) {
+    loop {
+        shared.alarm(next).await;
+        next = next.after(READ_AGAIN);
+        let read = shared.count(&value, CountOp::Read, None, Wait::Forever);
+        if let Err(error) = read.await {
+            tracing::debug!(%error, "the value of a leader cannot be read at the moment");
+        }
+    }
 }
 
 impl Leader {

@@ -11,11 +11,13 @@ use crate::options::Wait;
 
 /// A count-down latch: tasks of any process wait until others have counted down to zero.
 ///
-/// A latch that nobody has set is at zero, so nobody waits for it: set it before others wait.
+/// Set the latch before others wait for it: to wait for a latch that nobody has set is an error, so
+/// that a latch which the store does not have never looks open.
 ///
 /// The count is the [`Counter`] of the name, and the store limits the changes of a minute as it does
-/// there. The count has nothing to do with locks on the name. The store keeps it for at least a day
-/// after its last use, and for as long as somebody waits.
+/// there. The count has nothing to do with locks on the name. The store keeps it for at least 30
+/// days after its last use, or for as long as [`keep`](Self::keep) says, and for as long as somebody
+/// waits. It also keeps a latch that has opened, so whoever comes later passes at once.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -53,6 +55,24 @@ impl Latch {
     /// (`LOCK_WAIT`).
     pub fn wait(self, wait: impl Into<Wait>) -> Self {
         Self(self.0.wait(wait))
+    }
+
+    /// For how long the store keeps the latch after its last use: a minute to 100 years. Default: 30
+    /// days. State it where the latch is [set](Self::try_set): see [`Counter::keep`]. After that
+    /// time, the latch is not set any more, and to [wait](Self::wait_for_zero) for it is an error.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lockcore::Error> {
+    /// let locks = lockcore::Locks::connect("memory:")?;
+    /// let migrated = locks.latch("migrated").keep(Duration::from_secs(365 * 24 * 60 * 60));
+    /// assert!(migrated.try_set(3).await?);
+    /// # Ok(()) }
+    /// ```
+    pub fn keep(self, keep: Duration) -> Self {
+        Self(self.0.keep(keep))
     }
 
     /// Sets the count, 1 to 2⁵³ − 1, if the latch is at zero. Returns whether it was at zero. If
@@ -105,7 +125,7 @@ impl Latch {
         self.0.change(op).await.map(|counted| rest(counted.value))
     }
 
-    /// Returns the count.
+    /// Returns the count. It is 0 also for a latch that nobody has set.
     ///
     /// # Errors
     ///
@@ -132,7 +152,7 @@ impl Latch {
         self.0.set(0).await.map(drop)
     }
 
-    /// Waits until the count is zero. If it is zero already, the call returns at once. After the
+    /// Waits until the count is zero. If it has reached zero already, the call returns at once. After the
     /// count has reached zero, somebody may set the latch again before this call has seen the zero.
     /// The call returns nevertheless: it sees a new generation, so the count of the generation that
     /// it has waited for was zero.
@@ -140,8 +160,9 @@ impl Latch {
     /// # Errors
     ///
     /// [`Timeout`](crate::ErrorKind::Timeout) when the count is not zero within the
-    /// [wait](Self::wait). [`Unavailable`](crate::ErrorKind::Unavailable) when the store was out of
-    /// reach for that time, or has lost its data and with it the latch.
+    /// [wait](Self::wait). [`Unavailable`](crate::ErrorKind::Unavailable) when nobody has set the
+    /// latch, or longer ago than the store [keeps](Self::keep) it; when the store was out of reach
+    /// for the whole wait; or when it has lost its data and with it the latch.
     /// [`Lost`](crate::ErrorKind::Lost) when the client is shut down.
     /// [`Config`](crate::ErrorKind::Config) for a name that is not usable, a store without
     /// counters, or missing rights.
@@ -168,6 +189,11 @@ impl Latch {
                 if counted.generation < before {
                     return Err(Error::unavailable(
                         "the store does not know the latch any more, or an older one: it has lost data",
+                    ));
+                }
+                if before == 0 {
+                    return Err(Error::unavailable(
+                        "nobody has set this latch, or longer ago than the store has kept it; set it before others wait",
                     ));
                 }
                 if counted.value <= 0 || counted.generation != before {

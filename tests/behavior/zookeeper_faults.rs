@@ -4,6 +4,7 @@
 
 mod alone;
 mod capacities;
+mod counters;
 mod crowds;
 mod cuts;
 mod damaged;
@@ -32,6 +33,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     let groups = [
         alone::facts,
         capacities::facts,
+        counters::facts,
         crowds::facts,
         outages::facts,
         renewals::facts,

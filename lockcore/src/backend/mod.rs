@@ -70,7 +70,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use crate::counting::{
-    Count, CountOp, Counted, MAX_COUNT, MAX_TEXT, MOST_REMEMBERED, OnlyIf, Outcome, Written,
+    Count, CountOp, Counted, KEEP, MAX_COUNT, MAX_TEXT, MOST_REMEMBERED, OnlyIf, Outcome, Written,
 };
 pub use crate::name::{Name, Namespace};
 pub use crate::request::{FULL, Id, Request};
@@ -234,8 +234,9 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     /// of the first attempt. If the requests of two clients conflict, the store may fail with
     /// [`Fault::Retry`], and the core sends the request again.
     ///
-    /// A counter lives for at least a day after the last request for it. When the counter gets a
-    /// new version, the store tells each client that [watches](Self::watch) it, once. The store may
+    /// A counter lives for at least its [`keep`](Count::keep) after the last request for it. The
+    /// store does not depend on the wall clock of one client for this. When the counter gets a new
+    /// version, the store tells each client that [watches](Self::watch) it, once. The store may
     /// also tell these clients of a change that was refused, but not of a read or a repetition.
     ///
     /// A store that has no counters need not implement this: see [`Capability::counters`].

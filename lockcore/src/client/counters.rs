@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::asking::Sends;
 use super::shared::Shared;
@@ -11,7 +12,8 @@ use crate::name::Name;
 use crate::options::Wait;
 
 impl Shared {
-    /// Carries out an operation on a counter or a value, exactly once.
+    /// Carries out an operation on a counter or a value, exactly once. `keep` is for
+    /// [how long](Count::keep) the store keeps it.
     ///
     /// While no attempt can have been carried out, this fails within one operation timeout. So
     /// callers do not pile up in front of a store that is down. A change whose answer is missing is
@@ -23,30 +25,42 @@ impl Shared {
         self: &Arc<Self>,
         name: &Name,
         op: CountOp,
+        keep: Option<Duration>,
         wait: Wait,
     ) -> Result<Counted, Error> {
         let open = self.refuse_closed();
-        open.map_err(|error| error.of_name(name.as_str()))?;
-        self.count_for_holder(name, op, wait).await
+        let open = open.map_err(|error| error.of_name(name.as_str()));
+        open?;
+        self.counted(name, op, keep, wait).await
     }
 
-    /// [`count`](Self::count) for the holder of a lock, who may finish its work while the client is
-    /// being shut down.
+    /// [`count`](Self::count) of a value for the holder of a lock, who may finish its work while the
+    /// client is being shut down.
     pub(crate) async fn count_for_holder(
         self: &Arc<Self>,
         name: &Name,
         op: CountOp,
         wait: Wait,
     ) -> Result<Counted, Error> {
-        self.counted(name, op, wait)
-            .await
-            .map_err(|error| error.of_name(name.as_str()))
+        self.counted(name, op, None, wait).await
     }
 
     async fn counted(
         self: &Arc<Self>,
         name: &Name,
         op: CountOp,
+        keep: Option<Duration>,
+        wait: Wait,
+    ) -> Result<Counted, Error> {
+        let counted = self.carried_out(name, op, keep, wait).await;
+        counted.map_err(|error| error.of_name(name.as_str()))
+    }
+
+    async fn carried_out(
+        self: &Arc<Self>,
+        name: &Name,
+        op: CountOp,
+        keep: Option<Duration>,
         wait: Wait,
     ) -> Result<Counted, Error> {
         self.refuse_forked()?;
@@ -54,7 +68,8 @@ impl Shared {
             check_value(&written.text)?;
         }
         let changes = op != CountOp::Read;
-        let count = Arc::new(Count::new(name.clone(), self.new_id()?, op));
+        let count = Count::new(name.clone(), self.new_id()?, op);
+        let count = Arc::new(Count { keep, ..count });
         let asked = self.until_answered(changes, wait, |verbs| match changes {
             true => self.send_change(verbs, &count),
             false => verbs.count(Arc::clone(&count)),

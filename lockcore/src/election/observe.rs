@@ -66,11 +66,9 @@ impl Leaders {
     /// the present leader. A leader that writes another value is returned again.
     ///
     /// Returns `None` if nobody leads. A leader that has died counts until its lease ends;
-    /// ZooKeeper notices the end up to one ttl later. A store may lose the value of a leader and
-    /// keep its lock: a Redis that fails over, and any store if nobody has read or written the
-    /// value for a day. In this case the call returns `None` until a leader writes.
-    /// [`run_as_leader`](super::Election::run_as_leader) reads the value four times a day, so that
-    /// the store keeps it.
+    /// ZooKeeper notices the end up to one ttl later. The store keeps the value of a leader for as
+    /// long as the leader leads. But a Redis that fails over may lose the value and keep the lock. In
+    /// this case the call returns `None` until a leader writes.
     ///
     /// If several leaders follow each other quickly, only the last of them may be returned. The
     /// last is always returned in the end, even after a lost connection, and even if the observer

@@ -16,8 +16,8 @@ impl Held {
     ///
     /// The value is written with the [fencing token](Self::fencing_token), and the store refuses it
     /// if a later holder has written a value. So a holder that was frozen cannot replace the value
-    /// of a later holder. The value stays after the lock is released or lost, for at least a day
-    /// after it was last written or read.
+    /// of a later holder. The value stays after the lock is released or lost, for at least 30
+    /// days after it was last written or read.
     ///
     /// The write does not renew the lock. A lock whose value nobody writes or reads costs nothing
     /// more.
@@ -97,7 +97,7 @@ impl Held {
         let shared = self.shared();
         let counted = match self.is_valid() {
             true => shared.count_for_holder(&name, CountOp::Read, wait).await,
-            false => shared.count(&name, CountOp::Read, wait).await,
+            false => shared.count(&name, CountOp::Read, None, wait).await,
         };
         let counted = counted.map_err(|error| self.failed(error))?;
         Ok(counted.written)

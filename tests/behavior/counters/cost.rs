@@ -1,5 +1,7 @@
 //! Tests of the cost of counters and latches, counted with the server's own statistics.
 
+use std::time::Duration;
+
 use libtest_mimic::Trial;
 use tests::eventually::eventually;
 use tests::redis_server::RedisServer;
@@ -12,6 +14,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_request_is_one_script_and_a_change_one_message
         a_latch_costs_one_message_for_each_process_and_change_however_many_wait
         changes_that_are_answered_are_not_remembered
+        a_counter_stays_for_as_long_as_its_clients_say
     ]
 }
 
@@ -100,6 +103,48 @@ async fn changes_that_are_answered_are_not_remembered(store: Store) {
     // The key has two fields: the state of the counter, and the id of the last change with its
     // answer.
     assert_eq!(server.command::<usize>(&["HLEN", &key]), 2);
-    let lives: i64 = server.command(&["PTTL", &key]);
-    assert!((35..=36).contains(&(lives / 3_600_000)), "{lives} ms");
+    let lives: u64 = server.command(&["PTTL", &key]);
+    // It stays for 30 days after its last use. A read prolongs its life only after half a day.
+    assert_eq!(lives.div_ceil(3_600_000), 30 * 24 + 12, "{lives} ms");
+}
+
+async fn a_counter_stays_for_as_long_as_its_clients_say(store: Store) {
+    const HOUR: Duration = Duration::from_secs(60 * 60);
+    let server = RedisServer::start();
+    let locks = client(&server, &store);
+    let key = format!("{}:1:{{a}}:count", store.namespace);
+    // How many hours the key lives, rounded up.
+    let hours = || server.command::<u64>(&["PTTL", &key]).div_ceil(3_600_000);
+    let latch = locks.latch("a").keep(10_000 * HOUR);
+    assert!(latch.try_set(3).await.unwrap());
+    assert_eq!(hours(), 10_000 + 12);
+
+    // These change nothing of it.
+    assert_eq!(locks.latch("a").count_down().await.unwrap(), 2);
+    locks.counter("a").set(4).await.unwrap();
+    assert!(!locks.latch("a").keep(HOUR).try_set(5).await.unwrap());
+    locks.counter("a").keep(HOUR).add(1).await.unwrap();
+    assert_eq!(hours(), 10_000 + 12);
+    // A set makes it shorter, and an addition longer.
+    locks.counter("a").keep(10 * HOUR).set(7).await.unwrap();
+    assert_eq!(hours(), 15);
+    locks.counter("a").keep(20 * HOUR).add(1).await.unwrap();
+    assert_eq!(hours(), 30);
+
+    // A read prolongs the life of a counter that was not used for longer than the half of it.
+    let data: String = server.command(&["HGET", &key, "is"]);
+    let mut fields: Vec<_> = data
+        .split(' ')
+        .map(|field| field.parse::<i64>().unwrap())
+        .collect();
+    fields[3] -= 36_001;
+    let fields = fields
+        .iter()
+        .map(i64::to_string)
+        .collect::<Vec<_>>()
+        .join(" ");
+    server.command::<()>(&["HSET", &key, "is", &fields]);
+    server.command::<()>(&["PEXPIRE", &key, "100000"]);
+    assert_eq!(locks.counter("a").get().await.unwrap().value, 8);
+    assert_eq!(hours(), 30);
 }

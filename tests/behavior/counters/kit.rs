@@ -26,6 +26,9 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_waiter_learns_of_a_change_that_came_while_it_was_cut_off
         a_latch_that_a_store_has_lost_does_not_open
         a_latch_that_does_not_open_in_time_is_a_timeout
+        a_latch_that_is_not_set_does_not_open
+        a_latch_and_a_counter_are_kept_for_as_long_as_they_are_to_be
+        a_time_for_which_nothing_can_be_kept_is_refused
         a_shutdown_ends_the_waiting
         waiters_that_are_dropped_leave_no_watch
         a_store_without_counters_says_so
@@ -246,7 +249,8 @@ async fn waiters_in_one_process_cost_one_watch_and_one_read_for_each_change(_: S
 }
 
 async fn a_late_waiter_costs_one_read(_: Store) {
-    let (locks, spent, _) = counted();
+    let (locks, spent, other) = counted();
+    other.latch("a").reset().await.unwrap();
     soon(locks.latch("a").wait_for_zero()).await.unwrap();
     assert_eq!(spent.all(), [1, 0, 0]);
 }
@@ -304,6 +308,76 @@ async fn a_latch_that_a_store_has_lost_does_not_open(_: Store) {
     let error = soon(waits).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(error.to_string().contains("it has lost data"), "{error}");
+}
+
+async fn a_latch_that_is_not_set_does_not_open(_: Store) {
+    let kit = Kit::new();
+    let latch = kit.client().unwrap().latch("a");
+    for _ in 0..2 {
+        let error = soon(latch.wait_for_zero()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        assert!(error.to_string().contains("nobody has set"), "{error}");
+        // This changes nothing, because the latch is at zero.
+        assert_eq!(latch.count_down().await.unwrap(), 0);
+    }
+
+    latch.reset().await.unwrap();
+
+    soon(latch.wait_for_zero()).await.unwrap();
+}
+
+/// After its time, a counter is at zero, and a latch is not set. An open latch is kept too.
+async fn a_latch_and_a_counter_are_kept_for_as_long_as_they_are_to_be(_: Store) {
+    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+    let kit = Kit::new();
+    kit.clock().stop();
+    for (keep, days) in [(None, 30), (Some(2 * DAY), 2), (Some(3_000 * DAY), 3_000)] {
+        let locks = kit.client().unwrap();
+        let names =
+            [("shut", 3), ("open", 1)].map(|(name, count)| (format!("{name} {days}"), count));
+        let counter = locks.counter(format!("counter {days}"));
+        let counter = keep.map_or(counter.clone(), |keep| counter.keep(keep));
+        counter.add(1_000).await.unwrap();
+        for (name, count) in &names {
+            let latch = locks.latch(name.as_str());
+            let latch = keep.map_or(latch.clone(), |keep| latch.keep(keep));
+            assert!(latch.try_set(*count).await.unwrap());
+        }
+        let [shut, open] = names.map(|(name, _)| locks.latch(name).wait(Duration::ZERO));
+        open.count_down().await.unwrap();
+
+        // Every request counts as a use.
+        for _ in 0..2 {
+            kit.clock().advance(days * DAY - Duration::from_secs(1));
+            assert_eq!(shut.count().await.unwrap(), 3);
+            let is_open = locks.counter(format!("open {days}")).get().await.unwrap();
+            assert!(is_open.value == 0 && is_open.version > 0, "{is_open:?}");
+            assert_eq!(counter.get().await.unwrap().value, 1_000);
+        }
+        kit.clock().advance(days * DAY);
+
+        assert_eq!(counter.add(1).await.unwrap().value, 1);
+        for latch in [shut, open] {
+            let gone = soon(latch.wait_for_zero()).await;
+            assert_eq!(kind(gone), ErrorKind::Unavailable);
+        }
+    }
+}
+
+async fn a_time_for_which_nothing_can_be_kept_is_refused(_: Store) {
+    let locks = Kit::new().client().unwrap();
+    for keep in [Duration::ZERO, Duration::from_secs(59), Duration::MAX] {
+        let counter = locks.counter("a").keep(keep);
+        let error = counter.add(1).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{keep:?}");
+        assert!(
+            error.to_string().contains("a minute to 100 years"),
+            "{error}"
+        );
+        let set = locks.latch("a").keep(keep).try_set(1).await;
+        assert_eq!(kind(set), ErrorKind::Config);
+    }
+    assert_eq!(locks.counter("a").get().await.unwrap().version, 0);
 }
 
 async fn a_latch_that_does_not_open_in_time_is_a_timeout(_: Store) {

@@ -1,16 +1,14 @@
 //! Tests of elections on the store for tests. This store holds requests back, delays answers, and
 //! moves its clock as a fact asks.
 
-use std::future::pending;
 use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
 use lockcore::testing::{Store as Kit, Verb};
 use lockcore::{ErrorKind, Locks, LostReason, Release, Written};
 use tests::eventually::eventually;
-use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use super::observers::leads;
 use crate::late::LateAnswers;
@@ -21,7 +19,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         an_observer_never_goes_back_to_an_older_value
         a_leader_that_resigns_does_not_overwrite_a_later_value
         a_candidate_whose_wait_is_over_stands_in_line_again_at_once
-        the_value_of_a_leader_that_runs_outlives_the_day_after_which_a_store_forgets
+        observers_that_come_months_later_find_the_leader
         a_lease_that_ended_while_its_value_was_sent_is_no_leadership
     ]
 }
@@ -158,56 +156,25 @@ async fn a_candidate_whose_wait_is_over_stands_in_line_again_at_once(_: Store) {
     assert_eq!(token.ticket(), last);
 }
 
-/// The store forgets a value that nobody has read or written for a day. Here only the leader's own
-/// task reads the value.
-async fn the_value_of_a_leader_that_runs_outlives_the_day_after_which_a_store_forgets(_: Store) {
+/// A store forgets a value 30 days after its last use. Here nobody but the leader's own client uses
+/// the value.
+async fn observers_that_come_months_later_find_the_leader(_: Store) {
     let kit = Kit::new();
     kit.clock().stop();
     let there = kit.another_process();
     // No renewal is due during this fact.
-    let locks = there.client_with(Locks::builder().ttl(1_000 * HOUR));
-    let locks = locks.unwrap();
-    let (asks, asked) = mpsc::unbounded_channel::<oneshot::Sender<()>>();
-    let asked = Arc::new(Mutex::new(asked));
-    let election = locks.election("a").value("10.0.0.7");
-    let runs = tokio::spawn(async move {
-        election
-            .run_as_leader(move |_| {
-                let asked = Arc::clone(&asked);
-                async move {
-                    while let Some(answer) = asked.lock().await.recv().await {
-                        let _ = answer.send(());
-                        // Yields, so that one poll of the task gives one answer.
-                        tokio::task::yield_now().await;
-                    }
-                    pending::<ControlFlow<()>>().await
-                }
-            })
-            .await
-    });
-    // Returns when the leader's whole task has been polled at least once. Each answer comes from a
-    // poll of its own. The poll of the first answer may have begun before this call. The poll of
-    // the second answer began after it, and ended before the third answer.
-    let is_polled = async || {
-        for _ in 0..3 {
-            let (answer, answered) = oneshot::channel();
-            asks.send(answer).unwrap();
-            soon(answered).await.unwrap();
-        }
-    };
-    is_polled().await;
+    let locks = there.client_with(Locks::builder().ttl(8_000 * HOUR));
+    let leader = leads(&locks.unwrap(), "10.0.0.7").await;
 
-    for _ in 0..5 {
+    for _ in 0..8 {
         let mut read = there.hold_next(Verb::Count);
-        kit.clock().advance(6 * HOUR);
+        kit.clock().advance(8 * 24 * HOUR);
         soon(read.arrived()).await;
         read.let_go();
-        is_polled().await;
+        let mut leaders = kit.client().unwrap().election("a").observe();
+        let seen = soon(leaders.next()).await.unwrap();
+        assert_eq!(seen, Some(Written::new(leader.token(), "10.0.0.7")));
     }
-
-    let left = kit.client().unwrap().value("a").get().await.unwrap();
-    assert_eq!(&*left.expect("it is forgotten").text, "10.0.0.7");
-    runs.abort();
 }
 
 async fn a_lease_that_ended_while_its_value_was_sent_is_no_leadership(_: Store) {

@@ -1,15 +1,12 @@
 //! The counters of the memory store.
 
 use std::collections::HashSet;
-use std::time::Duration;
 
 use crate::backend::{Count, Counted, StoreError};
 use crate::clock::Instant;
 use crate::counting::{Carried, Record};
 use crate::hash::Prehashed;
 use crate::name::Name;
-
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// With fewer counters than this, the store does not look for unused ones.
 const FEW: usize = 64;
@@ -32,11 +29,12 @@ impl Counters {
         now: Instant,
         micros: u64,
     ) -> Result<(Counted, impl Iterator<Item = &u64>), StoreError> {
-        let is_live = |used: Instant| used.after(DAY) > now;
+        let is_live = |record: &Record, used: Instant| used.after(record.keep()) > now;
         if self.records.len() >= self.room.max(FEW) {
             let watchers = &self.watchers;
-            self.records
-                .retain(|name, (_, used)| watchers.contains_key(name) || is_live(*used));
+            self.records.retain(|name, (record, used)| {
+                watchers.contains_key(name) || is_live(record, *used)
+            });
             self.room = 2 * self.records.len();
         }
         let is_watched = self.watchers.contains_key(&count.name);
@@ -44,7 +42,7 @@ impl Counters {
             .records
             .entry(count.name.clone())
             .or_insert_with(|| (Record::default(), now));
-        if !is_watched && !is_live(*used) {
+        if !is_watched && !is_live(record, *used) {
             *record = Record::default();
         }
         *used = now;

@@ -52,6 +52,8 @@ pub(super) async fn count(
             Publish::Plain => "PUBLISH",
             Publish::InSlot => "SPUBLISH",
         });
+        let keep = count.keep_seconds();
+        call.write_arg_fmt(keep.map_or_else(String::new, |keep| keep.to_string()));
         for id in &count.answered {
             call.write_arg_fmt(id);
         }

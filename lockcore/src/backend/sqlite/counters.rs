@@ -3,38 +3,39 @@
 //! another process was faster, the answer is [`Fault::Retry`], and the core sends the request
 //! again.
 
+use std::time::Duration;
+
 use super::file::{File, column};
 use super::layout;
 use crate::backend::{Count, Counted, Fault, StoreError};
 use crate::counting::{Carried, Record};
 
-/// If a counter was not used for this time, a read writes the row too, to note the use. The row has
-/// a day left at that moment: see `schema/sweep.sql`.
-const USED_FOR_SECONDS: i64 = 12 * 60 * 60;
-
-/// After this time without use, a counter counts as removed, even if its row is there.
-const LIFE_SECONDS: i64 = 36 * 60 * 60;
-
 pub(super) async fn count(file: &mut File, count: &Count) -> Result<Counted, StoreError> {
     let key = layout::key(&count.name);
     let rows = file
-        .transact_repeated(|| sqlx::query(layout::COUNTER).bind(key.clone()))
+        .transact_repeated(|| {
+            sqlx::query(layout::COUNTER)
+                .bind(key.clone())
+                .bind(layout::now_millis() / 1000)
+        })
         .await?;
     let row = rows.first().ok_or_else(|| file.taken_over())?;
     if column::<i64>(row, "epoch")? != file.epoch {
         return Err(file.taken_over());
     }
-    let micros = layout::wall_micros();
-    let seconds = micros / 1_000_000;
     let was: Option<String> = column(row, "data")?;
-    let unused = seconds - column::<Option<i64>>(row, "used")?.unwrap_or(0);
+    let now: i64 = column(row, "now")?;
+    let [used, life] = ["used", "life"].map(|time| column::<Option<i64>>(row, time));
+    let unused = now - used?.unwrap_or(now);
     let mut record = match &was {
-        Some(data) if unused <= LIFE_SECONDS => Record::decode(data).ok_or_else(damaged)?,
+        // If the row is there after its lifetime, it counts as removed.
+        Some(data) if unused <= life?.unwrap_or(0) => Record::decode(data).ok_or_else(damaged)?,
         _ => Record::default(),
     };
-    let now = layout::now_millis().unsigned_abs();
-    let answer = match record.carry_out(count, now, micros.unsigned_abs()) {
-        Carried::Answered(answer) if record.exists() && unused > USED_FOR_SECONDS => answer,
+    let (millis, micros) = (layout::now_millis(), layout::wall_micros());
+    let answer = match record.carry_out(count, millis.unsigned_abs(), micros.unsigned_abs()) {
+        // This read notes the use of the counter.
+        Carried::Answered(answer) if record.exists() && unused > seconds(record.slack()) => answer,
         Carried::Answered(answer) => return Ok(answer),
         Carried::Changed { answer, .. } => answer,
         Carried::Crowded => return Err(StoreError::crowded()),
@@ -45,7 +46,8 @@ pub(super) async fn count(file: &mut File, count: &Count) -> Result<Counted, Sto
             sqlx::query(layout::SET_COUNTER)
                 .bind(key.clone())
                 .bind(data.clone())
-                .bind(seconds)
+                .bind(now)
+                .bind(seconds(record.life()))
                 .bind(was.clone())
         })
         .await?;
@@ -56,6 +58,10 @@ pub(super) async fn count(file: &mut File, count: &Count) -> Result<Counted, Sto
             "SQLite: another process has changed the counter at the same moment",
         )),
     }
+}
+
+fn seconds(time: Duration) -> i64 {
+    i64::try_from(time.as_secs()).unwrap_or(i64::MAX)
 }
 
 fn damaged() -> StoreError {

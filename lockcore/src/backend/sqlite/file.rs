@@ -181,10 +181,11 @@ impl File {
         }
         let epoch = self.epoch;
         self.run(|| {
-            sqlx::query("INSERT INTO store (epoch, boot, booted_at) VALUES (?1, ?2, ?3)")
+            sqlx::query(layout::BEGIN_EPOCH)
                 .bind(epoch)
                 .bind(now.ids.clone())
                 .bind(now.booted_at)
+                .bind(layout::now_millis() / 1000)
         })
         .await
         .map(drop)

@@ -47,6 +47,7 @@ pub(super) const ADOPT: &str = include_str!("schema/adopt.sql");
 pub(super) const FORGET: &str = include_str!("schema/forget.sql");
 pub(super) const COUNTER: &str = include_str!("schema/counter.sql");
 pub(super) const SET_COUNTER: &str = include_str!("schema/set_counter.sql");
+pub(super) const BEGIN_EPOCH: &str = include_str!("schema/begin_epoch.sql");
 pub(super) const SWEEP: &str = include_str!("schema/sweep.sql");
 
 /// The key of a name in the file.

@@ -18,13 +18,6 @@ use crate::clock::Clock;
 use crate::counting::{Carried, Record};
 use crate::name::Name;
 
-/// A counter stays for this time after its last write.
-const LIFE: Duration = Duration::from_secs(36 * 60 * 60);
-
-/// If a counter was not written for this time, a read writes it again, so that it is not removed.
-/// The counter has a day left at that moment.
-const USED_FOR: Duration = Duration::from_secs(12 * 60 * 60);
-
 /// How many neighbours of a new counter are checked, and removed if they are not used any more.
 const NEIGHBOURS: usize = 4;
 
@@ -61,7 +54,7 @@ pub(super) async fn count(session: Arc<Session>, count: Arc<Count>) -> Result<Co
     let answer = match record.carry_out(&count, written, version) {
         Carried::Answered(answer) => {
             if let Some((data, stat)) = found {
-                keep(&session, path, data, &stat);
+                keep(&session, path, data, &stat, record.slack());
             }
             return Ok(answer);
         }
@@ -113,13 +106,13 @@ async fn create(session: &Arc<Session>, place: &Place, data: &[u8]) -> Result<()
     Ok(())
 }
 
-/// If a counter was not written for long, writes it again as it is, so that it is not removed. No
-/// caller waits for this write. Whether it is necessary is decided by this machine's clock. This
-/// does no harm unless that clock is more than a day slow.
-fn keep(session: &Arc<Session>, path: &str, data: Vec<u8>, stat: &Stat) {
+/// If a counter was not written for longer than `slack`, writes it again as it is, so that it is not
+/// removed. No caller waits for this write. Whether it is necessary is decided by this machine's
+/// clock. This does no harm unless that clock is slow by more than the counter is kept.
+fn keep(session: &Arc<Session>, path: &str, data: Vec<u8>, stat: &Stat, slack: Duration) {
     let written = Duration::from_millis(stat.mtime.unsigned_abs());
     let now = Duration::from_micros(micros());
-    if now.saturating_sub(written) < USED_FOR {
+    if now.saturating_sub(written) < slack {
         return;
     }
     let (session, path, version) = (Arc::clone(session), path.to_owned(), stat.version);
@@ -139,23 +132,26 @@ async fn sweep(session: Arc<Session>, bucket: String, leader: i64) {
     fastrand::shuffle(&mut names);
     for name in names.iter().take(NEIGHBOURS) {
         let path = format!("{bucket}/{name}");
-        let Ok(Some(stat)) = session.client.check_stat(&path).await else {
+        let Ok((data, stat)) = session.client.get_data(&path).await else {
             continue;
         };
-        if is_unused(stat.mtime, leader, micros() / 1_000) {
+        let Ok(record) = decode(&data, &path) else {
+            continue;
+        };
+        if is_unused(stat.mtime, leader, micros() / 1_000, record.life()) {
             // With this version, a counter that was written meanwhile is not deleted.
             let _ = session.client.delete(&path, Some(stat.version)).await;
         }
     }
 }
 
-/// Whether a counter was not written for its [`LIFE`]: by the leader's clock, which has given the
+/// Whether a counter was not written for its whole life: by the leader's clock, which has given the
 /// time of the write, and by the clock of this machine. If one of them has jumped ahead, no counter
 /// is removed because of that. All times are in milliseconds.
-fn is_unused(written: i64, leader: i64, here: u64) -> bool {
+fn is_unused(written: i64, leader: i64, here: u64, life: Duration) -> bool {
     let now = leader.max(0).unsigned_abs().min(here);
     let since = now.saturating_sub(written.max(0).unsigned_abs());
-    Duration::from_millis(since) > LIFE
+    Duration::from_millis(since) > life
 }
 
 /// Reports each change of the node to the core from now on. The watch is persistent, so it need not
@@ -231,7 +227,8 @@ mod tests {
         let now = 500_000 * HOUR;
         let is_unused = |hours: i64, leader: i64, here: i64| {
             let here = (now + here * HOUR).unsigned_abs();
-            super::is_unused(now - hours * HOUR, now + leader * HOUR, here)
+            let life = super::Duration::from_secs(36 * 3_600);
+            super::is_unused(now - hours * HOUR, now + leader * HOUR, here, life)
         };
 
         assert!(is_unused(37, 0, 0));

@@ -16,7 +16,8 @@
 --         the text; else empty
 --       5 the channel of the clients that watch
 --       6 'SPUBLISH' in a cluster, else 'PUBLISH'
---       7… the ids of changes that the server can forget
+--       7 for how long the counter is kept after its last use, in seconds, or empty
+--       8… the ids of changes that the server can forget
 -- Reply {outcome, value, generation, version, written}, all but the first as text. The outcome is
 --         0 carried out
 --         1 kept as it is
@@ -25,9 +26,11 @@
 --       If the outcome is not 0, nothing has changed. `written` is empty if no text was written,
 --       and in the reply to a change.
 --
--- The key is a hash. Its field 'is' has '<value> <generation> <version> <used> <room>'. `used` is
--- when the lifetime of the key was last prolonged, in seconds. `room` is how many fields the key
--- may have before the script looks for old ones. The field 'text' has '<token> <text>', as it was
+-- The key is a hash. Its field 'is' has '<value> <generation> <version> <used> <room> <keep>'.
+-- `used` is when the lifetime of the key was last prolonged, in seconds. `room` is how many fields
+-- the key may have before the script looks for old ones. `keep` is for how many seconds the key
+-- stays after its last use. A set may make it longer or shorter, and other changes only longer. The
+-- field 'text' has '<token> <text>', as it was
 -- written. The other fields are the changes of the last minute: id -> '<ms> <outcome> <value>
 -- <generation> <version>'.
 --
@@ -37,7 +40,7 @@
 
 local key = KEYS[1]
 local MOST, MAX, MAX_TEXT = 5000, 9007199254740991, 1024
-local MINUTE_MS, DAY_S, LIFE_MS = 60000, 86400, '129600000'
+local MINUTE_MS, HALF_A_DAY_S, MONTH_S, HUNDRED_YEARS_S = 60000, 43200, 2592000, 3155760000
 
 local time = redis.call('TIME')
 local micros = time[1] * 1000000 + time[2]
@@ -45,25 +48,31 @@ local seconds, now = tonumber(time[1]), math.floor(micros / 1000)
 
 local found = redis.call('HMGET', key, 'is', 'text')
 local is, written = found[1], found[2]
-local value, generation, version, used, room = string.match(is or '0 0 0 0 0', '^(%-?%d+) (%d+) (%d+) (%d+) (%d+)$')
+local value, generation, version, used, room, keep =
+  string.match(is or '0 0 0 0 0 0', '^(%-?%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
 -- Every number that this script writes fits into a double. With others it could not count, and what it would write then
 -- is not a number any more. So they are refused before anything is written.
 local is_sound = value ~= nil
-for _, number in ipairs({ value, generation, version, used, room }) do
+for _, number in ipairs({ value, generation, version, used, room, keep }) do
   is_sound = is_sound and math.abs(tonumber(number)) <= MAX
 end
+is_sound = is_sound and tonumber(keep) <= HUNDRED_YEARS_S
 if not is_sound then return redis.error_reply('WRONGTYPE ' .. key .. ' holds something else than a counter') end
 
 local function put(...)
-  local text = string.format('%d %d %d %d %d', value, generation, version, seconds, room)
+  local text = string.format('%d %d %d %d %d %d', value, generation, version, seconds, room, keep)
   redis.call('HSET', key, 'is', text, ...)
 end
 
+-- How much longer than `keep` the key stays after its lifetime was prolonged. A read prolongs it
+-- only after this time. So most reads write nothing.
+local function slack() return math.min(keep / 2, HALF_A_DAY_S) end
+
+local function prolong() redis.call('PEXPIRE', key, string.format('%d', (keep + slack()) * 1000)) end
+
 if ARGV[2] == 'read' or ARGV[2] == 'keep' then
-  -- A plain read writes only if the lifetime was last prolonged more than half a day ago. So at
-  -- least a day of the lifetime is left.
-  if is and (ARGV[2] == 'keep' or math.abs(seconds - used) > DAY_S / 2) then
-    redis.call('PEXPIRE', key, LIFE_MS)
+  if is and (ARGV[2] == 'keep' or math.abs(seconds - used) > slack()) then
+    prolong()
     put()
   end
   return { 0, value, generation, version, written or '' }
@@ -72,7 +81,7 @@ end
 local known = redis.call('HGET', key, ARGV[1])
 if known then
   -- With this write, a replica that acknowledges the repetition also has the change.
-  redis.call('PEXPIRE', key, LIFE_MS)
+  prolong()
   local outcome, then_value, then_generation, then_version = string.match(known, '^%d+ (%d) (%-?%d+) (%d+) (%d+)$')
   return { tonumber(outcome), then_value, then_generation, then_version, '' }
 end
@@ -107,7 +116,7 @@ else
 end
 
 local forgets = {}
-for i = 7, #ARGV do
+for i = 8, #ARGV do
   if #ARGV[i] == 32 then forgets[#forgets + 1] = ARGV[i] end
 end
 
@@ -135,13 +144,16 @@ if news then
   version = math.max(version + 1, micros)
   if is_set or generation == 0 then generation = version end
 end
+local stated = tonumber(ARGV[7])
+if stated and news then keep = is_set and stated or math.max(keep, stated) end
+if tonumber(keep) == 0 then keep = MONTH_S end
 local answer = string.format('%d %d %d %d %d', now, outcome, value, generation, version)
 if news and ARGV[2] == 'write' then
   put(ARGV[1], answer, 'text', written)
 else
   put(ARGV[1], answer)
 end
-redis.call('PEXPIRE', key, LIFE_MS)
+prolong()
 for from = 1, #forgets, 1000 do
   redis.call('HDEL', key, unpack(forgets, from, math.min(from + 999, #forgets)))
 end

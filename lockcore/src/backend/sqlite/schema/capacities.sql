@@ -9,5 +9,5 @@ CREATE TABLE IF NOT EXISTS capacities (
     capacity  INTEGER,                      -- null: it was taken back
     through   INTEGER NOT NULL,             -- tickets up to this number hold
     change    TEXT    NOT NULL,             -- the id of the last change
-    changed   INTEGER NOT NULL              -- s of the wall clock; without a capacity the row stays for a day
+    changed   INTEGER NOT NULL              -- s of the file's own clock; without a capacity the row stays for a day
 ) WITHOUT ROWID;

@@ -5,7 +5,8 @@
 CREATE TABLE IF NOT EXISTS counters (
     name  TEXT    NOT NULL PRIMARY KEY, -- as in `names`
     data  TEXT    NOT NULL,             -- value, generation, version, and the changes of the last minute
-    used  INTEGER NOT NULL              -- s of the wall clock; the row stays for 36 hours
+    used  INTEGER NOT NULL,             -- when, in s of the file's own clock: see `store` in tables.sql
+    life  INTEGER NOT NULL              -- for how many s the row stays after that
 ) WITHOUT ROWID;
 
-CREATE INDEX IF NOT EXISTS used ON counters (used);
+CREATE INDEX IF NOT EXISTS ends_of_counters ON counters (used + life);

@@ -5,8 +5,8 @@
 -- is stored now, its last change, and the capacity of a ticket that forbids the change.
 
 INSERT INTO capacities (name, capacity, through, change, changed)
-SELECT key, capacity, coalesce((SELECT max(ticket) FROM line WHERE was <= limit_was), 0), id, micros / 1000000
-FROM asked WHERE resizes
+SELECT key, capacity, coalesce((SELECT max(ticket) FROM line WHERE was <= limit_was), 0), id, now / 1000 + ahead
+FROM asked, store WHERE resizes
 ON CONFLICT (name) DO UPDATE
 SET capacity = excluded.capacity, through = max(through, excluded.through),
     change = excluded.change, changed = excluded.changed;

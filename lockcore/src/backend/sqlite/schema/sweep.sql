@@ -2,9 +2,9 @@
 -- tickets of a name have been dead for a minute, they are removed. If a name has no tickets, and
 -- the wall clock passed its last number a day ago, the name is removed.
 --
--- Each step also removes dead marks, and counters that were not used for 36 hours. A stored
+-- Each step also removes dead marks, and counters that were not used for their lifetime. A stored
 -- capacity stays. If it was taken back, its row is removed after a day, if no ticket needs it any
--- more.
+-- more. Both are measured by the file's own clock.
 --
 -- ?1 the last key of the step before   ?2 now in ms of the boot clock
 -- ?3 now in µs of the wall clock   ?4 epoch
@@ -32,10 +32,10 @@ WHERE key IN (SELECT swept FROM asked)
 
 DELETE FROM marks WHERE expires_at <= (SELECT now FROM asked LIMIT 1);
 
-DELETE FROM counters WHERE used < ?3 / 1000000 - 129600 AND EXISTS (SELECT 1 FROM store WHERE epoch = ?4);
+DELETE FROM counters WHERE used + life < (SELECT ?2 / 1000 + ahead FROM store WHERE epoch = ?4);
 
 DELETE FROM capacities
-WHERE capacity IS NULL AND changed < ?3 / 1000000 - 86400 AND EXISTS (SELECT 1 FROM store WHERE epoch = ?4)
+WHERE capacity IS NULL AND changed < (SELECT ?2 / 1000 + ahead - 86400 FROM store WHERE epoch = ?4)
   AND NOT EXISTS (
       SELECT 1 FROM names JOIN tickets ON tickets.name = names.key
       WHERE names.name = capacities.name AND tickets.ticket <= capacities.through

@@ -8,10 +8,16 @@
 -- One row. `boot` and `booted_at` tell whether the times in `tickets` belong to the clock that runs
 -- now. If they belong to an earlier boot, `epoch` changes. So a process that has not noticed the
 -- change cannot write anything any more.
+--
+-- The file's own clock tells how long ago a counter or a stored capacity was used. It is the boot
+-- clock plus `ahead`. When a boot begins, it continues from the last use that the file knows. So it
+-- stands still while the machine is off, and nobody can set it: a wall clock that is wrong in one
+-- process removes nothing.
 CREATE TABLE store (
     epoch      INTEGER NOT NULL,
     boot       TEXT    NOT NULL, -- the kernel's ids of the boot, as each container saw it, with spaces between
-    booted_at  INTEGER NOT NULL  -- ms of the wall clock at boot, as its first process saw it
+    booted_at  INTEGER NOT NULL, -- ms of the wall clock at boot, as its first process saw it
+    ahead      INTEGER NOT NULL  -- s by which the file's own clock is ahead of the boot clock
 );
 
 -- One row per name. The file is locked before a number is drawn, so that no smaller number can
