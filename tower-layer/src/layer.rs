@@ -150,11 +150,23 @@ impl<R> LockLayer<R> {
         self
     }
 
-    /// Requests with a safe method (GET, HEAD, TRACE) take the read side of the lock, and all
-    /// others take the write side. An OPTIONS request without content takes no lock, with or
-    /// without this option. Default: every request that takes a lock takes it exclusively.
+    /// Requests with a safe method (GET, HEAD, OPTIONS, TRACE) take the read side of the lock, and
+    /// all others take the write side. Default: every request that takes a lock takes it
+    /// exclusively.
     pub fn read_on_get(mut self) -> Self {
         self.0.side = Side::SharedIfSafe;
+        self
+    }
+
+    /// OPTIONS requests pass **without a lock**, whatever their headers and their body are. Set it
+    /// if the service itself answers the preflight requests of browsers, which have no
+    /// `Idempotency-Key` and no user, and if no handler does work for an OPTIONS request. A handler
+    /// of `any(…)` and a gRPC server ignore the method.
+    ///
+    /// A CORS layer around this layer answers preflight requests itself, so it does not need this
+    /// option. Default: an OPTIONS request takes its lock as every other request does.
+    pub fn pass_options(mut self) -> Self {
+        self.0.pass_options = true;
         self
     }
 

@@ -69,9 +69,10 @@
 //! # How a request goes
 //!
 //! 1. The [`Key`] finds the name to lock. If the key finds no name, the layer refuses the request,
-//!    or lets it pass without a lock if the key says so. An OPTIONS request without content always
-//!    passes without a lock. If your service does not look at the method, reject OPTIONS before
-//!    this layer: otherwise the service does the work without the lock.
+//!    or lets it pass without a lock if the key says so. This applies to all methods, also to
+//!    OPTIONS: a handler may ignore the method. Put a CORS layer around this layer. It answers the
+//!    preflight requests of browsers, so they need no lock. If the service itself answers them, see
+//!    [`LockLayer::pass_options`].
 //! 2. The request waits for the lock. Requests get the lock in the order in which they came, over
 //!    all processes. The exception is `LOCK_FAIR`: for a short time, a process may serve its own
 //!    requests first. A request waits at most as long as [`LockLayer::wait`] and the client's own
@@ -163,6 +164,7 @@
 //! | option | default | why |
 //! |---|---|---|
 //! | [`shared`](LockLayer::shared), [`read_on_get`](LockLayer::read_on_get), [`permits`](LockLayer::permits) | exclusive | an exclusive lock is safe for every handler |
+//! | [`pass_options`](LockLayer::pass_options) | OPTIONS takes the lock | a handler may ignore the method; an outer CORS layer answers preflights |
 //! | [`wait`](LockLayer::wait), [`try_only`](LockLayer::try_only) | the client's, 15 s | this is less than the 30 s or 60 s after which proxies give up |
 //! | [`deadline_header`](LockLayer::deadline_header) | none; `grpc-timeout` for gRPC | gRPC has a standard header for it, HTTP has none |
 //! | [`max_waiting`](LockLayer::max_waiting) | any number | the right number depends on the handler; set it where clients can send many requests |
@@ -301,11 +303,6 @@
 //!
 //! Put a layer that translates gRPC-Web around this layer, not inside it.
 //!
-//! tonic does not look at the method of a request. So a client that breaks the rules of HTTP can
-//! send a call as OPTIONS without a content type, and the call passes without a lock. If you do not
-//! trust your clients, reject OPTIONS before this layer, or refuse calls that have no `Held` among
-//! their extensions.
-//!
 //! # Where it may stand
 //!
 //! The layer can stand around every `tower_service::Service` of HTTP requests that can be cloned.
@@ -325,8 +322,8 @@
 //! covers the 405, a request with a method that has no handler first waits for the lock, and then
 //! gets its 405.
 //!
-//! Put the layers that may refuse a request (authentication, limits) around this layer. Otherwise a
-//! request waits for its lock, and is refused only after that.
+//! Put the layers that may answer a request themselves (authentication, limits, CORS) around this
+//! layer. Otherwise a request waits for its lock, and is answered only after that.
 //!
 //! The layers of `tower_http` and of `tower` can stand on both sides of this layer, in one
 //! `ServiceBuilder` or one by one. The side matters: a timeout outside includes the wait for the

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use http::header::{CONTENT_TYPE, UPGRADE};
+use http::header::UPGRADE;
 use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response};
 use http_body::Body;
@@ -60,10 +60,10 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        if asks_for_options(&request) {
+        let settings = &self.settings;
+        if settings.pass_options && request.method() == Method::OPTIONS {
             return ResponseFuture::pass_through(self.inner.call(request.map(R::pass)));
         }
-        let settings = &self.settings;
         let (mut parts, body) = request.into_parts();
         let found = match settings.keys.find(&mut parts) {
             Ok(found) => found,
@@ -96,14 +96,6 @@ impl<S: Clone, R> LockService<S, R> {
         Reserved::give_back(&mut self.inner);
         ResponseFuture::refused(problem, &self.settings.answers, request)
     }
-}
-
-/// Whether this is an OPTIONS request without content. Such a request only asks which methods are
-/// possible, as browsers do before a request, and does no work. An OPTIONS request with content
-/// could do anything: a gRPC server, for example, ignores the method. If an OPTIONS request has
-/// content, it has a content type (RFC 9110, section 9.3.7).
-fn asks_for_options<B>(request: &Request<B>) -> bool {
-    request.method() == Method::OPTIONS && !request.headers().contains_key(CONTENT_TYPE)
 }
 
 /// Whether the connection or the stream may be used for another protocol after the response. Only

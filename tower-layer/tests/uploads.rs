@@ -303,7 +303,7 @@ async fn a_request_that_finds_the_line_of_its_key_full_is_refused_before_its_bod
 
 #[tokio::test]
 async fn a_body_of_a_request_that_passes_without_a_lock_is_not_read() {
-    let layer = LockLayer::new(memory(), Key::header("id").optional());
+    let layer = LockLayer::new(memory(), Key::header("id").optional()).pass_options();
     let layer = layer.read_body_first(1, Duration::ZERO);
     let service = layer.layer(service_fn(async |request: Request<RequestBody<Parts>>| {
         let mut body = request.into_body();

@@ -108,7 +108,7 @@ fn grpc(headers: &[(&'static str, &'static str)]) -> In {
 async fn safe_methods_share_the_key_and_exclude_other_methods() {
     let locks = memory();
     let layer = one_lock(&locks).read_on_get().try_only();
-    let all_inside = Arc::new(Barrier::new(3));
+    let all_inside = Arc::new(Barrier::new(4));
     let service = layer.layer(service_fn(move |_: In| {
         let all_inside = Arc::clone(&all_inside);
         async move {
@@ -117,7 +117,7 @@ async fn safe_methods_share_the_key_and_exclude_other_methods() {
         }
     }));
 
-    let together = [Method::GET, Method::HEAD, Method::TRACE]
+    let together = [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE]
         .map(|method| service.clone().oneshot(by_method(method)));
     for response in in_time(futures_util::future::join_all(together)).await {
         assert_eq!(response.unwrap().status(), StatusCode::OK);
@@ -134,24 +134,40 @@ async fn safe_methods_share_the_key_and_exclude_other_methods() {
     assert_eq!(status(&layer, get("/")).await, StatusCode::CONFLICT);
 }
 
+/// The handler of a route for any method, and a gRPC server, ignore the method.
+#[tokio::test]
+async fn a_request_for_options_takes_the_lock() {
+    let locks = memory();
+    let layer = one_lock(&locks).try_only();
+    let of_grpc = || {
+        let mut call = by_method(Method::OPTIONS);
+        let content = HeaderValue::from_static("application/grpc");
+        call.headers_mut().insert("content-type", content);
+        call
+    };
+
+    let response = ask(&layer, tokens(), by_method(Method::OPTIONS)).await;
+    assert_ne!(response.body(), "-", "under the lock");
+
+    let _other = hold(&locks, NAME).await;
+    for request in [by_method(Method::OPTIONS), of_grpc()] {
+        assert_eq!(status(&layer, request).await, StatusCode::CONFLICT);
+    }
+}
+
 /// A browser sends OPTIONS before the real request, without the header that names the lock.
 #[tokio::test]
-async fn a_request_for_options_takes_no_lock() {
+async fn a_request_for_options_passes_without_the_lock_if_the_layer_says_so() {
     let locks = memory();
     let _other = hold(&locks, NAME).await;
     let by_header = LockLayer::new(locks.clone(), Key::header("id"));
 
     for layer in [one_lock(&locks).try_only(), by_header] {
+        let layer = layer.pass_options();
         let response = ask(&layer, tokens(), by_method(Method::OPTIONS)).await;
         assert_eq!(response.status(), StatusCode::OK);
         assert_eq!(response.body(), "-", "no lock");
     }
-    // A gRPC call with this method, for a server that does not look at the method.
-    let mut call = by_method(Method::OPTIONS);
-    let content = HeaderValue::from_static("application/grpc");
-    call.headers_mut().insert("content-type", content);
-    let refused = status(&one_lock(&locks).try_only(), call).await;
-    assert_eq!(refused, StatusCode::CONFLICT);
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use axum::body::{Body, Bytes};
 use axum::error_handling::HandleErrorLayer;
-use axum::routing::{get, post};
+use axum::routing::{any, get, post};
 use axum::{BoxError, Router};
 use http::header::{
     ACCEPT_ENCODING, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
@@ -190,6 +190,38 @@ async fn a_preflight_is_answered_outside_of_the_lock_while_the_lock_is_held() {
         assert_eq!(methods, "GET,POST", "{stack}");
         assert_eq!(text(response).await, "", "{stack}");
     }
+}
+
+#[tokio::test]
+async fn a_preflight_inside_of_the_lock_waits_for_the_lock_as_other_requests_do() {
+    let locks = memory();
+    let app = inside(&locks, SOON);
+    let preflight = || {
+        let preflight = Request::options("/orders/42");
+        preflight.header(ACCESS_CONTROL_REQUEST_METHOD, "GET")
+    };
+
+    let answered = ask(&app, preflight(), "").await;
+    assert_eq!(answered.status(), StatusCode::OK);
+    let _other = hold(&locks, NAME).await;
+    let refused = ask(&app, preflight(), "").await;
+    assert_eq!(refused.status(), StatusCode::CONFLICT);
+}
+
+/// A handler for any method does its work for OPTIONS too, with or without a body.
+#[tokio::test]
+async fn a_handler_for_any_method_runs_under_the_lock_for_options_too() {
+    let locks = memory();
+    let handler = async |held: Option<Held>| held.is_some().to_string();
+    let app = Router::new().route("/orders/{id}", any(handler).layer(by_id(&locks)));
+
+    for body in ["", "a body without a content type"] {
+        let response = ask(&app, Request::options("/orders/42"), body).await;
+        assert_eq!(text(response).await, "true");
+    }
+    let _other = hold(&locks, NAME).await;
+    let refused = ask(&app, Request::options("/orders/42"), "").await;
+    assert_eq!(refused.status(), StatusCode::CONFLICT);
 }
 
 /// The answer is made by the layer for timeouts, with a default body.
