@@ -5,6 +5,7 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -23,14 +24,22 @@ use lockcore_tower::{Key, LockLayer};
 use tests::fact::fact;
 use tests::proxy::Proxy;
 use tests::redis_server::RedisServer;
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpListener, TcpStream};
 
 fn main() {
-    let trials: Vec<Trial> = vec![fact(
-        "layer::a_stream_whose_store_is_gone_breaks_off_before_the_next_is_let_in",
-        RedisServer::available(),
-        a_stream_whose_store_is_gone_breaks_off_before_the_next_is_let_in,
-    )];
+    let trials: Vec<Trial> = vec![
+        fact(
+            "layer::a_stream_whose_store_is_gone_breaks_off_before_the_next_is_let_in",
+            RedisServer::available(),
+            a_stream_whose_store_is_gone_breaks_off_before_the_next_is_let_in,
+        ),
+        fact(
+            "layer::a_stream_that_nobody_reads_is_dropped_before_the_next_is_let_in",
+            RedisServer::available(),
+            a_stream_that_nobody_reads_is_dropped_before_the_next_is_let_in,
+        ),
+    ];
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
 
@@ -99,6 +108,85 @@ fn a_stream_whose_store_is_gone_breaks_off_before_the_next_is_let_in() {
         assert!(ended <= cut + LEASE + BUSY, "it went on after its lease");
         assert!(next <= cut + LEASE + BUSY, "the next one waited for long after");
     });
+}
+
+/// The client stops reading, so the server does not poll the body any more. Then the store is cut
+/// off. The body, with what it owns, is dropped before the next holder is granted.
+fn a_stream_that_nobody_reads_is_dropped_before_the_next_is_let_in() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let server = RedisServer::start();
+        let proxy = Proxy::to(server.port());
+        let here = locks(&proxy.url());
+        let there = locks(&server.url());
+        there.ready(LEASE).await.unwrap();
+
+        let endless = Arc::new(Endless::default());
+        let mut client = TcpStream::connect(serve(endless_body(&here, &endless)).await)
+            .await
+            .unwrap();
+        client
+            .write_all(b"GET /orders/42 HTTP/1.1\r\nhost: shop\r\n\r\n")
+            .await
+            .unwrap();
+        // A server has stopped polling if it has asked for no part for some time.
+        let mut made = 0;
+        while made == 0 || endless.made.load(Ordering::SeqCst) != made {
+            made = endless.made.load(Ordering::SeqCst);
+            tokio::time::sleep(BUSY).await;
+        }
+        assert_eq!(*endless.dropped.lock().unwrap(), None);
+        let waiting = serve(waiting(&there)).await;
+        let next = tokio::spawn(async move {
+            drop(send(waiting, Request::post("/orders/42")).await);
+            Instant::now()
+        });
+        proxy.cut();
+
+        let next = tokio::time::timeout(LEASE * 5, next)
+            .await
+            .unwrap()
+            .unwrap();
+        let dropped = *endless.dropped.lock().unwrap();
+        assert!(
+            dropped.is_some_and(|dropped| dropped < next),
+            "two at a time: {dropped:?}"
+        );
+        assert_eq!(endless.made.load(Ordering::SeqCst), made, "nobody has read");
+        drop(client);
+    });
+}
+
+/// What is known of a response body that never ends.
+#[derive(Default)]
+struct Endless {
+    made: AtomicUsize,
+    dropped: Mutex<Option<Instant>>,
+}
+
+/// Owned by the body.
+struct Inside(Arc<Endless>);
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        *self.0.dropped.lock().unwrap() = Some(Instant::now());
+    }
+}
+
+fn endless_body(locks: &Locks, endless: &Arc<Endless>) -> Router {
+    let endless = Arc::clone(endless);
+    let handler = async move || {
+        Body::from_stream(stream::unfold(Inside(endless), async |inside| {
+            inside.0.made.fetch_add(1, Ordering::SeqCst);
+            Some((
+                Ok::<_, Infallible>(Bytes::from_static(&[0; 64 * 1024])),
+                inside,
+            ))
+        }))
+    };
+    Router::new()
+        .route("/orders/{id}", get(handler))
+        .route_layer(by_order(locks))
 }
 
 fn locks(url: &str) -> Locks {

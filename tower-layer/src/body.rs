@@ -29,7 +29,8 @@ pin_project! {
     /// ([`is_end_stream`](Body::is_end_stream)). The inner body is dropped before the lock is
     /// released.
     ///
-    /// When the lock is lost, the inner body is dropped, and this body ends with the
+    /// When the lock is lost, the inner body is dropped, even if nobody polls this body: a server
+    /// does not poll while its client reads nothing. Then this body ends with the
     /// [`lockcore::Error`]. In gRPC it ends with trailers that contain the error's status.
     ///
     /// # Cancel safety
@@ -49,8 +50,7 @@ pin_project! {
 pin_project! {
     #[project = StateProj]
     enum State<B> {
-        Holding { holding: Pin<Box<Holding<B>>> },
-        Watched { watched: Watched<B> },
+        Holding { inner: Watched<B> },
         Releasing { release: Pin<Box<dyn Future<Output = ()> + Send>> },
         // The server asks for `size` even if it sends no body, as in the answer to a HEAD request.
         Ended { size: SizeHint },
@@ -110,11 +110,8 @@ impl<B> LockBody<B> {
             }
             return this;
         }
-        this.state = match limits.watched {
-            true => State::Watched {
-                watched: Watched::new(holding, limits.deadline),
-            },
-            false => State::Holding { holding },
+        this.state = State::Holding {
+            inner: Watched::new(holding),
         };
         this
     }
@@ -163,7 +160,7 @@ impl<B> State<B> {
     }
 
     fn is_held(&self) -> bool {
-        matches!(self, Self::Holding { .. } | Self::Watched { .. })
+        matches!(self, Self::Holding { .. })
     }
 }
 
@@ -185,8 +182,7 @@ where
                 return Poll::Ready(Some(part));
             }
             let polled = match this.state.as_mut().project() {
-                StateProj::Holding { holding } => ready!(holding.as_mut().poll_part(cx)),
-                StateProj::Watched { watched } => ready!(watched.poll_part(cx)),
+                StateProj::Holding { inner } => ready!(inner.poll_part(cx)),
                 StateProj::Releasing { release } => {
                     ready!(release.as_mut().poll(cx));
                     this.state.set(State::ended());
@@ -229,14 +225,13 @@ where
             }
             State::PassThrough { inner } => inner.is_end_stream(),
             // The body does not end before the lock is released.
-            State::Holding { .. } | State::Watched { .. } | State::Releasing { .. } => false,
+            State::Holding { .. } | State::Releasing { .. } => false,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         let rest = match &self.state {
-            State::Holding { holding } => &holding.inner.size_hint(),
-            State::Watched { watched } => &watched.size_hint(),
+            State::Holding { inner } => &inner.size_hint(),
             State::PassThrough { inner } => &inner.size_hint(),
             State::Releasing { .. } => &SizeHint::with_exact(0),
             State::Ended { size } => size,
@@ -281,7 +276,7 @@ fn keep(
 impl<B> fmt::Debug for LockBody<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match &self.state {
-            State::Holding { .. } | State::Watched { .. } => "holding the lock",
+            State::Holding { .. } => "holding the lock",
             State::Releasing { .. } => "releasing the lock",
             State::Ended { .. } => "ended",
             State::PassThrough { .. } => "without a lock",

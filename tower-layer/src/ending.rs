@@ -28,8 +28,6 @@ pub(crate) struct Limits {
     pub(crate) when_asked: bool,
     /// The time at which the body must end, if there is one.
     pub(crate) deadline: Option<Deadline>,
-    /// Whether a task ends the body on time even if the server does not poll it.
-    pub(crate) watched: bool,
 }
 
 /// Why a request or its response is stopped.

@@ -266,12 +266,10 @@ where
                 },
                 _ => AtLoss::Break,
             };
-            let may_end = settings.max_hold.is_some() && at_loss != AtLoss::GoOn;
             let limits = Limits {
                 at_loss,
                 when_asked,
                 deadline: end_by,
-                watched: end_by.is_some() || when_asked || may_end,
             };
             hold_until_end(guard, &method, limits, &parts, body).await
         }

@@ -313,8 +313,7 @@ impl<R> LockLayer<R> {
 
     /// The longest time that a request keeps the lock after its grant. After this time the lock is
     /// lost, and the request is stopped as after any loss. Use it against clients that read a
-    /// response for ever, or stop reading. If the server has stopped polling the body, a separate
-    /// task drops the body. With [`OnLost::Signal`] the response continues, and the key is free
+    /// response for ever, or stop reading. With [`OnLost::Signal`] the response continues, and the key is free
     /// when the rest of the lease has run out. Default: no limit.
     pub fn max_hold(mut self, limit: Duration) -> Self {
         self.0.max_hold = Some(limit);
@@ -323,7 +322,9 @@ impl<R> LockLayer<R> {
 
     /// Sets what happens to a request whose lock is lost. With [`OnLost::Signal`], handler and body
     /// continue, and can learn of the loss by [`Held::lost`](lockcore::Held::lost). Default:
-    /// [`OnLost::Cancel`], which stops handler and body.
+    /// [`OnLost::Cancel`], which stops handler and body. A body is dropped even if the server does
+    /// not poll it, because its client reads nothing. For this, a body with more than two parts has
+    /// a separate task.
     pub fn on_lost(mut self, policy: OnLost) -> Self {
         self.0.on_lost = policy;
         self

@@ -85,8 +85,9 @@
 //! 4. The lock is kept until the response body ends, or is dropped because the client went away.
 //!    The layer releases the lock *before* the client can see the end of the response. So the
 //!    client's next request finds the lock free. If the body is complete when the handler returns,
-//!    the lock is released before the head of the response is sent. If the lock is lost while the body is sent, the
-//!    body ends in an error: over HTTP/1 the connection is cut, over HTTP/2 the stream is reset.
+//!    the lock is released before the head of the response is sent. If the lock is lost while the
+//!    body is sent, the handler's body is dropped, even if the client has stopped reading. The
+//!    response ends in an error: over HTTP/1 the connection is cut, over HTTP/2 the stream is reset.
 //!
 //! The layer takes the lock in the future that `call` returns, and not in `poll_ready`. The lock
 //! depends on the request. And a service may be ready for hours before it is called: a lock that

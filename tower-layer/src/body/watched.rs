@@ -9,7 +9,7 @@ use tokio::task::AbortHandle;
 
 use super::holding::{Holding, Polled, Stopped, lost};
 use crate::deadline::{Deadline, Overdue};
-use crate::ending::{AtLoss, End};
+use crate::ending::{AtLoss, End, Limits};
 use crate::frame::{BoxError, Part};
 use crate::guard::{AnyHeld, is_asked_back};
 
@@ -20,7 +20,8 @@ pub(super) struct Watched<B> {
     /// The task holds a weak reference to the slot. So the drop of this value drops the inner body
     /// and the lock at once.
     slot: Arc<Mutex<Slot<B>>>,
-    task: AbortHandle,
+    /// `None` if the body continues after a loss.
+    task: Option<AbortHandle>,
 }
 
 /// Holds a watched body while nobody polls it. The mutex is locked only to take the body out and to
@@ -47,19 +48,19 @@ struct Seen {
 }
 
 impl<B: Send + 'static> Watched<B> {
-    pub(super) fn new(holding: Pin<Box<Holding<B>>>, deadline: Option<Deadline>) -> Self {
-        let (held, at_loss) = (holding.hold.held.clone(), holding.hold.limits.at_loss);
+    pub(super) fn new(holding: Pin<Box<Holding<B>>>) -> Self {
+        let (held, limits) = (holding.hold.held.clone(), holding.hold.limits);
         let slot = Arc::new(Mutex::new(Slot {
             holding: Some(holding),
             end: None,
             is_ending: false,
             waker: None,
         }));
-        let task = end_on_time(Arc::downgrade(&slot), held, deadline, at_loss);
-        Self {
-            slot,
-            task: tokio::spawn(task).abort_handle(),
-        }
+        let task = (limits.at_loss != AtLoss::GoOn).then(|| {
+            let task = end_on_time(Arc::downgrade(&slot), held, limits);
+            tokio::spawn(task).abort_handle()
+        });
+        Self { slot, task }
     }
 }
 
@@ -124,17 +125,14 @@ where
 
 impl<B> Drop for Watched<B> {
     fn drop(&mut self) {
-        self.task.abort();
+        if let Some(task) = &self.task {
+            task.abort();
+        }
     }
 }
 
-async fn end_on_time<B>(
-    slot: Weak<Mutex<Slot<B>>>,
-    held: AnyHeld,
-    deadline: Option<Deadline>,
-    at_loss: AtLoss,
-) {
-    let lost = Deadline::end(deadline, pin!(lost(held))).await;
+async fn end_on_time<B>(slot: Weak<Mutex<Slot<B>>>, held: AnyHeld, limits: Limits) {
+    let lost = Deadline::end(limits.deadline, pin!(lost(held))).await;
     let end = match lost {
         Ok(error) => End::Lost(error),
         Err(Overdue) => End::Overdue,
@@ -144,7 +142,7 @@ async fn end_on_time<B>(
     };
     tracing::debug!(%end, "response stopped");
     let asked_back = matches!(&end, End::Lost(lost) if is_asked_back(lost));
-    let part = at_loss.end(end);
+    let part = limits.at_loss.end(end);
     let holding = {
         let mut slot = locked(&slot);
         slot.end = Some(Seen { part, asked_back });

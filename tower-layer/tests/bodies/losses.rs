@@ -70,6 +70,25 @@ async fn a_frame_that_was_held_back_does_not_pass_for_the_end_when_the_lock_is_l
 
 /// A server does not poll a body while its client reads nothing.
 #[tokio::test]
+async fn a_body_that_nobody_polls_is_dropped_when_its_lock_is_lost() {
+    let locks = memory();
+    let witness = Witness::of(&locks, NAME);
+    let (script, body) = Scripted::new();
+
+    let mut body = begun(&locks, &script, Response::new(body.seen_by(&witness))).await;
+    assert!(body.frame().now_or_never().is_none());
+    lose(&locks).await;
+
+    assert_eq!(
+        witness.saw_tickets(),
+        Some(1),
+        "the body goes before the lock"
+    );
+    assert!(is_lost(&in_time(body.frame()).await.unwrap().unwrap_err()));
+    assert!(in_time(body.frame()).await.is_none());
+}
+
+#[tokio::test]
 async fn a_body_that_nobody_polls_ends_with_the_longest_hold_and_then_the_lock_does() {
     let store = Store::new();
     store.clock().stop();

@@ -44,19 +44,7 @@ async fn respond<B>(
 where
     B: Body<Error: Into<BoxError>> + Send + 'static,
 {
-    respond_under(layer(locks), request, response).await
-}
-
-/// In the program `watched`, which runs the same tests, a task watches the bodies.
-fn layer(locks: &Locks) -> LockLayer {
-    match is_watched() {
-        true => by_path(locks).max_hold(SOON * 100),
-        false => by_path(locks),
-    }
-}
-
-fn is_watched() -> bool {
-    module_path!().starts_with("watched")
+    respond_under(by_path(locks), request, response).await
 }
 
 async fn respond_under<B>(
@@ -97,7 +85,7 @@ async fn handler_and_body_re_enter_the_lock_of_their_request() {
 
     let locks = memory();
     let inside = locks.clone();
-    let service = layer(&locks).layer(service_fn(move |_| {
+    let service = by_path(&locks).layer(service_fn(move |_| {
         let locks = inside.clone();
         async move {
             let guard = locks.mutex(NAME).try_acquire().await.expect("re-entered");
