@@ -2,6 +2,7 @@
 //! one.
 
 use std::hint::spin_loop;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, available_parallelism, sleep};
 use std::time::Duration;
@@ -27,9 +28,10 @@ pub(crate) fn many_leases(bench: &Bench, table: &mut Table) {
 fn measure(bench: &Bench, table: &mut Table, what: &str, saturated: bool) {
     let mut samples = Samples::default();
     for _ in bench.each_run(what) {
+        let load = load(&bench.store, Policy::Default, &format!("w7 {LEASES}"));
         match saturated {
-            true => saturate(|| hold(&bench.store, LEASES, &mut samples)),
-            false => hold(&bench.store, LEASES, &mut samples),
+            true => saturate(|| hold(&bench.store, LEASES, load, &mut samples)),
+            false => hold(&bench.store, LEASES, load, &mut samples),
         }
     }
     if let Some(requests) = samples.median("requests") {
@@ -57,12 +59,12 @@ fn measure(bench: &Bench, table: &mut Table, what: &str, saturated: bool) {
         .bar(Bar::Never);
 }
 
-/// Takes this many leases, keeps them alive for a while, and adds what that costs.
-pub(crate) fn hold(store: &Store, leases: usize, samples: &mut Samples) {
+/// Takes this many leases with the mode `w7` of `load`, keeps them alive for a while, and adds what
+/// that costs.
+pub(crate) fn hold(store: &Store, leases: usize, mut load: Command, samples: &mut Samples) {
     let held = leases as f64;
     let empty = store.memory_used();
-    let mode = format!("w7 {leases}");
-    let mut process = Process::start(&mut load(store, Policy::Default, &mode));
+    let mut process = Process::start(&mut load);
     process.expect("READY", SOON);
     if let (Some(empty), Some(full)) = (empty, store.memory_used()) {
         samples.add("server memory", (full - empty) / held);

@@ -76,6 +76,14 @@ pub(crate) fn load(store: &Store, policy: Policy, mode: &str) -> Command {
     command
 }
 
+/// `load` with the library's default ttl, and not with the ttl that all programs share that are
+/// compared.
+pub(crate) fn load_as_by_default(store: &Store, policy: Policy, mode: &str) -> Command {
+    let mut command = load(store, policy, mode);
+    command.args(["--ttl", "10s"]);
+    command
+}
+
 /// Runs a mode that needs no input, and reads its report.
 pub(crate) fn report(command: &mut Command) -> Report {
     end(Process::start(command))

@@ -1,6 +1,6 @@
 //! Measures how costs grow: with the number of held leases, of names that were used once, of
 //! waiters of one name, or of waiters that give up. The tables in the guides of the stores have
-//! these numbers.
+//! these numbers. The ttl is the default of the library, because renewals are a part of the costs.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use tests::measure::now;
 use tests::process::Process;
 
-use crate::program::{Policy, SOON, end, load, report};
+use crate::program::{Policy, SOON, end, load_as_by_default, report};
 use crate::store::Asked;
 use crate::table::{Bar, Samples, Table};
 use crate::{Bench, leases};
@@ -46,7 +46,9 @@ fn hold(bench: &Bench, leases: usize, table: &mut Table) {
     let what = format!("leases {leases}");
     let mut samples = Samples::default();
     for _ in bench.each_run(&what) {
-        leases::hold(&bench.store, leases, &mut samples);
+        let mode = format!("w7 {leases}");
+        let load = load_as_by_default(&bench.store, Policy::Default, &mode);
+        leases::hold(&bench.store, leases, load, &mut samples);
     }
     let figures = [
         ("requests", "requests", "/s"),
@@ -68,7 +70,7 @@ fn use_once(bench: &Bench, names: usize, table: &mut Table) {
     for _ in bench.each_run(&what) {
         let empty = store.memory_used();
         let mode = format!("w1 {names} cold");
-        let report = report(&mut load(store, Policy::Strict, &mode));
+        let report = report(&mut load_as_by_default(store, Policy::Strict, &mode));
         samples.add("pair", report.figure("p50_us"));
         if let (Some(empty), Some(full)) = (empty, store.memory_used()) {
             samples.add("left", (full - empty) / names as f64);
@@ -115,7 +117,7 @@ fn give_up(bench: &Bench, waiters: usize, table: &mut Table) {
 /// Returns how many seconds the steps took.
 fn in_line(bench: &Bench, mode: &str, samples: &mut Samples) -> f64 {
     let store = &bench.store;
-    let mut process = Process::start(&mut load(store, Policy::Strict, mode));
+    let mut process = Process::start(&mut load_as_by_default(store, Policy::Strict, mode));
     process.expect("READY", SOON);
     let before = store.reading();
     process.say("go");

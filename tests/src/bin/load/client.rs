@@ -10,10 +10,6 @@ use lockcore::{Error, Lock, Locks, Release, Wait};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-/// The lease of all locks, and of the sessions of a store that has sessions. All programs that are
-/// compared use the same lease.
-pub(crate) const LEASE: Duration = Duration::from_secs(30);
-
 /// A client of the store, and the first fields of the report.
 pub(crate) struct Client {
     pub(crate) locks: Locks,

@@ -39,7 +39,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand, ValueEnum};
 use lockcore::{Fair, Locks};
 
-use client::{Client, LEASE};
+use client::Client;
 
 type Failed = Box<dyn std::error::Error + Send + Sync>;
 
@@ -67,6 +67,10 @@ struct Arguments {
     /// How long one operation at the store may take, for example 1s
     #[arg(long, env = "LOCK_OP_TIMEOUT", value_parser = humantime::parse_duration)]
     op_timeout: Option<Duration>,
+    /// The ttl of all locks, and of the session if the store has sessions. All programs that are
+    /// compared use 30s
+    #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
+    ttl: Duration,
     /// Number of threads of the runtime; one for each core if not given
     #[arg(long)]
     threads: Option<usize>,
@@ -74,7 +78,7 @@ struct Arguments {
 
 impl Arguments {
     fn locks(&self) -> Result<Locks, lockcore::Error> {
-        let mut builder = Locks::builder().url(&self.url).ttl(LEASE);
+        let mut builder = Locks::builder().url(&self.url).ttl(self.ttl);
         if let Some(fair) = self.fair {
             builder = builder.fair(fair);
         }
