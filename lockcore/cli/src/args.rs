@@ -1,0 +1,332 @@
+//! The arguments, as clap reads them.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use lockcore::Wait;
+
+/// The most bytes of an owner's text.
+const LONGEST_OWNER: usize = 64;
+
+/// Distributed locks for scripts and operators.
+///
+/// LOCK_URL says which store keeps the locks: redis://host, zookeeper://host, sqlite:PATH and more.
+/// The other LOCK_… variables have the same meaning as for a service that uses the library. The URL
+/// is no option, because everybody on a machine can read the options of a process, and a URL may
+/// have a password.
+///
+/// Exit codes: the code of the command that was run; 64 wrong arguments; 69 the store does not
+/// answer or refuses; 70 the lock was lost and the command was ended; 75 held by another, or the
+/// wait is over; 78 a mistake in the configuration; 126 and 127 as in a shell; 128 and the number of
+/// the signal that ended the command, or lockcore.
+#[derive(Debug, Parser)]
+#[command(name = "lockcore", version, max_term_width = 100)]
+pub(crate) struct Args {
+    /// The first part of all names (LOCK_NAMESPACE)
+    #[arg(long, global = true)]
+    pub(crate) namespace: Option<String>,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Run(Run),
+    Ls(Ls),
+    Inspect(Inspect),
+    Watch(Watch),
+    Revoke(Revoke),
+    Release(Release),
+    Elect(Elect),
+    #[command(subcommand)]
+    Latch(Latch),
+    #[command(subcommand)]
+    Counter(Counter),
+    /// Checks the store: connects, reads its settings, tries each operation, and says what to change
+    Doctor,
+    /// Prints a completion script
+    Completions {
+        shell: clap_complete::Shell,
+    },
+}
+
+impl Command {
+    /// What `inspect` shows of this process beside its number, if LOCK_OWNER does not say it: the
+    /// name of the command that runs under the lock, as far as an owner may have it.
+    pub(crate) fn owner(&self) -> Option<String> {
+        let under = match self {
+            Self::Run(run) => &run.under,
+            Self::Elect(elect) => &elect.under,
+            _ => return None,
+        };
+        if std::env::var_os("LOCK_OWNER").is_some() {
+            return None;
+        }
+        let program = Path::new(under.command.first()?)
+            .file_name()?
+            .to_string_lossy();
+        let mut owner: String = program.chars().filter(|c| !c.is_control()).collect();
+        while owner.len() > LONGEST_OWNER {
+            owner.pop();
+        }
+        Some(owner)
+    }
+}
+
+/// Runs a command while this process holds a lock, as flock(1) does on one machine.
+///
+/// The lease is renewed while the command runs. If the lock is lost, the command is ended. The
+/// command finds the name in LOCKCORE_NAME, and for an exclusive lock the fencing token in
+/// LOCKCORE_TOKEN.
+///
+/// SIGTERM, SIGUSR1 and SIGUSR2 are passed on. On a terminal, Ctrl-C reaches the command from the
+/// terminal itself. Without a terminal, SIGINT, SIGQUIT and SIGHUP are passed on too, and the
+/// command and all that it starts are one process group, which gets the signals together.
+///
+/// On Linux, if lockcore itself is killed, the kernel kills the command (not what the command has
+/// started).
+#[derive(Debug, clap::Args)]
+pub(crate) struct Run {
+    /// The name of the lock
+    pub(crate) name: String,
+    /// How long to wait for the lock, for example 30s, or forever (LOCK_WAIT)
+    #[arg(short, long, value_parser = wait)]
+    pub(crate) wait: Option<Wait>,
+    /// Do not wait
+    #[arg(short = 'n', long = "try", conflicts_with = "wait")]
+    pub(crate) try_only: bool,
+    /// Takes the read side: any number of processes at once, but not together with the write side
+    #[arg(short, long, conflicts_with_all = ["permits", "of"])]
+    pub(crate) shared: bool,
+    /// Takes this many permits of a semaphore
+    #[arg(long, requires = "of", value_name = "K")]
+    pub(crate) permits: Option<u32>,
+    /// The permits of the semaphore in total
+    #[arg(long, value_name = "N")]
+    pub(crate) of: Option<u32>,
+    /// How long the lock stays taken if this machine dies (LOCK_TTL)
+    #[arg(long, value_parser = humantime::parse_duration)]
+    pub(crate) ttl: Option<Duration>,
+    /// The lock stays taken for at least this long
+    #[arg(long, value_parser = humantime::parse_duration)]
+    pub(crate) min_hold: Option<Duration>,
+    /// The lock is lost after this time
+    #[arg(long, value_parser = humantime::parse_duration)]
+    pub(crate) max_hold: Option<Duration>,
+    /// The exit code if the lock is held by another, or the wait is over
+    #[arg(short = 'E', long, default_value_t = crate::exit::BUSY, value_name = "CODE")]
+    pub(crate) busy_exit_code: u8,
+    #[command(flatten)]
+    pub(crate) under: Under,
+}
+
+/// Runs a command while this process is the leader.
+///
+/// The candidates of a name lead one after the other, in the order in which they came. The command
+/// starts when this process becomes the leader, and is ended if it loses the leadership. When the
+/// command ends, the next candidate leads. The command finds the name in LOCKCORE_NAME and the
+/// fencing token in LOCKCORE_TOKEN.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Elect {
+    /// The name of the election
+    pub(crate) name: String,
+    /// What observers are told about this leader, for example its address
+    #[arg(long, default_value = "")]
+    pub(crate) value: String,
+    /// How long to wait for the leadership
+    #[arg(short, long, value_parser = wait, default_value = "forever")]
+    pub(crate) wait: Wait,
+    /// How long nobody leads if this machine dies (LOCK_TTL)
+    #[arg(long, value_parser = humantime::parse_duration)]
+    pub(crate) ttl: Option<Duration>,
+    #[command(flatten)]
+    pub(crate) under: Under,
+}
+
+/// A command, and what becomes of it if the lock is lost.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Under {
+    /// What to do with the command when the lock is lost
+    #[arg(long, value_enum, default_value_t = OnLost::Term)]
+    pub(crate) on_lost: OnLost,
+    /// What to do when somebody asks for the lock
+    #[arg(long, value_enum, default_value_t = OnRevoke::Finish)]
+    pub(crate) on_revoke: OnRevoke,
+    /// How long the command has between SIGTERM and SIGKILL when the lock is lost
+    #[arg(long, value_parser = humantime::parse_duration, default_value = "5s")]
+    pub(crate) grace: Duration,
+    /// The command and its arguments; no shell is in between
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnLost {
+    /// SIGTERM, and SIGKILL after the grace. Until then another may hold the lock too
+    Term,
+    /// SIGKILL at once
+    Kill,
+    /// It goes on without the lock
+    Ignore,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnRevoke {
+    /// It goes on until it ends, or until the time that was granted is over and the lock is lost
+    Finish,
+    /// SIGTERM at once
+    Term,
+}
+
+/// Lists the names that are in use: who holds each, and how many wait.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Ls {
+    /// Only names that begin with this
+    #[arg(default_value = "")]
+    pub(crate) prefix: String,
+    /// Only the names: one request for each hundred of them
+    #[arg(long)]
+    pub(crate) names: bool,
+    /// One JSON object per line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Shows the holders and the waiters of a name, in the order of the line.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Inspect {
+    pub(crate) name: String,
+    /// One JSON object per line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Prints a line at each change of a name: who came, who holds, who is gone.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Watch {
+    pub(crate) name: String,
+    /// Watches all names that begin with this
+    #[arg(long)]
+    pub(crate) prefix: bool,
+    /// How often to look; changes in between are not seen
+    #[arg(long, value_parser = pause, default_value = "1s")]
+    pub(crate) every: Duration,
+    /// One JSON object per line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Asks a holder to give its lock up, and waits until it has.
+///
+/// The holder learns of it within a third of its ttl, and has the given time to finish. Then its
+/// client stops the work, and the next in line gets the lock.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Revoke {
+    pub(crate) name: String,
+    /// The ticket of the holder, as inspect shows it
+    pub(crate) ticket: u64,
+    /// How much time the holder has
+    #[arg(long, value_parser = humantime::parse_duration, default_value = "30s")]
+    pub(crate) within: Duration,
+    /// What the holder is told, at most 64 bytes
+    #[arg(long, default_value = "")]
+    pub(crate) why: String,
+}
+
+/// Takes a lock away from its holder at once.
+///
+/// The holder may go on until its next renewal, while the next one works already. If there is time,
+/// use revoke. This is for a holder that hangs, or that is gone and has left a long lease.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Release {
+    pub(crate) name: String,
+    /// The ticket of the holder, as inspect shows it
+    pub(crate) ticket: u64,
+}
+
+/// A count that others wait for: it opens at zero
+#[derive(Debug, Subcommand)]
+pub(crate) enum Latch {
+    /// Sets the count, if the latch is at zero
+    Set { name: String, count: u64 },
+    /// Counts down
+    Down {
+        name: String,
+        #[arg(default_value_t = 1)]
+        by: u64,
+    },
+    /// Waits until the count is zero
+    Wait {
+        name: String,
+        /// How long (LOCK_WAIT)
+        #[arg(short, long, value_parser = wait)]
+        wait: Option<Wait>,
+    },
+    /// Prints the count
+    Count { name: String },
+    /// Sets the count to zero
+    Reset { name: String },
+}
+
+/// A number that many processes change
+#[derive(Debug, Subcommand)]
+pub(crate) enum Counter {
+    /// Prints the value
+    Get { name: String },
+    /// Adds to the value, and prints the new one
+    Add {
+        name: String,
+        #[arg(default_value_t = 1, allow_negative_numbers = true)]
+        by: i64,
+    },
+    /// Sets the value
+    Set {
+        name: String,
+        #[arg(allow_negative_numbers = true)]
+        value: i64,
+    },
+    /// Prints the value, and each new value that it gets
+    Watch { name: String },
+}
+
+fn wait(text: &str) -> Result<Wait, humantime::DurationError> {
+    match text {
+        "forever" => Ok(Wait::Forever),
+        _ => humantime::parse_duration(text).map(Wait::For),
+    }
+}
+
+fn pause(text: &str) -> Result<Duration, String> {
+    let pause = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    match pause < Duration::from_millis(50) {
+        true => Err("the shortest pause is 50ms".into()),
+        false => Ok(pause),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn a_command_needs_no_dashes_in_front_of_it() {
+        for dashes in [&["--"][..], &[]] {
+            let words = ["lockcore", "run", "--try", "job"].iter().chain(dashes);
+            let words = words.chain(&["sh", "-c", "exit 3", "--try"]);
+            let Command::Run(run) = Args::try_parse_from(words).unwrap().command else {
+                panic!("another command");
+            };
+            assert!(run.try_only);
+            assert_eq!(run.under.command, ["sh", "-c", "exit 3", "--try"]);
+        }
+    }
+}

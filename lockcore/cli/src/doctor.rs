@@ -1,0 +1,86 @@
+//! `lockcore doctor`: tries what a service needs from its store, and says what to change.
+
+use std::future::Future;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use lockcore::{Error, Locks};
+
+use crate::exit::{Exit, UNAVAILABLE};
+use crate::show;
+
+/// How long the store may take to answer for the first time.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How often each operation is tried. The median is shown.
+const TIMES: usize = 9;
+/// Longer than the default ttl, and shorter than the longest that any store allows.
+const LONGER: Duration = Duration::from_secs(60);
+
+pub(crate) async fn doctor(locks: &Locks) -> Result<ExitCode, Exit> {
+    let began = Instant::now();
+    // Its warnings go to standard error, each with what to change.
+    locks.ready(PATIENCE).await?;
+    say("connects, and its settings are read", Ok(began.elapsed()))?;
+
+    // A name of its own: nobody waits for it.
+    let name = format!("lockcore-doctor-{}", std::process::id());
+    let lock = locks.mutex(&name);
+    let (name, lock) = (&name, &lock);
+    let mut failed = 0;
+    let mut tried = |what: &str, took: Result<Duration, Error>| {
+        failed += usize::from(took.is_err());
+        say(what, took)
+    };
+    tried(
+        "takes and releases a lock",
+        median(|| async { lock.try_acquire().await?.release().await.map(drop) }).await,
+    )?;
+    let guard = lock.try_acquire().await?;
+    tried(
+        "renews a lease",
+        median(|| async { guard.extend(LONGER).await }).await,
+    )?;
+    tried(
+        "shows who holds a name",
+        median(|| async { locks.inspect(name).await.map(drop) }).await,
+    )?;
+    guard.release().await?;
+    tried(
+        "lists the names in use",
+        median(|| async { locks.list(name).next().await.map(drop) }).await,
+    )?;
+    tried(
+        "changes a counter",
+        median(|| async { locks.counter(name).set(0).await.map(drop) }).await,
+    )?;
+    match failed {
+        0 => Ok(ExitCode::SUCCESS),
+        failed => Err(Exit::new(
+            UNAVAILABLE,
+            format!("{failed} operations failed"),
+        )),
+    }
+}
+
+async fn median<F, W>(work: F) -> Result<Duration, Error>
+where
+    F: Fn() -> W,
+    W: Future<Output = Result<(), Error>>,
+{
+    let mut took = Vec::with_capacity(TIMES);
+    for _ in 0..TIMES {
+        let began = Instant::now();
+        work().await?;
+        took.push(began.elapsed());
+    }
+    took.sort_unstable();
+    Ok(took[TIMES / 2])
+}
+
+fn say(what: &str, took: Result<Duration, Error>) -> Result<(), Exit> {
+    let text = match took {
+        Ok(took) => format!("ok      {what}: {:.2} ms", took.as_secs_f64() * 1e3),
+        Err(error) => format!("FAILED  {what}: {}", show::on_one_line(&error.to_string())),
+    };
+    Ok(show::line(&text)?)
+}

@@ -1,0 +1,58 @@
+//! `lockcore inspect`: the line of one name.
+
+use lockcore::{Locks, TicketInfo};
+
+use crate::args::Inspect;
+use crate::exit::Exit;
+use crate::show;
+
+const HEADS: [&str; 8] = [
+    "",
+    "TICKET",
+    "PERMITS",
+    "SINCE",
+    "LEASE ENDS IN",
+    "OWNER",
+    "TEXT",
+    "ASKED FOR BY",
+];
+
+pub(crate) async fn inspect(locks: &Locks, inspect: Inspect) -> Result<(), Exit> {
+    let line = locks.inspect(&inspect.name).await?;
+    if inspect.json {
+        for place in &line {
+            show::json(&show::Place::of(&inspect.name, place))?;
+        }
+        return Ok(());
+    }
+    if line.is_empty() {
+        let name = show::on_one_line(&inspect.name);
+        return Ok(show::line(&format!("{name}: free"))?);
+    }
+    let rows: Vec<_> = line.iter().map(row).collect();
+    Ok(show::table(HEADS, &rows)?)
+}
+
+fn row(place: &TicketInfo) -> [String; 8] {
+    let asked = place
+        .asked_back
+        .as_ref()
+        .map(|asked| match asked.why.as_str() {
+            "" => show::on_one_line(&asked.by),
+            why => format!(
+                "{}: {}",
+                show::on_one_line(&asked.by),
+                show::on_one_line(why)
+            ),
+        });
+    [
+        if place.granted { "holds" } else { "waits" }.into(),
+        place.ticket.to_string(),
+        show::permits(place),
+        place.age.map_or_else(String::new, show::span),
+        show::span(place.remaining),
+        show::on_one_line(&place.owner),
+        show::on_one_line(place.owner_text.as_deref().unwrap_or_default()),
+        asked.unwrap_or_default(),
+    ]
+}

@@ -1,0 +1,141 @@
+//! The command line of lockcore. Here is what all commands share: the arguments are parsed, the
+//! client is made and shut down, and the outcome becomes an exit code. Each command has a file of
+//! its own.
+
+mod args;
+mod child;
+mod counter;
+mod doctor;
+mod elect;
+mod exit;
+mod inspect;
+mod latch;
+mod ls;
+mod revoke;
+mod run;
+mod show;
+mod signals;
+mod supervise;
+mod watch;
+
+use std::future::Future;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{CommandFactory as _, Parser as _};
+use lockcore::Locks;
+use tracing_subscriber::EnvFilter;
+
+use args::{Args, Command};
+use exit::Exit;
+use signals::Signals;
+
+/// How long the end may take. What is held then is released by the client, or ends with its lease.
+const END: Duration = Duration::from_secs(5);
+
+fn main() -> ExitCode {
+    if let Some(start) = child::asked_to_start(std::env::args_os()) {
+        return child::become_command(&start).report();
+    }
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => {
+            // Help and version are "errors" without a failure. If standard output is closed, nobody
+            // reads them.
+            let _ = error.print();
+            return match error.use_stderr() {
+                true => exit::USAGE.into(),
+                false => ExitCode::SUCCESS,
+            };
+        }
+    };
+    let outcome = match args.command {
+        Command::Completions { shell } => show::completions(shell, &mut Args::command()),
+        command => with_client(command, args.namespace),
+    };
+    outcome.unwrap_or_else(Exit::report)
+}
+
+fn with_client(command: Command, namespace: Option<String>) -> Result<ExitCode, Exit> {
+    log_to_standard_error();
+    // One thread: the parent-death signal of a command comes when the *thread* ends that has started
+    // the command, and the main thread lives as long as the process. Leases do not depend on this
+    // runtime, because the client renews them on a thread of its own.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Exit::internal(format!("cannot start the runtime: {error}")))?;
+    runtime.block_on(async {
+        let mut builder = lockcore::Builder::from_env()?;
+        if std::env::var("LOCK_URL").is_ok_and(|url| url.starts_with("memory:")) {
+            let text = "memory: is the memory of this one process, so its locks exclude nobody; \
+                        set LOCK_URL to a store that the other processes use too";
+            return Err(Exit::new(exit::CONFIG, text));
+        }
+        if let Some(namespace) = namespace {
+            builder = builder.namespace(namespace);
+        }
+        if let Some(owner) = command.owner() {
+            builder = builder.owner(owner);
+        }
+        let locks = builder.build()?;
+        let mut signals = Signals::listen()?;
+        let outcome = carry_out(command, &locks, &mut signals).await;
+        let end = until_signal(&mut signals, locks.shutdown(END)).await;
+        match end {
+            Ok(Err(error)) if outcome.is_ok() => Err(error.into()),
+            Ok(_) => outcome,
+            // The second signal ends at once.
+            Err(interrupted) => outcome.and(Err(interrupted)),
+        }
+    })
+}
+
+async fn carry_out(
+    command: Command,
+    locks: &Locks,
+    signals: &mut Signals,
+) -> Result<ExitCode, Exit> {
+    let done = |()| ExitCode::SUCCESS;
+    match command {
+        Command::Run(run) => run::run(locks, run, signals).await,
+        Command::Elect(elect) => elect::elect(locks, elect, signals).await,
+        Command::Ls(ls) => until_signal(signals, ls::ls(locks, ls)).await?.map(done),
+        Command::Inspect(inspect) => until_signal(signals, inspect::inspect(locks, inspect))
+            .await?
+            .map(done),
+        Command::Watch(watch) => until_signal(signals, watch::watch(locks, watch))
+            .await?
+            .map(done),
+        Command::Revoke(revoke) => until_signal(signals, revoke::revoke(locks, revoke)).await?,
+        Command::Release(release) => until_signal(signals, revoke::release(locks, release)).await?,
+        Command::Latch(latch) => until_signal(signals, latch::latch(locks, latch))
+            .await?
+            .map(done),
+        Command::Counter(counter) => until_signal(signals, counter::counter(locks, counter))
+            .await?
+            .map(done),
+        Command::Doctor => until_signal(signals, doctor::doctor(locks)).await?,
+        Command::Completions { .. } => Ok(ExitCode::SUCCESS), // no client
+    }
+}
+
+/// Drops the work at the first signal that asks the process to end. The client gives back what the
+/// work held or waited for.
+async fn until_signal<T>(signals: &mut Signals, work: impl Future<Output = T>) -> Result<T, Exit> {
+    tokio::select! {
+        biased;
+        signal = signals.next_to_end() => Err(Exit::interrupted(signal)),
+        done = work => Ok(done),
+    }
+}
+
+/// The library's warnings go to standard error. `RUST_LOG` asks for more or less.
+fn log_to_standard_error() {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .init();
+}

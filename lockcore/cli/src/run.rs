@@ -1,0 +1,86 @@
+//! `lockcore run`: a command under a lock.
+
+use std::process::ExitCode;
+
+use lockcore::{Error, ErrorKind, Lock, Locks, Release};
+
+use crate::args::Run;
+use crate::exit::{self, Exit};
+use crate::show;
+use crate::signals::Signals;
+use crate::supervise::supervise;
+use crate::until_signal;
+
+pub(crate) async fn run(locks: &Locks, run: Run, signals: &mut Signals) -> Result<ExitCode, Exit> {
+    let lock = lock(locks, &run);
+    // If a signal comes first, the wait is dropped, and the client gives up the place in line.
+    let taken = until_signal(signals, async {
+        match run.try_only {
+            true => lock.try_acquire().await,
+            false => lock.acquire().await,
+        }
+    });
+    let guard = match taken.await? {
+        Ok(guard) => guard,
+        Err(error) => return Err(not_taken(locks, &run, error).await),
+    };
+    let outcome = supervise(&guard, &run.under, signals).await;
+    match guard.release().await {
+        Ok(Release::AlreadyLost) if !is_lost(&outcome) => {
+            eprintln!(
+                "lockcore: {}: the lock was lost before its release",
+                show::on_one_line(&run.name)
+            );
+        }
+        // A loss was said when it was noticed.
+        Ok(_) => {}
+        Err(error) => eprintln!("lockcore: {error}"),
+    }
+    outcome
+}
+
+fn is_lost(outcome: &Result<ExitCode, Exit>) -> bool {
+    matches!(outcome, Ok(code) if *code == ExitCode::from(exit::LOST))
+}
+
+fn lock(locks: &Locks, run: &Run) -> Lock {
+    let name = run.name.as_str();
+    let mut lock = match run.of {
+        Some(of) => locks.semaphore(name, of).permits(run.permits.unwrap_or(1)),
+        None if run.shared => locks.rwlock(name).read(),
+        None => locks.mutex(name),
+    };
+    if let Some(wait) = run.wait {
+        lock = lock.wait(wait);
+    }
+    if let Some(ttl) = run.ttl {
+        lock = lock.ttl(ttl);
+    }
+    if let Some(min_hold) = run.min_hold {
+        lock = lock.min_hold(min_hold);
+    }
+    if let Some(max_hold) = run.max_hold {
+        lock = lock.max_hold(max_hold);
+    }
+    lock
+}
+
+/// The error, and who holds the lock if that is why.
+async fn not_taken(locks: &Locks, run: &Run, error: Error) -> Exit {
+    let is_busy = matches!(error.kind(), ErrorKind::Busy | ErrorKind::Timeout);
+    let exit = Exit::from(error);
+    if !is_busy {
+        return exit;
+    }
+    // Only to help: without an answer the error stands alone.
+    let line = locks.inspect(&run.name).await.unwrap_or_default();
+    let holder = line.iter().find(|place| place.granted);
+    let exit = match holder {
+        Some(place) => exit.with(&format!("; held by {}", show::holder(place))),
+        None => exit,
+    };
+    Exit {
+        code: run.busy_exit_code,
+        ..exit
+    }
+}

@@ -1,0 +1,212 @@
+//! What all commands need to print: names from outside, times, tables, and JSON.
+
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap_complete::Shell;
+use lockcore::{Semaphore, TicketInfo};
+use serde::Serialize;
+use unicode_width::UnicodeWidthStr as _;
+
+use crate::exit::Exit;
+
+/// The space between two columns.
+const GAP: &str = "  ";
+
+/// A text from outside, on one line and without control characters: a name must not change the
+/// terminal of the person who looks at it.
+pub(crate) fn on_one_line(text: &str) -> String {
+    let escaped = |c: char| match c.is_control() || is_invisible(c) {
+        true => c.escape_default().to_string(),
+        false => c.to_string(),
+    };
+    text.chars().map(escaped).collect()
+}
+
+/// Characters that change the direction of the text around them, or have no width.
+fn is_invisible(c: char) -> bool {
+    matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+}
+
+/// A time as people say it: two units at most, and no more exact than a millisecond.
+pub(crate) fn span(time: Duration) -> String {
+    let rounded = match time {
+        short if short < Duration::from_secs(10) => Duration::from_millis(millis(short)),
+        long => Duration::from_secs(long.as_secs()),
+    };
+    let text = humantime::format_duration(rounded).to_string();
+    text.split(' ').take(2).collect::<Vec<_>>().join(" ")
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Who has a ticket, and the text that the application has set.
+pub(crate) fn owner(place: &TicketInfo) -> String {
+    let owner = on_one_line(&place.owner);
+    match &place.owner_text {
+        Some(text) => format!("{owner} ({})", on_one_line(text)),
+        None => owner,
+    }
+}
+
+/// A holder in one phrase.
+pub(crate) fn holder(place: &TicketInfo) -> String {
+    let owner = owner(place);
+    match place.age {
+        Some(age) => format!("{owner}, in line or holding for {}", span(age)),
+        None => owner,
+    }
+}
+
+/// Prints a line on standard output.
+pub(crate) fn line(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{text}")?;
+    out.flush() // a reader at the other end of a pipe gets each line at once
+}
+
+/// Prints a JSON object on a line.
+pub(crate) fn json(value: &impl Serialize) -> io::Result<()> {
+    line(&serde_json::to_string(value).map_err(io::Error::other)?)
+}
+
+/// Prints rows in columns. On a narrow terminal each row is a block of lines, because cut columns
+/// would hide what a person looks for.
+pub(crate) fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> io::Result<()> {
+    let widths: [usize; N] = std::array::from_fn(|column| {
+        let cells = rows.iter().map(|row| row[column].width());
+        cells.chain([heads[column].width()]).max().unwrap_or(0)
+    });
+    let whole = widths.iter().sum::<usize>() + GAP.len() * (N - 1);
+    if terminal_width().is_some_and(|terminal| whole > terminal) {
+        return blocks(heads, rows);
+    }
+    line(&padded(heads, &widths))?;
+    for row in rows {
+        line(&padded(
+            std::array::from_fn(|column| row[column].as_str()),
+            &widths,
+        ))?;
+    }
+    Ok(())
+}
+
+fn padded<const N: usize>(cells: [&str; N], widths: &[usize; N]) -> String {
+    let mut text = String::new();
+    for (cell, width) in cells.into_iter().zip(widths) {
+        text.push_str(cell);
+        text.push_str(&" ".repeat(width - cell.width() + GAP.len()));
+    }
+    text.truncate(text.trim_end().len());
+    text
+}
+
+fn blocks<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> io::Result<()> {
+    let head = heads.iter().map(|head| head.width()).max().unwrap_or(0);
+    for (number, row) in rows.iter().enumerate() {
+        if number > 0 {
+            line("")?;
+        }
+        let cells = heads.iter().zip(row).filter(|(_, cell)| !cell.is_empty());
+        for (name, cell) in cells {
+            let pad = " ".repeat(head - name.width());
+            line(&format!("{name}{pad}{GAP}{cell}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// The columns of the terminal that standard output goes to, if it goes to one.
+fn terminal_width() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
+    Some(size.ws_col.into()).filter(|columns| *columns > 0)
+}
+
+/// A ticket in JSON. Times are in seconds.
+#[derive(Serialize)]
+pub(crate) struct Place<'a> {
+    name: &'a str,
+    ticket: u64,
+    holds: bool,
+    permits: u32,
+    capacity: u32,
+    owner: &'a str,
+    owner_text: Option<&'a str>,
+    age: Option<f64>,
+    remaining: f64,
+    asked_back: Option<AskedBack<'a>>,
+}
+
+#[derive(Serialize)]
+struct AskedBack<'a> {
+    by: &'a str,
+    why: &'a str,
+    grace: f64,
+}
+
+impl<'a> Place<'a> {
+    pub(crate) fn of(name: &'a str, place: &'a TicketInfo) -> Self {
+        Self {
+            name,
+            ticket: place.ticket,
+            holds: place.granted,
+            permits: place.permits,
+            capacity: place.capacity,
+            owner: &place.owner,
+            owner_text: place.owner_text.as_deref(),
+            age: place.age.map(|age| age.as_secs_f64()),
+            remaining: place.remaining.as_secs_f64(),
+            asked_back: place.asked_back.as_ref().map(|asked| AskedBack {
+                by: &asked.by,
+                why: &asked.why,
+                grace: asked.grace.as_secs_f64(),
+            }),
+        }
+    }
+}
+
+/// The permits of a ticket: a mutex and the write side of a lock have all.
+pub(crate) fn permits(place: &TicketInfo) -> String {
+    match (place.permits, place.capacity) {
+        (permits, capacity) if permits >= capacity => "all".into(),
+        // No semaphore has so many: it is the read side of a lock.
+        (_, capacity) if capacity > Semaphore::MAX_PERMITS => "shared".into(),
+        (permits, capacity) => format!("{permits} of {capacity}"),
+    }
+}
+
+/// Prints a completion script.
+pub(crate) fn completions(shell: Shell, command: &mut clap::Command) -> Result<ExitCode, Exit> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, command, "lockcore", &mut script);
+    io::stdout().lock().write_all(&script)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_cannot_change_the_terminal() {
+        assert_eq!(on_one_line("a\u{1b}[2Jb\r\nc"), "a\\u{1b}[2Jb\\r\\nc");
+        assert_eq!(on_one_line("order:42\u{202e}"), "order:42\\u{202e}");
+        assert_eq!(on_one_line("Müller 日本"), "Müller 日本");
+    }
+
+    #[test]
+    fn times_have_two_units_at_most() {
+        let spans = [
+            (12, "12ms"),
+            (1_234, "1s 234ms"),
+            (75_400, "1m 15s"),
+            (90_061_000, "1day 1h"),
+        ];
+        for (millis, text) in spans {
+            assert_eq!(span(Duration::from_millis(millis)), text);
+        }
+    }
+}

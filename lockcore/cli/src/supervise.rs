@@ -1,0 +1,99 @@
+//! A command under a lock: what it is told, and what becomes of it when the lock is lost.
+
+use std::future::pending;
+use std::process::ExitCode;
+
+use lockcore::Held;
+use rustix::process::Signal;
+use tokio::time::{Instant, sleep_until};
+
+use crate::args::{OnLost, OnRevoke, Under};
+use crate::child::{self, Child};
+use crate::exit::{self, Exit};
+use crate::show;
+use crate::signals::Signals;
+
+/// Runs the command to its end. The lock is released by the caller, after this has returned.
+///
+/// If this future is dropped, the command goes on. No caller drops it: signals are handled here.
+pub(crate) async fn supervise(
+    held: &Held,
+    under: &Under,
+    signals: &mut Signals,
+) -> Result<ExitCode, Exit> {
+    let name = held.name();
+    let mut variables = vec![("LOCKCORE_NAME", name.to_owned())];
+    if let Ok(token) = held.fencing_token() {
+        variables.push(("LOCKCORE_TOKEN", token.as_i64().to_string()));
+    }
+    let mut child = Child::start(&under.command, &variables)?;
+    let name = show::on_one_line(name);
+    let (mut is_lost, mut is_asked) = (false, false);
+    let mut kill_at = None;
+    let status = loop {
+        tokio::select! {
+            // First the end of the command: a command that has ended in time keeps its result.
+            biased;
+            status = child.ended() => break status?,
+            reason = held.lost(), if !is_lost => {
+                is_lost = true;
+                let then = match under.on_lost {
+                    OnLost::Term => "the command is ended",
+                    OnLost::Kill => "the command is killed",
+                    OnLost::Ignore => "the command goes on without it",
+                };
+                eprintln!("lockcore: {name}: the lock is lost ({reason:?}): {then}");
+                match under.on_lost {
+                    OnLost::Term => {
+                        terminate(&child);
+                        kill_at = Some(Instant::now() + under.grace);
+                    }
+                    OnLost::Kill => child.signal(Signal::KILL),
+                    OnLost::Ignore => {}
+                }
+            }
+            asked = held.revoked(), if !is_asked && !is_lost => {
+                is_asked = true;
+                eprintln!(
+                    "lockcore: {name}: {} asks for the lock within {}{}",
+                    show::on_one_line(&asked.by),
+                    show::span(asked.grace),
+                    match asked.why.as_str() {
+                        "" => String::new(),
+                        why => format!(": {}", show::on_one_line(why)),
+                    },
+                );
+                if under.on_revoke == OnRevoke::Term {
+                    terminate(&child);
+                }
+            }
+            signal = signals.next() => {
+                if child.is_passed(signal.0) {
+                    child.signal(signal.0);
+                }
+            }
+            () = at(kill_at) => {
+                kill_at = None;
+                child.signal(Signal::KILL);
+            }
+        }
+    };
+    match is_lost && under.on_lost != OnLost::Ignore {
+        // It was said above, at the time of the loss.
+        true => Ok(exit::LOST.into()),
+        false => Ok(child::code(status)),
+    }
+}
+
+/// A command that is stopped acts on SIGTERM only after SIGCONT.
+fn terminate(child: &Child) {
+    child.signal(Signal::TERM);
+    child.signal(Signal::CONT);
+}
+
+async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => pending().await,
+    }
+}

@@ -1,0 +1,416 @@
+//! The tool as people use it: real processes, a store in a file, exit codes and output.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "the helpers of the tests too: a panic is the report"
+)]
+
+mod kit;
+
+use std::process::Stdio;
+
+use kit::{Shop, runs, until};
+
+// ---- run
+
+#[test]
+fn scripts_under_one_name_exclude_each_other() {
+    let shop = Shop::new();
+    std::fs::write(shop.path("count"), "0\n").unwrap();
+    // Reads, gives others time to read the same, and writes.
+    let script = "read n < count; sleep 0.01; echo $((n + 1)) > count";
+    let mut all: Vec<_> = (0..12)
+        .map(|_| shop.start(&["run", "--wait", "forever", "count", "sh", "-c", script]))
+        .collect();
+
+    for one in &mut all {
+        assert!(one.ended().success());
+    }
+
+    assert_eq!(shop.read("count"), "12\n");
+}
+
+#[test]
+fn the_exit_code_is_that_of_the_command() {
+    let shop = Shop::new();
+
+    assert_eq!(shop.code(&["run", "job", "true"]), 0);
+    assert_eq!(shop.code(&["run", "job", "sh", "-c", "exit 3"]), 3);
+    assert_eq!(
+        shop.code(&["run", "job", "--", "sh", "-c", "kill -TERM $$"]),
+        128 + 15
+    );
+    assert_eq!(shop.code(&["run", "job", "no-such-command"]), 127);
+    assert_eq!(shop.code(&["run", "job", "/"]), 126);
+    assert_eq!(shop.prints(&["inspect", "job"]), "job: free\n");
+}
+
+#[test]
+fn the_command_knows_its_lock_and_gets_a_higher_token_each_time() {
+    let shop = Shop::new();
+    let script = "echo $LOCKCORE_NAME $LOCKCORE_TOKEN";
+    let run = || shop.prints(&["run", "job", "sh", "-c", script]);
+    let token = |printed: &str| -> u64 {
+        let (name, token) = printed.trim().split_once(' ').unwrap();
+        assert_eq!(name, "job");
+        token.parse().unwrap()
+    };
+
+    let (first, second) = (run(), run());
+
+    assert!(token(&first) < token(&second), "{first} {second}");
+    let shared = shop.prints(&["run", "--shared", "job", "sh", "-c", script]);
+    assert_eq!(shared, "job\n", "a shared lock has no fencing token");
+}
+
+#[test]
+fn a_lock_that_is_held_has_an_exit_code_of_its_own_and_a_holder() {
+    let shop = Shop::new();
+    let _holder = shop.start(&["run", "job", "sleep", "1000"]);
+    shop.ticket("job", true);
+
+    let busy = shop.outcome(&["run", "--try", "job", "touch", "ran"]);
+
+    assert_eq!(busy.status.code(), Some(75));
+    let said = String::from_utf8(busy.stderr).unwrap();
+    assert!(
+        said.contains("held by") && said.contains("(sleep)"),
+        "{said}"
+    );
+    assert_eq!(
+        shop.code(&["run", "-w", "50ms", "-E", "9", "job", "touch", "ran"]),
+        9
+    );
+    assert!(!shop.path("ran").exists());
+}
+
+#[test]
+fn readers_share_and_a_semaphore_has_its_permits() {
+    let shop = Shop::new();
+    let _reader = shop.start(&["run", "--shared", "page", "sleep", "1000"]);
+    shop.ticket("page", true);
+    let _permit = shop.start(&["run", "--of", "2", "pool", "sleep", "1000"]);
+    shop.ticket("pool", true);
+
+    assert_eq!(shop.code(&["run", "-n", "--shared", "page", "true"]), 0);
+    assert_eq!(shop.code(&["run", "-n", "page", "true"]), 75);
+    assert_eq!(shop.code(&["run", "-n", "--of", "2", "pool", "true"]), 0);
+    assert_eq!(
+        shop.code(&["run", "-n", "--permits", "2", "--of", "2", "pool", "true"]),
+        75
+    );
+}
+
+#[test]
+fn the_command_is_ended_when_the_lock_is_lost() {
+    let shop = Shop::new();
+    let script =
+        "trap 'echo ended > end; exit' TERM; echo began > begin; while :; do sleep 0.1; done";
+    let ttl = ["--ttl", "1s"];
+    let holder = shop.start(&[&["run"], &ttl[..], &["job", "sh", "-c", script]].concat());
+    shop.written("begin");
+
+    shop.prints(&["release", "job", &shop.ticket("job", true)]);
+
+    let (code, said) = holder.said();
+    assert_eq!(code, 70, "{said}");
+    assert!(said.contains("the lock is lost (Taken)"), "{said}");
+    assert_eq!(shop.read("end"), "ended\n");
+}
+
+#[test]
+fn a_command_that_ignores_the_end_or_is_stopped_is_killed() {
+    let shop = Shop::new();
+    for (name, script) in [
+        (
+            "ignores",
+            "trap '' TERM; echo $$ > ignores; while :; do sleep 0.1; done",
+        ),
+        ("stopped", "echo $$ > stopped; kill -STOP $$; sleep 1000"),
+    ] {
+        let words = [
+            "run", "--ttl", "1s", "--grace", "200ms", name, "sh", "-c", script,
+        ];
+        let holder = shop.start(&words);
+        let pid = shop.written(name);
+
+        shop.prints(&["release", name, &shop.ticket(name, true)]);
+
+        let (code, said) = holder.said();
+        assert_eq!(code, 70, "{said}");
+        assert!(!runs(&pid), "{name} runs without its lock");
+    }
+}
+
+#[test]
+fn a_command_may_go_on_without_its_lock_if_it_is_told_so() {
+    let shop = Shop::new();
+    let script = "echo began > begin; until [ -e go ]; do sleep 0.05; done; exit 5";
+    let words = [
+        "run",
+        "--ttl",
+        "1s",
+        "--on-lost",
+        "ignore",
+        "job",
+        "sh",
+        "-c",
+        script,
+    ];
+    let holder = shop.start(&words);
+    shop.written("begin");
+    shop.prints(&["release", "job", &shop.ticket("job", true)]);
+    // The next holder shows that the lock was lost.
+    assert_eq!(shop.code(&["run", "job", "true"]), 0);
+
+    std::fs::write(shop.path("go"), "").unwrap();
+
+    let (code, said) = holder.said();
+    assert_eq!(code, 5, "{said}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_command_does_not_outlive_a_tool_that_is_killed() {
+    let shop = Shop::new();
+    let mut holder = shop.start(&["run", "job", "sh", "-c", "echo $$ > pid; exec sleep 1000"]);
+    let pid = shop.written("pid");
+
+    holder.signal("-KILL");
+    holder.ended();
+
+    until("the end of the command", || (!runs(&pid)).then_some(()));
+}
+
+#[test]
+fn a_signal_reaches_all_that_the_command_has_started() {
+    let shop = Shop::new();
+    // Without a terminal the command and the processes that it starts are one group.
+    let script = "sleep 1000 & echo $! > pid; wait";
+    let mut words = vec!["run", "job", "sh", "-c", script];
+    let tool = shop.tool(&words);
+    let mut detached = std::process::Command::new("setsid");
+    words.clear();
+    detached
+        .arg("--wait")
+        .arg(tool.get_program())
+        .args(tool.get_args());
+    detached.envs(
+        tool.get_envs()
+            .filter_map(|(name, value)| Some((name, value?))),
+    );
+    detached.current_dir(shop.path("")).stdin(Stdio::null());
+    let mut holder = detached.spawn().unwrap();
+    let pid = shop.written("pid");
+    let owner = shop.prints(&["inspect", "--json", "job"]);
+    // The owner is host/pid/client.
+    let lockcore = owner
+        .split("\"owner\":\"")
+        .nth(1)
+        .unwrap()
+        .split('/')
+        .nth(1)
+        .unwrap();
+
+    let kill = std::process::Command::new("kill")
+        .args(["-TERM", lockcore])
+        .status();
+
+    assert!(kill.unwrap().success());
+    until("the end of the tool", || holder.try_wait().unwrap());
+    until("the end of the process behind the command", || {
+        (!runs(&pid)).then_some(())
+    });
+    assert_eq!(shop.prints(&["inspect", "job"]), "job: free\n");
+}
+
+#[test]
+fn a_waiter_that_is_interrupted_leaves_the_line() {
+    let shop = Shop::new();
+    let _holder = shop.start(&["run", "job", "sleep", "1000"]);
+    shop.ticket("job", true);
+    let mut waiter = shop.start(&["run", "-w", "forever", "job", "touch", "ran"]);
+    shop.ticket("job", false);
+
+    waiter.signal("-INT");
+
+    assert_eq!(waiter.ended().code(), Some(128 + 2));
+    let line = shop.prints(&["inspect", "--json", "job"]);
+    assert_eq!(line.lines().count(), 1, "{line}");
+    assert!(!shop.path("ran").exists());
+}
+
+// ---- for operators
+
+#[test]
+fn a_holder_is_told_why_it_is_asked_and_the_next_one_gets_the_lock() {
+    let shop = Shop::new();
+    let words = [
+        "run",
+        "--ttl",
+        "1s",
+        "--on-revoke",
+        "term",
+        "job",
+        "sleep",
+        "1000",
+    ];
+    let holder = shop.start(&words);
+    let ticket = shop.ticket("job", true);
+    let mut next = shop.start(&["run", "-w", "forever", "job", "true"]);
+    shop.ticket("job", false);
+
+    let revoked = shop.prints(&[
+        "revoke", "--within", "60s", "--why", "deploy", "job", &ticket,
+    ]);
+
+    assert_eq!(revoked, format!("job: ticket {ticket} has ended\n"));
+    let (code, said) = holder.said();
+    assert_eq!(code, 128 + 15, "{said}");
+    assert!(
+        said.contains("asks for the lock within 1m: deploy"),
+        "{said}"
+    );
+    assert!(next.ended().success());
+}
+
+#[test]
+fn ls_shows_each_name_with_its_holder_and_its_waiters() {
+    let shop = Shop::new();
+    let _holder = shop.start(&["run", "order:1", "sleep", "1000"]);
+    shop.ticket("order:1", true);
+    let _waiter = shop.start(&["run", "-w", "forever", "order:1", "true"]);
+    shop.ticket("order:1", false);
+    let _other = shop.start(&["run", "other", "sleep", "1000"]);
+    shop.ticket("other", true);
+
+    assert_eq!(shop.prints(&["ls", "--names"]), "order:1\nother\n");
+    let table = shop.prints(&["ls", "order:"]);
+    let row: Vec<_> = table.lines().nth(1).unwrap().split_whitespace().collect();
+    assert_eq!(row[..3], ["order:1", "1", "1"], "{table}");
+    assert!(table.contains("(sleep)"), "{table}");
+    assert_eq!(shop.prints(&["ls", "nothing"]), "");
+}
+
+#[test]
+fn a_name_with_control_characters_does_not_reach_the_terminal() {
+    let shop = Shop::new();
+    let name = "evil\u{1b}[2J\nname";
+    let _holder = shop.start(&["run", name, "sleep", "1000"]);
+    shop.ticket(name, true);
+
+    let names = shop.prints(&["ls", "--names"]);
+
+    assert_eq!(names, "evil\\u{1b}[2J\\nname\n");
+    assert!(
+        shop.prints(&["ls", "--json"])
+            .contains("evil\\u001b[2J\\nname")
+    );
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_ends_watch_without_a_word() {
+    let shop = Shop::new();
+    let _holder = shop.start(&["run", "job", "sleep", "1000"]);
+    shop.ticket("job", true);
+    let mut watch = shop.tool(&["watch", "--every", "50ms", "job"]);
+    let mut watch = watch
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut out = std::io::BufReader::new(watch.stdout.take().unwrap());
+    let mut first = String::new();
+    std::io::BufRead::read_line(&mut out, &mut first).unwrap();
+    assert!(first.contains("holds"), "{first}");
+
+    drop(out);
+    let _waiter = shop.start(&["run", "-w", "forever", "job", "true"]);
+
+    let status = until("the end of watch", || watch.try_wait().unwrap());
+    assert!(status.success());
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut watch.stderr.take().unwrap(), &mut said).unwrap();
+    assert_eq!(said, "");
+}
+
+#[test]
+fn doctor_tries_each_operation() {
+    let report = Shop::new().prints(&["doctor"]);
+
+    assert_eq!(report.lines().count(), 6, "{report}");
+    assert!(
+        report.lines().all(|line| line.starts_with("ok ")),
+        "{report}"
+    );
+}
+
+#[test]
+fn each_kind_of_failure_has_its_exit_code() {
+    let shop = Shop::new();
+    let code = |url: &str, words: &[&str]| {
+        let mut tool = shop.tool(words);
+        tool.env("LOCK_URL", url).output().unwrap().status.code()
+    };
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let nobody = port.local_addr().unwrap().port();
+    drop(port);
+
+    assert_eq!(shop.code(&["run"]), 64);
+    assert_eq!(
+        shop.code(&["run", "--shared", "--of", "3", "job", "true"]),
+        64
+    );
+    assert_eq!(
+        code(
+            &format!("redis://127.0.0.1:{nobody}"),
+            &["run", "job", "true"]
+        ),
+        Some(69)
+    );
+    assert_eq!(code("foo:", &["ls"]), Some(78));
+    assert_eq!(code("memory:", &["ls"]), Some(78));
+}
+
+// ---- other primitives
+
+#[test]
+fn candidates_lead_one_after_the_other() {
+    let shop = Shop::new();
+    let script = "echo $0 >> leaders; until [ -e $0.go ]; do sleep 0.05; done";
+    let campaign = |who: &str| shop.start(&["elect", "boss", "--", "sh", "-c", script, who]);
+    let mut first = campaign("a");
+    shop.ticket("boss", true);
+    let mut second = campaign("b");
+    shop.ticket("boss", false);
+    std::fs::write(shop.path("b.go"), "").unwrap();
+
+    std::fs::write(shop.path("a.go"), "").unwrap();
+
+    assert!(first.ended().success() && second.ended().success());
+    assert_eq!(shop.read("leaders"), "a\nb\n");
+}
+
+#[test]
+fn a_script_waits_for_a_latch_and_counts() {
+    let shop = Shop::new();
+    shop.prints(&["latch", "set", "ready", "2"]);
+    assert_eq!(shop.code(&["latch", "set", "ready", "2"]), 75);
+    assert_eq!(shop.code(&["latch", "wait", "-w", "50ms", "ready"]), 75);
+
+    assert_eq!(shop.prints(&["latch", "down", "ready"]), "1\n");
+    assert_eq!(shop.prints(&["latch", "down", "ready"]), "0\n");
+
+    assert_eq!(shop.prints(&["latch", "wait", "ready"]), "");
+    assert_eq!(shop.prints(&["counter", "add", "hits", "5"]), "5\n");
+    assert_eq!(shop.prints(&["counter", "add", "hits", "-2"]), "3\n");
+    assert_eq!(shop.prints(&["counter", "get", "hits"]), "3\n");
+}
+
+#[test]
+fn completions_know_the_commands_and_hide_the_internal_one() {
+    let script = Shop::new().prints(&["completions", "bash"]);
+
+    assert!(script.contains("inspect") && script.contains("revoke"));
+    assert!(!script.contains("__start"), "an internal command");
+}

@@ -1,0 +1,138 @@
+//! Starts the tool, and waits for what it does. The store is a SQLite file in a temporary folder:
+//! it works across processes and needs no server.
+
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// Longer than any stall of a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub struct Shop {
+    folder: TempDir,
+}
+
+impl Shop {
+    pub fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        Self { folder }
+    }
+
+    pub fn path(&self, file: &str) -> PathBuf {
+        self.folder.path().join(file)
+    }
+
+    /// What is in a file, or nothing if there is no file.
+    pub fn read(&self, file: &str) -> String {
+        std::fs::read_to_string(self.path(file)).unwrap_or_default()
+    }
+
+    /// The tool, in the folder.
+    pub fn tool(&self, words: &[&str]) -> Command {
+        let mut tool = Command::new(env!("CARGO_BIN_EXE_lockcore"));
+        tool.args(words).current_dir(self.folder.path());
+        for (variable, _) in std::env::vars_os() {
+            if variable.to_string_lossy().starts_with("LOCK_") {
+                tool.env_remove(variable);
+            }
+        }
+        tool.env("LOCK_URL", "sqlite:locks.db");
+        // As cron and service managers start it: without a terminal.
+        tool.stdin(Stdio::null());
+        tool
+    }
+
+    /// Runs the tool to its end.
+    pub fn outcome(&self, words: &[&str]) -> Output {
+        self.tool(words).output().unwrap()
+    }
+
+    pub fn code(&self, words: &[&str]) -> i32 {
+        self.outcome(words).status.code().unwrap()
+    }
+
+    /// What the tool prints, if it succeeds.
+    pub fn prints(&self, words: &[&str]) -> String {
+        let output = self.outcome(words);
+        assert!(output.status.success(), "{words:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Starts the tool. It is killed when the test ends.
+    pub fn start(&self, words: &[&str]) -> Running {
+        let child = self.tool(words).stderr(Stdio::piped()).spawn().unwrap();
+        Running(child)
+    }
+
+    /// Waits until a holder or waiter of a name is there, and returns its ticket.
+    pub fn ticket(&self, name: &str, holds: bool) -> String {
+        let mark = format!("\"holds\":{holds}");
+        let line = until("a ticket", || {
+            let line = self.prints(&["inspect", "--json", name]);
+            let place = line.lines().find(|place| place.contains(&mark));
+            place.map(str::to_owned)
+        });
+        let (_, rest) = line.split_once("\"ticket\":").unwrap();
+        rest.split(',').next().unwrap().to_owned()
+    }
+
+    /// Waits until a file has a text, and returns the text.
+    pub fn written(&self, file: &str) -> String {
+        until(file, || {
+            Some(self.read(file)).filter(|text| text.ends_with('\n'))
+        })
+    }
+}
+
+/// Waits until something has become true.
+pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(
+            began.elapsed() < PATIENCE,
+            "not within {PATIENCE:?}: {what}"
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Whether a process runs. A process that has ended and was not reaped does not.
+pub fn runs(pid: &str) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
+    stat.is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+pub struct Running(Child);
+
+impl Running {
+    pub fn signal(&self, signal: &str) {
+        let pid = self.0.id().to_string();
+        let kill = Command::new("kill").args([signal, &pid]).status().unwrap();
+        assert!(kill.success());
+    }
+
+    pub fn ended(&mut self) -> ExitStatus {
+        until("the end of the tool", || self.0.try_wait().unwrap())
+    }
+
+    /// The exit code, and what was said on standard error.
+    pub fn said(mut self) -> (i32, String) {
+        let status = self.ended();
+        let mut said = String::new();
+        let mut stderr = self.0.stderr.take().unwrap();
+        std::io::Read::read_to_string(&mut stderr, &mut said).unwrap();
+        (status.code().unwrap(), said)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
