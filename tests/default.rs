@@ -119,6 +119,26 @@ fn a_default_client_that_is_shut_down_while_it_is_made_takes_no_lock() {
     });
 }
 
+/// This program has no `LOCK_URL`, as a test of annotated code has none.
+#[test]
+fn a_task_that_was_spawned_inside_of_with_default_is_told_what_it_has_lost() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let locks = Locks::connect("memory:").unwrap();
+    let spawns = async {
+        default_locks().unwrap();
+        tokio::spawn(async { default_locks().map(drop) })
+            .await
+            .unwrap()
+    };
+
+    let lost = runtime.block_on(lockcore::with_default(locks, spawns));
+
+    let text = lost.unwrap_err().to_string();
+    assert!(text.contains("LOCK_URL is not set"), "{text}");
+    let reason = "with_default does not apply to tasks that its future spawns";
+    assert!(text.contains(reason), "{text}");
+}
+
 /// The warnings that the library logs.
 #[derive(Clone, Default)]
 struct Warnings(Arc<Mutex<Vec<String>>>);

@@ -1,7 +1,7 @@
 //! The process-wide default client. It is for code that gets no client from its caller: annotated
 //! functions without `locks = …`.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -15,6 +15,10 @@ tokio::task_local! {
     /// The client of the innermost [`with_default`].
     static SCOPED: Locks;
 }
+
+/// Whether this process has ever called [`with_default`]. If so, a task without a client was probably
+/// spawned inside of one. It may run longer than the call.
+static HAS_SCOPED: AtomicBool = AtomicBool::new(false);
 
 /// The default of the process that was the first to ask for one. This may be a parent of the
 /// present process.
@@ -101,6 +105,7 @@ pub fn set_default(locks: Locks) -> Result<(), Error> {
 ///
 /// The same as that of the future.
 pub async fn with_default<F: Future>(locks: Locks, future: F) -> F::Output {
+    HAS_SCOPED.store(true, Ordering::Relaxed);
     SCOPED.scope(locks, future).await
 }
 
@@ -121,9 +126,17 @@ pub fn default_locks() -> Result<Locks, Error> {
         Err(locks) => return Ok(locks),
     };
     let made = Locks::from_env().map_err(|error| match error.kind() {
-        ErrorKind::Config => Error::config(format!(
-            "there is no default client ({error}); call lockcore::set_default(…) in main, or set LOCK_URL"
-        )),
+        ErrorKind::Config => {
+            let lost = match HAS_SCOPED.load(Ordering::Relaxed) {
+                true => {
+                    "; with_default does not apply to tasks that its future spawns: call it in the spawned task too"
+                }
+                false => "",
+            };
+            Error::config(format!(
+                "there is no default client ({error}); call lockcore::set_default(…) in main, or set LOCK_URL{lost}"
+            ))
+        }
         _ => error,
     })?;
     let mut is_ended = false;
