@@ -23,42 +23,58 @@
 //! | [`redis_quorum`] | `redlock://` and `redlock+tls://`, a majority of independent Redis or Valkey servers |
 //! | [`zookeeper`] | `zookeeper://` and `zookeeper+tls://`, an ensemble |
 
+// The pages are also read on GitHub, so each link has a label that is defined twice: at the end of its
+// page, with a file, and in `links.md`, with an item. The first definition of a label counts.
+
+#[doc = include_str!("links.md")]
 #[doc = include_str!("promises.md")]
 pub mod promises {}
 
+#[doc = include_str!("links.md")]
 #[doc = include_str!("fenced_write.md")]
 pub mod fenced_write {}
 
+#[doc = include_str!("links.md")]
 #[doc = include_str!("trouble.md")]
 pub mod trouble {}
 
+#[doc = include_str!("links.md")]
 #[doc = include_str!("defaults.md")]
 pub mod defaults {}
 
+#[doc = include_str!("links.md")]
 #[doc = include_str!("logs.md")]
 pub mod logs {}
 
+#[doc = include_str!("links.md")]
 #[doc = include_str!("from_redisson.md")]
 pub mod from_redisson {}
 
+#[doc = include_str!("links.md")]
 #[doc = include_str!("from_curator.md")]
 pub mod from_curator {}
 
+#[doc = include_str!("links.md")]
 #[doc = include_str!("from_others.md")]
 pub mod from_others {}
 
+#[doc = include_str!("links.md")]
 #[doc = include_str!("../backend/memory/guide.md")]
 pub mod memory {}
 
+#[doc = include_str!("links.md")]
 #[doc = include_str!("../backend/sqlite/guide.md")]
 pub mod sqlite {}
 
+#[doc = include_str!("links.md")]
 #[doc = include_str!("../backend/redis/guide.md")]
 pub mod redis {}
 
+#[doc = include_str!("links.md")]
 #[doc = include_str!("../backend/redis/quorum/guide.md")]
 pub mod redis_quorum {}
 
+#[doc = include_str!("links.md")]
 #[doc = include_str!("../backend/zookeeper/guide.md")]
 pub mod zookeeper {}
 
