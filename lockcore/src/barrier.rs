@@ -13,18 +13,20 @@ use crate::places::{MOST_PARTIES, Places};
 ///
 /// A party that waits has a place, which is a lease that its client renews. If a party gives up, or
 /// if its future is dropped, its place becomes free. If a party dies, its place becomes free when
-/// its lease ends. So a round is complete only when all parties wait at the same time. If more
-/// parties come than the barrier is for, the first of them complete a round, and the others wait
-/// for the next round.
+/// its lease ends. A round is complete only when all its parties have waited at the same time: when
+/// all places are taken, each party is asked to agree, and a party that is gone does not agree. Then
+/// the others wait for another party, after the place has become free. If more parties come than
+/// the barrier is for, the first of them complete a round, and the others wait for the next round.
 ///
 /// All users of the name must state the same number of parties. While the barrier is in use,
 /// another number is refused with [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch). The
 /// barrier uses the locks and the [`Counter`](crate::Counter) of its name, so nothing else may have
 /// that name.
 ///
-/// Each party costs five requests to the store per round, and the party that completes the round
-/// costs one more. Each client with waiting parties costs five more requests, for any number of
-/// parties. When the round is complete, the store sends one message to each client that waits.
+/// Each party costs three requests to the store per round. Each client with waiting parties costs
+/// about eight more requests, for any number of parties, and each round costs two more. The parties
+/// of a client share the lists of all places. The store sends two messages to each client that
+/// waits. If a party agrees late or never, each client lists the places once more per second.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -58,8 +60,9 @@ pub struct Barrier(Places);
 pub struct BarrierWaitResult(bool);
 
 impl Barrier {
-    /// The most parties of a barrier: (2³⁰ − 1) / 3. Every party reads the places of all parties,
-    /// so a barrier is meant for at most some hundred parties.
+    /// The most parties of a barrier. Every client with parties reads the places of all parties a
+    /// few times, so the time that they need to meet grows with their number: 2,000 parties in four
+    /// processes need a few seconds on a busy Redis.
     pub const MAX_PARTIES: u32 = MOST_PARTIES;
 
     pub(crate) fn new(client: &Arc<Client>, name: String, parties: u32) -> Self {
@@ -87,30 +90,30 @@ impl Barrier {
     /// # Errors
     ///
     /// [`Timeout`](crate::ErrorKind::Timeout) when not all have come within the [wait](Self::wait).
-    /// In this case the others have not completed a round with this party, and will not. To be sure
-    /// of this, the client needs up to three more requests, and at most one operation timeout. The
-    /// exception is a party that has no place yet, because the round before is not over. The client
-    /// sends no such requests for this party. If the store grants the place at the moment in which
-    /// the party gives up, the others may count the party. With a wait of zero the error can also
-    /// be [`Busy`](crate::ErrorKind::Busy), when all places are taken.
+    /// In this case the others have not completed a round with this party, and will not. If the
+    /// party has agreed to a round that is not complete, the client gives the round up first. This
+    /// takes up to three requests, and at most one operation timeout. With a wait of zero the party
+    /// does not wait for others to come. Then the error can also be
+    /// [`Busy`](crate::ErrorKind::Busy), when all places are taken.
     ///
     /// [`Unknown`](crate::ErrorKind::Unknown) when the wait was over, and the store did not answer
-    /// one of two questions. The first is whether a round was completed with this party. The second
-    /// is whether the party still has its place. A party that was counted at the last moment
-    /// asks the second question for one more operation timeout. So this error comes at most two
-    /// operation timeouts after the end of the wait.
+    /// whether a round was completed with this party. So this error comes at most one operation
+    /// timeout after the end of the wait.
     ///
     /// [`Unavailable`](crate::ErrorKind::Unavailable) when the store was out of reach, or has lost
-    /// its data. [`Lost`](crate::ErrorKind::Lost) when this party has lost its place, or when the
-    /// client is shut down. A party loses its place, for example, if its process is stopped for
-    /// longer than the [ttl](Self::ttl). The others may have completed a round with this party
-    /// before the loss. [`Config`](crate::ErrorKind::Config) for a name, a number of parties or a
-    /// ttl that is not usable, a store without counters, or missing rights.
+    /// its data. [`Lost`](crate::ErrorKind::Lost) when the client is shut down, when somebody asks
+    /// for the place with [`Locks::revoke`](crate::Locks::revoke), or when this party has lost its
+    /// place after it has agreed to a round. In the last case the others may have completed the
+    /// round with this party. A party that loses its place before that takes another one, for
+    /// example after the store was out of reach for longer than the [ttl](Self::ttl).
+    /// [`Config`](crate::ErrorKind::Config) for a name, a number of parties or a ttl that is not
+    /// usable, a store without counters, or missing rights.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing behind: the client's keeper frees the place. If the round
-    /// is being completed at that moment, the others may count this party, and their calls return.
+    /// Dropping the future leaves nothing behind: the client's keeper frees the place. If all parties
+    /// have come by then and the round is being completed, the others may count this party, and
+    /// their calls return.
     pub async fn wait_for_all(&self) -> Result<BarrierWaitResult, Error> {
         let party = self.0.gather().await?;
         // The drop of `party` frees the place in the background. The next round waits until the

@@ -89,11 +89,12 @@ impl DoubleBarrier {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing behind: the client's keeper frees the place. If the
-    /// others are entering at that moment, they may count this party. They enter, and this party is
-    /// [missing](Inside::missing).
+    /// Dropping the future leaves nothing behind: the client's keeper frees the place. If all parties
+    /// have come by then and are entering, the others may count this party. They enter, and this
+    /// party is [missing](Inside::missing).
     pub async fn enter(&self) -> Result<Inside, Error> {
-        self.0.gather().await.map(Inside)
+        let party = self.0.gather().await?;
+        Ok(Inside(party.enter()))
     }
 }
 

@@ -23,6 +23,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         all_go_on_when_the_last_has_come_and_it_is_the_leader
         one_party_too_few_does_not_go_on
         parties_that_give_up_are_not_counted
+        a_party_that_comes_alone_again_and_again_never_goes_on
         more_parties_than_one_round_has_make_up_several
         parties_that_come_again_and_again_stay_together
         a_party_dropped_at_any_poll_frees_its_place
@@ -111,6 +112,26 @@ async fn parties_that_give_up_are_not_counted(store: Store) {
         assert!(outcome.is_err(), "party {number}: {outcome:?}");
     }
     tickets(&locks, "a", 0).await;
+}
+
+/// The keeper may not have released the places of the earlier calls yet.
+async fn a_party_that_comes_alone_again_and_again_never_goes_on(store: Store) {
+    const TRIES: u64 = 100;
+    let locks = store.client();
+    let (barrier, double) = (locks.barrier("a", 2), locks.double_barrier("b", 2));
+    for number in 0..TRIES {
+        // The calls end at different steps.
+        let time = Duration::from_millis(1 + number % 25);
+        let waited = tokio::time::timeout(time, barrier.wait_for_all());
+        let entered = tokio::time::timeout(time, double.enter());
+
+        let (waited, entered) = tokio::join!(waited, entered);
+
+        assert!(!matches!(waited, Ok(Ok(_))), "try {number}: it went on");
+        assert!(!matches!(entered, Ok(Ok(_))), "try {number}: it entered");
+    }
+    tickets(&locks, "a", 0).await;
+    tickets(&locks, "b", 0).await;
 }
 
 async fn more_parties_than_one_round_has_make_up_several(store: Store) {

@@ -22,6 +22,7 @@ mod asking;
 pub(crate) mod calls;
 pub(crate) mod capacities;
 pub(crate) mod counters;
+mod listed;
 mod losses;
 mod renewals;
 mod reports;

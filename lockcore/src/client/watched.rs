@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{Notify, watch};
 
+use super::listed::Listed;
 use crate::backend::{Counted, Fault, StoreError};
 use crate::error::Error;
 use crate::log::guarded;
@@ -30,6 +31,7 @@ pub(super) struct Watched {
     pub(super) begun: AtomicU64,
     /// Asks the task to look again.
     pub(super) wanted: Notify,
+    pub(super) listed: Listed,
 }
 
 /// The result of a look at a counter.

@@ -13,6 +13,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
 use super::calls::Where;
+use super::listed::Listed;
 use super::shared::Shared;
 use super::table::Phase;
 use super::watched::{Looked, Seen, Watched, Watching};
@@ -59,6 +60,7 @@ impl Shared {
             looked: sender,
             begun: AtomicU64::new(0),
             wanted: Notify::new(),
+            listed: Listed::default(),
         });
         all.insert(name.clone(), Arc::clone(&watched));
         drop(all);

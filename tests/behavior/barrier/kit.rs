@@ -18,11 +18,11 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         lost_requests_and_replies_keep_nobody_inside
         a_list_that_is_late_or_doubled_lets_no_party_go_on_alone_or_twice
         a_list_from_before_a_party_gave_up_does_not_count_it
-        a_party_that_gave_up_before_the_round_was_counted_is_not_in_it
+        a_party_that_gave_up_before_the_round_was_proposed_is_not_in_it
         a_party_whose_time_is_over_goes_on_if_it_was_counted
         a_party_does_not_wait_much_longer_than_it_was_told
         a_store_that_has_lost_its_data_lets_nobody_go_on
-        a_party_that_was_frozen_beyond_its_lease_does_not_go_on
+        a_party_that_was_frozen_beyond_its_lease_joins_the_next_round
         a_client_that_is_shut_down_does_not_wait
     ]
 }
@@ -48,18 +48,26 @@ async fn lost_requests_and_replies_keep_no_party_back(_: Store) {
                 let mut second = Box::pin(second.wait_for_all());
                 // The fault hits the next request of this kind. How far the two parties are by then
                 // depends on `after`.
+                let mut early = None;
                 for _ in 0..after {
                     tokio::select! {
                         biased;
-                        _ = &mut second => break,
+                        outcome = &mut second => {
+                            early = Some(outcome);
+                            break;
+                        }
                         () = tokio::task::yield_now() => {}
                     }
                 }
                 lose(&kit, verb);
-                if after == 0 {
-                    assert!(soon(second).await.unwrap().is_leader(), "{verb:?}");
-                }
-                assert!(!passed(first).await, "{verb:?}");
+                let second = async {
+                    match early {
+                        Some(outcome) => outcome,
+                        None => soon(second).await,
+                    }
+                };
+                let (second, first) = tokio::join!(second, passed(first));
+                assert!(second.unwrap().is_leader() && !first, "{verb:?}");
             }
         }
     }
@@ -107,18 +115,6 @@ fn patient(kit: &Kit) -> Locks {
     kit.client_with(builder).unwrap()
 }
 
-/// Resolves when the party of this kit has read the list once more, has found the round not
-/// complete, and waits for changes again.
-fn waits_on(kit: &Kit) -> impl Future<Output = ()> {
-    let mut look = kit.hold_next(Verb::Inspect);
-    async move {
-        soon(look.arrived()).await;
-        let mut watch = kit.hold_next(Verb::Watch);
-        look.let_go();
-        soon(watch.arrived()).await;
-    }
-}
-
 /// The list of each party is held back. Then both parties find the round complete, and both change
 /// the counter.
 async fn a_list_that_is_late_or_doubled_lets_no_party_go_on_alone_or_twice(_: Store) {
@@ -149,11 +145,10 @@ async fn a_list_that_is_late_or_doubled_lets_no_party_go_on_alone_or_twice(_: St
         tickets(&watches, "a", 0).await;
     }
     // No complete round is left over that a single party could use.
-    let mut watch = here.hold_next(Verb::Watch);
+    let mut list = here.hold_next(Verb::Inspect);
     let alone = waits(&locks.barrier("a", 2).wait(WAIT));
-    soon(watch.arrived()).await;
-    assert!(!alone.is_finished());
-    watch.let_go();
+    soon(list.arrived()).await;
+    list.let_go();
     assert!(passed(waits(&other.barrier("a", 2).wait(WAIT))).await);
     assert!(!passed(alone).await);
 }
@@ -172,45 +167,51 @@ async fn a_list_from_before_a_party_gave_up_does_not_count_it(_: Store) {
 
     here.clock().advance(WAIT);
     assert_eq!(kind(soon(first).await.unwrap()), ErrorKind::Timeout);
-    let looks_again = waits_on(&there);
+    tickets(&locks, "a", 1).await;
+    let mut another_place = there.hold_next(Verb::Enqueue);
     list.let_go();
 
     tokio::select! {
         early = &mut second => panic!("it went on alone: {early:?}"),
-        () = looks_again => {}
+        () = another_place.arrived() => {}
     }
+    another_place.let_go();
     let third = waits(&locks.barrier("a", 2).wait(WAIT));
-    assert!(passed(third).await && !passed(second).await);
+    assert_ne!(passed(third).await, passed(second).await, "one leads");
 }
 
-async fn a_party_that_gave_up_before_the_round_was_counted_is_not_in_it(_: Store) {
+async fn a_party_that_gave_up_before_the_round_was_proposed_is_not_in_it(_: Store) {
     let here = Kit::new();
     let there = here.another_process();
     let locks = patient(&here);
     let first = waits(&locks.barrier("a", 2).wait(WAIT));
     tickets(&locks, "a", 1).await;
-    // The second party reads the counter and sees two places. Its change of the counter is held
-    // back, and it does not send the change a second time.
+    // The second party reads the counter and sees two places. Its proposal is held back, and it
+    // does not send the proposal a second time.
     let mut read = there.hold_next(Verb::Count);
     let mut second = waits(&patient(&there).barrier("a", 2).wait(2 * WAIT));
     soon(read.arrived()).await;
-    let mut change = there.hold_next(Verb::Count);
+    let mut proposal = there.hold_next(Verb::Count);
     read.let_go();
-    soon(change.arrived()).await;
+    soon(proposal.arrived()).await;
 
     here.clock().advance(WAIT);
     assert_eq!(kind(soon(first).await.unwrap()), ErrorKind::Timeout);
-    let looks_again = waits_on(&there);
-    change.let_go();
+    tickets(&locks, "a", 1).await;
+    let mut another_place = there.hold_next(Verb::Enqueue);
+    proposal.let_go();
 
     tokio::select! {
         early = &mut second => panic!("it went on alone: {early:?}"),
-        () = looks_again => {}
+        () = another_place.arrived() => {}
     }
+    another_place.let_go();
     let third = waits(&locks.barrier("a", 2).wait(WAIT));
-    assert!(passed(third).await && !passed(second).await);
+    assert_ne!(passed(third).await, passed(second).await, "one leads");
 }
 
+/// The first party agrees to the round. Its list is held back, so the second party completes the
+/// round.
 async fn a_party_whose_time_is_over_goes_on_if_it_was_counted(_: Store) {
     let here = Kit::new();
     let there = here.another_process();
@@ -218,65 +219,72 @@ async fn a_party_whose_time_is_over_goes_on_if_it_was_counted(_: Store) {
     let mut watch = here.hold_next(Verb::Watch);
     let first = waits(&locks.barrier("a", 2).wait(WAIT));
     soon(watch.arrived()).await;
-    let mut read = here.hold_next(Verb::Count);
+    let mut agrees = here.hold_next(Verb::Renew);
     watch.let_go();
-    soon(read.arrived()).await;
-    // The next read of the counter would show the first party that it was counted. The test holds
-    // this read back until the wait of the first party has ended.
+    let second = waits(&other.barrier("a", 2).wait(2 * WAIT));
+    soon(agrees.arrived()).await;
+    let mut list = here.hold_next(Verb::Inspect);
+    agrees.let_go();
+    soon(list.arrived()).await;
+    // The second party lists again after a pause.
     let mut news = here.hold_next(Verb::Count);
-    read.let_go();
-
-    let second = soon(other.barrier("a", 2).wait(WAIT).wait_for_all()).await;
-    assert!(second.unwrap().is_leader());
+    eventually("the second goes on", SOON, async || {
+        here.clock().advance(A_FEW_MILLIS);
+        second.is_finished()
+    })
+    .await;
+    assert!(passed(second).await);
     soon(news.arrived()).await;
+    assert!(!first.is_finished());
+
     here.clock().advance(WAIT);
 
     assert!(!passed(first).await);
-    drop(news);
+    drop((list, news));
 }
 
-/// After its wait a party may take two operation timeouts more. In the first it learns whether it
-/// was counted, and in the second whether it still has its place.
+/// A party that has agreed gives the proposed round up after its wait. If the store does not
+/// answer, it waits for one operation timeout.
 async fn a_party_does_not_wait_much_longer_than_it_was_told(_: Store) {
     const OP_TIMEOUT: Duration = Duration::from_secs(5);
-    for is_counted in [false, true] {
-        let here = Kit::new();
-        let there = here.another_process();
-        here.clock().stop();
-        let builder = Locks::builder().ttl(60 * WAIT).op_timeout(OP_TIMEOUT);
-        let locks = here.client_with(builder).unwrap();
-        let other = patient(&there);
-        let first = waits(&locks.barrier("a", 2).wait(WAIT));
-        tickets(&other, "a", 1).await;
-        // From here on the store does not answer the requests of the first party.
-        let (mut withdraws, verb) = match is_counted {
-            true => (None, Verb::Renew),
-            false => (Some(here.hold_next(Verb::Renew)), Verb::Count),
-        };
-        let mut held = [(); 50].map(|()| here.hold_next(verb));
-        if is_counted {
-            let second = soon(other.barrier("a", 2).wait(WAIT).wait_for_all()).await;
-            assert!(second.unwrap().is_leader());
-            soon(held[0].arrived()).await;
-        }
-        here.clock().advance(WAIT);
-        if let Some(mut withdraws) = withdraws.take() {
-            soon(withdraws.arrived()).await;
-            withdraws.let_go();
-            here.clock().advance(OP_TIMEOUT);
-        }
+    const BRIEF: Duration = Duration::from_secs(20);
+    let here = Kit::new();
+    let there = here.another_process();
+    here.clock().stop();
+    let builder = Locks::builder().ttl(60 * WAIT).op_timeout(OP_TIMEOUT);
+    let locks = here.client_with(builder).unwrap();
+    let other = patient(&there);
+    let mut never_agrees = there.hold_next(Verb::Renew);
+    let second = waits(&other.barrier("a", 2).wait(2 * WAIT));
+    tickets(&other, "a", 1).await;
+    let first = waits(&locks.barrier("a", 2).wait(BRIEF));
+    soon(never_agrees.arrived()).await;
+    eventually("the first agrees", SOON, async || {
+        let places = other.inspect("a").await.unwrap();
+        places.iter().any(|place| place.permits == 2)
+    })
+    .await;
 
-        let error = soon(first).await.unwrap().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
-        drop(held);
-        // The keeper releases the ticket of the party. If it has to repeat the release, it pauses
-        // until the clock has moved. It must not wait for the end of the lease.
-        eventually("the place is free", SOON, async || {
-            here.clock().advance(A_FEW_MILLIS);
-            other.inspect("a").await.unwrap().is_empty()
-        })
-        .await;
-    }
+    // From here on the store does not answer what the first party asks about the counter.
+    let held = [(); 50].map(|()| here.hold_next(Verb::Count));
+    here.clock().advance(BRIEF);
+    eventually("the first gives up", SOON, async || {
+        here.clock().advance(OP_TIMEOUT / 10);
+        first.is_finished()
+    })
+    .await;
+
+    let error = soon(first).await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+    drop(held);
+    // The keeper releases the ticket of the party. If it has to repeat the release, it pauses until
+    // the clock has moved. It must not wait for the end of the lease.
+    eventually("the place is free", SOON, async || {
+        here.clock().advance(A_FEW_MILLIS);
+        other.inspect("a").await.unwrap().len() == 1
+    })
+    .await;
+    second.abort();
 }
 
 async fn a_store_that_has_lost_its_data_lets_nobody_go_on(_: Store) {
@@ -300,19 +308,24 @@ async fn a_store_that_has_lost_its_data_lets_nobody_go_on(_: Store) {
         let (one, two) = tokio::join!(theirs.wait_for_all(), theirs.wait_for_all());
 
         assert!(one.is_ok() && two.is_ok());
-        let error = soon(old)
-            .await
-            .unwrap()
-            .expect_err("it went on as a third of two");
-        let is_told = matches!(
-            error.kind(),
-            ErrorKind::Unavailable | ErrorKind::Lost(LostReason::Taken)
-        );
-        assert!(is_told, "{error}");
+        // It gets an error, or takes another place.
+        eventually("it is told", SOON, async || {
+            old.is_finished() || other.inspect("a").await.unwrap().len() == 1
+        })
+        .await;
+        if old.is_finished() {
+            let error = soon(old).await.unwrap();
+            let error = error.expect_err("it went on as a third of two");
+            let is_told = matches!(
+                error.kind(),
+                ErrorKind::Unavailable | ErrorKind::Lost(LostReason::Taken)
+            );
+            assert!(is_told, "{error}");
+        }
     }
 }
 
-async fn a_party_that_was_frozen_beyond_its_lease_does_not_go_on(_: Store) {
+async fn a_party_that_was_frozen_beyond_its_lease_joins_the_next_round(_: Store) {
     let (here, ours, there, theirs) = two();
     let other = here.client().unwrap();
     let frozen = waits(&theirs.wait(6 * SOON));
@@ -324,8 +337,11 @@ async fn a_party_that_was_frozen_beyond_its_lease_does_not_go_on(_: Store) {
     assert!(one.is_ok() && two.is_ok());
     there.thaw();
 
-    let kind = kind(soon(frozen).await.unwrap());
-    assert!(matches!(kind, ErrorKind::Lost(_)), "{kind:?}");
+    // It has another place.
+    tickets(&other, "a", 1).await;
+    assert!(!frozen.is_finished(), "it went on as a third of two");
+    let next = waits(&ours);
+    assert_ne!(passed(next).await, passed(frozen).await, "one leads");
 }
 
 async fn a_client_that_is_shut_down_does_not_wait(_: Store) {

@@ -13,6 +13,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
         fifty_rounds_of_four_processes_do_not_mix
         a_killed_party_frees_its_place_and_is_not_counted
+        a_killed_party_is_not_counted_while_its_place_is_left
         a_party_that_is_killed_inside_is_missing_for_the_others
     ]
 }
@@ -70,6 +71,36 @@ async fn a_killed_party_frees_its_place_and_is_not_counted(store: Store) {
     assert!(passed(third).await);
     assert!(!passed(second).await);
     assert_eq!(stays.expect("PASSED", SOON), "false");
+    tickets(&locks, "a", 0).await;
+}
+
+async fn a_killed_party_is_not_counted_while_its_place_is_left(store: Store) {
+    let locks = store.client();
+    let barrier = locks.barrier("a", 3).wait(4 * SOON);
+    let mut dies = party(&store, 3, "-");
+    dies.say("wait");
+    tickets(&locks, "a", 1).await;
+
+    dies.kill();
+    let (first, second) = (waits(&barrier), waits(&barrier));
+
+    // The place of the killed party ends with its lease. Then the others wait for a third one.
+    tickets(&locks, "a", 3).await;
+    tests::eventually::eventually("its lease ends", 4 * TTL, async || {
+        assert!(
+            !first.is_finished() && !second.is_finished(),
+            "two of three go on"
+        );
+        let places = locks.inspect("a").await.unwrap();
+        places.len() == 2 && places.iter().all(|place| place.permits == 3)
+    })
+    .await;
+    let third = waits(&barrier);
+    let mut leaders = 0;
+    for party in [first, second, third] {
+        leaders += u32::from(passed(party).await);
+    }
+    assert_eq!(leaders, 1);
     tickets(&locks, "a", 0).await;
 }
 
