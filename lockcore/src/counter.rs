@@ -31,8 +31,8 @@ use crate::options::Wait;
 /// processes that make one change each and end, and those whose futures are dropped.
 ///
 /// At SQLite and ZooKeeper, changes of a counter at the same time get in each other's way, and the
-/// client sends them again. Thousands of them may take longer than the operation timeout. Those
-/// that have not been carried out by then fail with `Unavailable`.
+/// client sends them again. Thousands of them take long. A change that has not been carried out
+/// when its [`wait`](Self::wait) is over fails with `Unavailable`.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -81,8 +81,10 @@ impl Counter {
         }
     }
 
-    /// For how long the client repeats a change that gets no answer: at least one operation
-    /// timeout, and at most 30 seconds. Default: the client's default (`LOCK_WAIT`).
+    /// For how long the client repeats a request, at least for one operation timeout. A change that
+    /// gets no answer is repeated for at most 30 seconds. A change that other clients are in the way
+    /// of, at SQLite and ZooKeeper, is repeated for the whole wait. A store that is down is an error
+    /// after one operation timeout. Default: the client's default (`LOCK_WAIT`).
     pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
         self.wait = wait.into();
         self
@@ -133,8 +135,8 @@ impl Counter {
     ///
     /// [`Config`](crate::ErrorKind::Config) when the sum is beyond [`MAX`](Self::MAX) or its
     /// negative; nothing is changed in this case. [`Unavailable`](crate::ErrorKind::Unavailable)
-    /// when nothing was changed because the store is down or refuses.
-    /// [`Unknown`](crate::ErrorKind::Unknown) when the change was sent and its answer never came:
+    /// when nothing was changed because the store is down or refuses, or because others were in the
+    /// way for the whole [wait](Self::wait). [`Unknown`](crate::ErrorKind::Unknown) when the change was sent and its answer never came:
     /// the change was made once, or not at all. The other errors are those of [`get`](Self::get).
     ///
     /// # Cancel safety

@@ -60,9 +60,9 @@ pub enum ResizeOp {
 pub struct Resized {
     /// The stored capacity, if there is one.
     pub capacity: Option<u32>,
-    /// The [identity](Resize::id) of the last change. A store may keep this id after the stored
-    /// capacity was removed. It should keep it for at least a minute, so that a change that arrives
-    /// late does nothing.
+    /// The [identity](Resize::id) of the last change. A store keeps this id for at least a minute
+    /// after the stored capacity was removed or [forgotten](crate::backend::Connection::forget), so
+    /// that a change that arrives late, or once more, does nothing.
     pub change: Option<Id>,
     /// The effect of the request.
     pub outcome: ResizeOutcome,

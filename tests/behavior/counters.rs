@@ -23,6 +23,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     let mut facts = crate::store_facts![store, DEFAULT;
         a_latch_that_several_processes_count_down_opens_in_all_of_them
         changes_of_several_processes_all_count
+        twenty_writers_of_one_counter_all_count
     ];
     // At SQLite and ZooKeeper, thousands of changes at the same time may take minutes: of those in
     // flight, one is carried out, and all others are sent again.
@@ -94,6 +95,26 @@ async fn changes_of_several_processes_all_count(store: Store) {
     }
     let sum = store.client().counter("sum").get().await.unwrap();
     assert_eq!(sum.value, 4 * EACH);
+}
+
+/// Each writer has a connection of its own, and the default timeouts.
+async fn twenty_writers_of_one_counter_all_count(store: Store) {
+    const EACH: i64 = 30;
+    let writers = (0..20).map(|_| {
+        let locks = Locks::builder().wait(6 * SOON);
+        let counter = store.client_with(locks).counter("a");
+        tokio::spawn(async move {
+            for _ in 0..EACH {
+                counter.add(1).await.unwrap();
+            }
+        })
+    });
+    let writers: Vec<_> = writers.collect();
+    for writer in writers {
+        writer.await.unwrap();
+    }
+    let sum = store.client().counter("a").get().await.unwrap();
+    assert_eq!(sum.value, 20 * EACH);
 }
 
 /// A store remembers 5,000 changes whose answers may not have come, and a server of Redis up to

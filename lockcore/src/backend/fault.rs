@@ -30,6 +30,7 @@ pub struct StoreError {
     message: String,
     broken: bool,
     halfway: bool,
+    conflict: bool,
     lost: Vec<Id>,
 }
 
@@ -42,6 +43,7 @@ impl StoreError {
             message: message.into(),
             broken: false,
             halfway: false,
+            conflict: false,
             lost: Vec::new(),
         }
     }
@@ -73,6 +75,17 @@ impl StoreError {
         Self {
             halfway: true,
             ..Self::new(fault, message)
+        }
+    }
+
+    /// Another client has changed the same counter or capacity at the same moment, so the request
+    /// does not count: [`Fault::Retry`]. The store is at work. So the core sends the request again
+    /// for as long as its caller waits.
+    #[must_use]
+    pub fn conflict(message: impl Into<String>) -> Self {
+        Self {
+            conflict: true,
+            ..Self::new(Fault::Retry, message)
         }
     }
 
@@ -122,6 +135,12 @@ impl StoreError {
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.broken
+    }
+
+    /// Whether the request of another client was in the way: see [`conflict`](Self::conflict).
+    #[must_use]
+    pub fn is_conflict(&self) -> bool {
+        self.conflict
     }
 
     /// Whether a part of the request may have been carried out, although it was answered.

@@ -213,8 +213,8 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     ///
     /// A repetition of a change has the same [id](Resize::id). It changes nothing and answers that
     /// the change was [carried out](ResizeOutcome::Applied), as long as no other change has
-    /// followed. If the requests of two clients conflict, the store may fail with [`Fault::Retry`],
-    /// and the core sends the request again.
+    /// followed. If the requests of two clients conflict, the store may fail with
+    /// [`StoreError::conflict`], and the core sends the request again.
     ///
     /// A stored capacity stays until a client takes it back, even while the name is not in use.
     /// While it is stored, [`inspect`](Self::inspect) shows it for each ticket.
@@ -226,13 +226,14 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Forgets everything about a name that is not in use. Does nothing while the name has a
-    /// ticket.
+    /// ticket. The id of the last [change](Resized::change) of its capacity is kept for a minute all
+    /// the same, so that a repetition of this change does not count again.
     fn forget(&self, name: Name) -> Answer<()>;
 
     /// Reads or changes a counter, or the [value](Name::value) of a lock, in one atomic step. A
     /// repetition of a change has the same [id](Count::id). It changes nothing and gets the answer
     /// of the first attempt. If the requests of two clients conflict, the store may fail with
-    /// [`Fault::Retry`], and the core sends the request again.
+    /// [`StoreError::conflict`], and the core sends the request again.
     ///
     /// A counter lives for at least its [`keep`](Count::keep) after the last request for it. The
     /// store does not depend on the wall clock of one client for this. When the counter gets a new

@@ -43,9 +43,11 @@ impl Shared {
 
     /// Sends a request until the store answers it.
     ///
-    /// While no attempt can have been carried out, this fails within one operation timeout. So
-    /// callers do not pile up in front of a store that is down. A change whose answer is missing is
-    /// repeated for as long as the caller waits, but at most for 30 seconds.
+    /// While no attempt can have been carried out, this fails when the store has not answered for
+    /// one operation timeout. So callers do not pile up in front of a store that is down. If the
+    /// store answers that another client was in the way, the request is sent again for as long as
+    /// the caller waits. A change whose answer is missing is repeated for as long as the caller
+    /// waits, but at most for 30 seconds.
     ///
     /// If this future is dropped after its first poll, the change may have been carried out or not.
     /// Nothing else is left behind.
@@ -60,13 +62,20 @@ impl Shared {
             Wait::For(wait) => wait.max(self.op_timeout).min(LONGEST),
             Wait::Forever => LONGEST,
         });
+        let given_up_by = match wait {
+            Wait::For(wait) => began.after(wait.max(self.op_timeout)),
+            Wait::Forever => Instant::FAR_FUTURE,
+        };
+        // The operation timeout of the next attempt counts from this time. An answer of the store
+        // moves it.
+        let mut since = began;
         // Whether an attempt may have been carried out.
         let mut is_ambiguous = false;
         let mut pauses = Pauses::between(Duration::from_millis(5), Duration::from_millis(200));
         loop {
             let by = match is_ambiguous {
                 true => settled_by,
-                false => began.after(self.op_timeout),
+                false => since.after(self.op_timeout).min(given_up_by),
             };
             let error = match self.ask_once(by, &verb).await {
                 Ok(answer) if is_ambiguous => return Ok((answer, Sends::Several)),
@@ -74,11 +83,14 @@ impl Shared {
                 Err(error) => error,
             };
             is_ambiguous |= changes && (error.fault() == Fault::Unknown || error.is_halfway());
+            let again = self.clock.now().after(pauses.draw());
+            if error.is_conflict() {
+                since = again;
+            }
             let by = match is_ambiguous {
                 true => settled_by,
-                false => by,
+                false => since.after(self.op_timeout).min(given_up_by),
             };
-            let again = self.clock.now().after(pauses.draw());
             let is_final = match error.fault() {
                 Fault::Config | Fault::Refused => !error.is_halfway(),
                 Fault::Retry | Fault::Unknown => false,

@@ -15,9 +15,8 @@ impl Shared {
     /// Carries out an operation on a counter or a value, exactly once. `keep` is for
     /// [how long](Count::keep) the store keeps it.
     ///
-    /// While no attempt can have been carried out, this fails within one operation timeout. So
-    /// callers do not pile up in front of a store that is down. A change whose answer is missing is
-    /// repeated, with its id, for as long as the caller waits, but at most for 30 seconds.
+    /// How long a change is repeated: see [`until_answered`](Self::until_answered). Each repetition
+    /// has the same id.
     ///
     /// If this future is dropped after its first poll, a change may have been carried out or not.
     /// Nothing else is left behind.

@@ -3,12 +3,12 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use lockcore::backend::{self, Answer, Connection, Count, Counted, Fault, Name};
 use lockcore::testing::{Forward, Store as Kit, Verb, around};
-use lockcore::{ErrorKind, Locks, LostReason};
+use lockcore::{ErrorKind, Locks, LostReason, Wait};
 use tests::eventually::eventually;
 use tokio::sync::Semaphore;
 
@@ -20,6 +20,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_change_whose_answers_never_come_is_unknown_and_a_read_unavailable
         a_change_that_was_never_sent_is_unavailable
         a_refused_change_is_passed_on_at_once
+        a_change_that_others_are_in_the_way_of_is_repeated_for_the_whole_wait
         an_attempt_that_fails_leaves_its_list_of_answered_changes_to_the_next
         waiters_in_one_process_cost_one_watch_and_one_read_for_each_change
         a_late_waiter_costs_one_read
@@ -112,6 +113,63 @@ async fn a_refused_change_is_passed_on_at_once(_: Store) {
     kit.fail_next(Verb::Count, Fault::Refused);
     assert_eq!(kind(counter.set(1).await), ErrorKind::Unknown);
     assert_eq!(counter.get().await.unwrap().value, 1);
+}
+
+/// Answers that many changes with a conflict.
+#[derive(Debug)]
+struct Contended {
+    connection: Arc<dyn Connection>,
+    conflicts: Arc<AtomicUsize>,
+}
+
+impl Forward for Contended {
+    fn inner(&self) -> &Arc<dyn Connection> {
+        &self.connection
+    }
+
+    fn count(&self, count: Arc<Count>) -> Answer<Counted> {
+        let less = |left: usize| left.checked_sub(1);
+        match self
+            .conflicts
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, less)
+        {
+            Ok(_) => {
+                let error = backend::StoreError::conflict("another client was faster");
+                Box::pin(std::future::ready(Err(error)))
+            }
+            Err(_) => self.connection.count(count),
+        }
+    }
+}
+
+/// The pauses between the attempts take longer than the operation timeout.
+async fn a_change_that_others_are_in_the_way_of_is_repeated_for_the_whole_wait(_: Store) {
+    const ATTEMPTS: usize = 12;
+    let op_timeout = Duration::from_millis(100);
+    let conflicts = Arc::<AtomicUsize>::default();
+    let all = Arc::clone(&conflicts);
+    let store = around(Arc::new(Kit::new()), move |connection| Contended {
+        connection,
+        conflicts: Arc::clone(&all),
+    });
+    let builder = Locks::builder().backend(store).op_timeout(op_timeout);
+    let counter = builder.build().unwrap().counter("a");
+    for (wait, value) in [(Wait::For(10 * SOON), 1), (Wait::Forever, 2)] {
+        conflicts.store(ATTEMPTS, Ordering::SeqCst);
+        let began = Instant::now();
+
+        let added = soon(counter.clone().wait(wait).add(1)).await.unwrap();
+
+        assert_eq!(added.value, value);
+        assert!(began.elapsed() > op_timeout);
+    }
+    conflicts.store(usize::MAX, Ordering::SeqCst);
+    let impatient = soon(counter.wait(Duration::ZERO).add(1)).await.unwrap_err();
+    assert_eq!(impatient.kind(), ErrorKind::Unavailable);
+    assert!(
+        impatient.to_string().contains("another client"),
+        "{impatient}"
+    );
 }
 
 /// Notes how many answered changes each attempt of a change tells the store.

@@ -66,7 +66,7 @@ impl Store {
             wakes.tell_first(&line.queue, receivers, now);
         }
         if line.is_over() {
-            names.end_line(&request.name);
+            names.end_line(&request.name, now);
         }
         answer
     }

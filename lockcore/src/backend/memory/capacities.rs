@@ -15,32 +15,37 @@ impl Store {
         let Names {
             lines,
             spare,
+            changes,
             receivers,
             ..
         } = &mut *names;
         let line = lines
             .entry(resize.name.clone())
             .or_insert_with(|| std::mem::take(spare));
+        if line.change.is_none() {
+            let last = changes.get(&resize.name).filter(|(_, end)| *end > now);
+            line.change = last.map(|(change, _)| *change);
+        }
         wakes.collect(line.expire(now), &line.queue, receivers);
         let (outcome, newly) = line.resize(resize);
         wakes.collect(newly, &line.queue, receivers);
         let resized = Resized::new(line.queue.stored(), line.change, outcome);
         if line.is_over() {
-            names.end_line(&resize.name);
+            names.end_line(&resize.name, now);
         }
         resized
     }
 
     /// Removes the stored capacity of a name that is not in use. A line has no other data then.
     pub(crate) fn forget(&self, name: &Name) {
-        let now = self.clock.now().as_nanos();
+        let now = self.clock.now();
         let mut names = self.names();
         if let Some(line) = names.lines.get_mut(name)
-            && (line.queue.tickets()).all(|(ticket, _)| ticket.expires_at <= now)
+            && (line.queue.tickets()).all(|(ticket, _)| ticket.expires_at <= now.as_nanos())
         {
-            line.queue.expire(now);
+            line.queue.expire(now.as_nanos());
             line.queue.resize(None);
-            names.end_line(name);
+            names.end_line(name, now);
         }
     }
 }

@@ -76,6 +76,9 @@ struct Names {
     last: u64,
     /// The marks: ids whose release came before their enqueue, and when each mark ends.
     marks: Prehashed<Id, Instant>,
+    /// The last changes of capacities of lines that were dropped, and until when each is
+    /// remembered. So a repetition of such a change does nothing.
+    changes: Prehashed<Name, (Id, Instant)>,
     /// The latest connection of each receiver. Wake-ups for the receiver's tickets go to it.
     receivers: HashMap<u64, Weak<EventSink>>,
     counters: Counters,
@@ -318,7 +321,7 @@ impl Store {
             wakes.tell_first(&line.queue, receivers, now);
         }
         if line.is_over() {
-            names.end_line(&request.name);
+            names.end_line(&request.name, now);
         }
         renewed
     }
@@ -355,7 +358,7 @@ impl Store {
             wakes.tell_first(&line.queue, receivers, now);
         }
         if line.is_over() {
-            names.end_line(&request.name);
+            names.end_line(&request.name, now);
         }
         if found || ended {
             Released::Released
@@ -491,10 +494,13 @@ impl Store {
 
 impl Names {
     /// Removes the line of this name, which has no tickets, and keeps its memory for the next line.
-    fn end_line(&mut self, name: &Name) {
+    fn end_line(&mut self, name: &Name, now: Instant) {
         if let Some(mut line) = self.lines.remove(name) {
             line.queue.resize(None);
-            line.change = None;
+            if let Some(change) = line.change.take() {
+                self.changes.retain(|_, (_, end)| *end > now);
+                self.changes.insert(name.clone(), (change, now.after(MARK)));
+            }
             self.spare = line;
         }
     }

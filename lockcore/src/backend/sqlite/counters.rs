@@ -1,7 +1,6 @@
 //! Counters, one row each. A change reads the row, and then writes it only if no other process has
 //! written it in between. These are two transactions, so the file is not locked in between. If
-//! another process was faster, the answer is [`Fault::Retry`], and the core sends the request
-//! again.
+//! another process was faster, the answer is a conflict, and the core sends the request again.
 
 use std::time::Duration;
 
@@ -53,8 +52,7 @@ pub(super) async fn count(file: &mut File, count: &Count) -> Result<Counted, Sto
         .await?;
     match written.is_empty() {
         false => Ok(answer),
-        true => Err(StoreError::new(
-            Fault::Retry,
+        true => Err(StoreError::conflict(
             "SQLite: another process has changed the counter at the same moment",
         )),
     }

@@ -406,5 +406,5 @@ fn leave_behind(session: &Arc<Session>, parent: &Parent, halt: Id) {
 
 /// An error of a change that was not made.
 fn in_the_way(what: &str) -> StoreError {
-    StoreError::new(Fault::Retry, format!("ZooKeeper: {what}"))
+    StoreError::conflict(format!("ZooKeeper: {what}"))
 }

@@ -1,6 +1,6 @@
 //! Counters, one node each. A change reads the node, and then writes it only if no other client has
-//! written it in between. A client that was too late gets [`Fault::Retry`], and the core sends the
-//! request again.
+//! written it in between. A client that was too late gets a conflict, and the core sends the request
+//! again.
 //!
 //! The times at which changes were made are times of the leader's clock: ZooKeeper keeps the time
 //! of a node's last write. The next client that writes the node notes that time with the change.

@@ -37,7 +37,11 @@ pub(crate) fn failed(error: ZkError) -> StoreError {
         ZkError::Unimplemented => " (update the server to 3.6 or later)",
         _ => "",
     };
-    StoreError::new(fault, format!("ZooKeeper: {error}{hint}"))
+    let text = format!("ZooKeeper: {error}{hint}");
+    match error {
+        ZkError::BadVersion | ZkError::NodeExists => StoreError::conflict(text),
+        _ => StoreError::new(fault, text),
+    }
 }
 
 /// Like [`failed`], for a request about a ticket that has just been created. The ticket exists, so

@@ -256,6 +256,8 @@ pub(super) struct Stored {
     pub(super) capacity: Option<u32>,
     /// All tickets with numbers up to this number hold. They held at the last change.
     pub(super) through: u64,
+    /// The id of the change.
+    pub(super) change: Id,
     pub(super) node: String,
 }
 
@@ -265,6 +267,7 @@ impl Stored {
         Self {
             capacity,
             through,
+            change,
             node: format!("capacity-{permits}-{through}-{change}"),
         }
     }

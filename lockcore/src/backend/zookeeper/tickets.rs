@@ -17,14 +17,14 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use zookeeper_client::{Error as ZkError, MultiReadResult};
+use zookeeper_client::{CreateMode, Error as ZkError, MultiReadResult, MultiWriter};
 
 pub(super) use enqueue::enqueue;
 pub(super) use release::release;
 pub(super) use renew::renew;
 
 use super::errors::failed;
-use super::layout::{self, Data, Parent};
+use super::layout::{self, Data, Parent, Stored};
 use super::proof::Proof;
 use super::row::Row;
 use super::session::Session;
@@ -237,13 +237,18 @@ async fn is_gone(session: &Arc<Session>, parent: &Parent, id: Id) -> Result<bool
 
 /// Removes the parent node of a name now. Without this call, the server removes the parent, which
 /// is a container, some time after its last ticket, unless a capacity is stored.
+///
+/// If a capacity was changed, the server removes the parent later all the same: the data of the
+/// parent is the id of the last change, which a repetition of this change must find.
 pub(super) async fn forget(session: Arc<Session>, name: Name) -> Result<(), StoreError> {
     session.usable()?;
     let parent = Parent::of(&name);
     session.state().forget_parent(&parent.path);
-    match session.client.delete(&parent.path, None).await {
+    // Only a change of a stored capacity writes the parent.
+    let never_written = Some(0);
+    match session.client.delete(&parent.path, never_written).await {
         Ok(()) | Err(ZkError::NoNode) => return Ok(()),
-        Err(ZkError::NotEmpty) => {}
+        Err(ZkError::NotEmpty | ZkError::BadVersion) => {}
         Err(error) => return Err(failed(error)),
     }
     let line = session.list(&parent.path).await.map_err(failed)?;
@@ -251,9 +256,7 @@ pub(super) async fn forget(session: Arc<Session>, name: Name) -> Result<(), Stor
         return Ok(());
     };
     let mut writes = session.client.new_multi_writer();
-    let added = writes.add_delete(&parent.child(&stored.node), None);
-    let added = added.and_then(|()| writes.add_delete(&parent.path, None));
-    added.map_err(failed)?;
+    renew_parent(&mut writes, &session, &parent, stored).map_err(failed)?;
     match writes.commit().await {
         Ok(_) => Ok(()),
         Err(error) => match ZkError::from(error) {
@@ -262,6 +265,26 @@ pub(super) async fn forget(session: Arc<Session>, name: Name) -> Result<(), Stor
             error => Err(failed(error)),
         },
     }
+}
+
+/// Adds the steps that replace a parent by one without a stored capacity. The delete of the parent
+/// fails if a ticket has come meanwhile. The server removes a container only after it has had a
+/// child, so the new one gets a child for a moment.
+fn renew_parent(
+    writes: &mut MultiWriter<'_>,
+    session: &Session,
+    parent: &Parent,
+    stored: &Stored,
+) -> Result<(), ZkError> {
+    let container = CreateMode::Container.with_acls(session.acls);
+    let node = CreateMode::Persistent.with_acls(session.acls);
+    let child = parent.child(&stored.node);
+    writes.add_delete(&child, None)?;
+    writes.add_delete(&parent.path, None)?;
+    writes.add_create(&parent.path, b"", &container)?;
+    writes.add_set_data(&parent.path, stored.change.to_string().as_bytes(), None)?;
+    writes.add_create(&child, b"", &node)?;
+    writes.add_delete(&child, None)
 }
 
 /// Checks the server by a request that old servers cannot answer: several reads in one request.

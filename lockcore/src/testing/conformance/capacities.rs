@@ -31,6 +31,7 @@ pub(super) fn all() -> Vec<Fact> {
         a_stored_capacity_outlives_its_line_and_outranks_what_requests_state
         a_request_for_more_permits_than_there_are_waits_until_there_are_enough
         a_change_that_comes_twice_counts_once_and_one_that_is_too_late_does_nothing
+        a_change_that_comes_again_after_the_name_was_forgotten_does_nothing
         a_capacity_is_forgotten_unless_a_ticket_states_another
         a_name_in_use_with_another_capacity_is_not_resized
     ];
@@ -249,6 +250,33 @@ async fn a_change_that_comes_twice_counts_once_and_one_that_is_too_late_does_not
     assert_eq!(other.resize(&second).await.outcome, ResizeOutcome::Kept);
     assert_eq!(read(&store, &ours).await.capacity, None);
     ours.close().await;
+    other.close().await;
+}
+
+async fn a_change_that_comes_again_after_the_name_was_forgotten_does_nothing(store: Store) {
+    let (client, other) = (store.connect().await, store.connect().await);
+    // In the first round, only the stored capacity is forgotten. In the second one, all about the
+    // name is.
+    for forgets_the_name in [false, true] {
+        let after = read(&store, &client).await.change;
+        let adds = change(&store, Some(7), after);
+        let added = client.resize(&adds).await;
+        assert_eq!(added.outcome, ResizeOutcome::Applied);
+        match forgets_the_name {
+            true => other.connection.forget(store.name("a")).await.unwrap(),
+            false => resize(&store, &other, None).await,
+        }
+
+        // The client acts as if it had no answer.
+        let again = client.resize(&adds).await;
+
+        assert_eq!(again.capacity, None, "{again:?}");
+        assert_eq!(read(&store, &other).await.capacity, None);
+        resize(&store, &other, Some(3)).await;
+        assert_eq!(client.resize(&adds).await.capacity, Some(3));
+        resize(&store, &other, None).await;
+    }
+    client.close().await;
     other.close().await;
 }
 

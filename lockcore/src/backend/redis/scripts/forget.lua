@@ -3,7 +3,8 @@
 -- KEYS  1 the name's key
 -- Reply 1 forgotten, 0 in use
 --
--- Tickets that have expired are removed first. If the user is denied a command in the middle: see
+-- The id of the last change of the stored capacity stays for a minute: see resize.lua. Tickets that
+-- have expired are removed first. If the user is denied a command in the middle: see
 -- put_down() in line.lua.
 
 -- include line.lua
@@ -17,5 +18,6 @@ settle(line, {}, function()
 end)
 if line.denied then return line.denied end
 if line.out > 0 or line.head < line.next or line.marks > line.now then return 0 end
-redis.call('DEL', line.key, line.rows, line.ends, line.key .. ':gone:capacity')
+if line.stored then redis.call('SET', line.key .. ':gone:capacity', line.change, 'PX', '60000') end
+redis.call('DEL', line.key, line.rows, line.ends)
 return 1
