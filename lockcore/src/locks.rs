@@ -51,22 +51,27 @@ impl Locks {
     /// logs problems that an operator should know of as warnings. It skips a check for which the
     /// client has no right.
     ///
+    /// This opens the connection of the caller's runtime, and that of the thread that renews the
+    /// leases. (At a ZooKeeper they are one.) If the second one cannot be opened, locks that are
+    /// taken may be lost.
+    ///
     /// # Errors
     ///
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) when the store cannot be reached `within`
-    /// the given time; [`Config`](crate::ErrorKind::Config) when the store refuses the credentials
-    /// or is too old.
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) when one of the connections cannot be opened
+    /// `within` the given time; [`Config`](crate::ErrorKind::Config) when the store refuses the
+    /// credentials or is too old.
     ///
     /// # Cancel safety
     ///
     /// Safe: nothing is taken.
     pub async fn ready(&self, within: Duration) -> Result<(), Error> {
         let shared = &self.0.shared;
+        shared.refuse_forked()?;
         let by = shared.clock.now().after(within);
-        let (_, warnings) = shared
-            .operate(Where::Here, by, |connection, _| connection.check())
-            .await
-            .map_err(StoreError::unavailable_unless_config)?;
+        let check = shared.operate(Where::Here, by, |connection, _| connection.check());
+        let keepers = shared.connection(Where::Keeper, by);
+        let ((_, warnings), _) =
+            tokio::try_join!(check, keepers).map_err(StoreError::unavailable_unless_config)?;
         for warning in warnings {
             tracing::warn!("lock store: {warning}");
         }

@@ -5,6 +5,7 @@
 
 mod abandoned;
 mod breaks;
+mod keepers;
 mod leases;
 mod limits;
 mod player;
@@ -24,6 +25,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     let groups = [
         abandoned::facts,
         leases::facts,
+        keepers::facts,
         breaks::facts,
         limits::facts,
     ];

@@ -6,6 +6,7 @@ mod cuts;
 mod data;
 mod failovers;
 mod floods;
+mod keepers;
 mod outages;
 mod refusals;
 mod replies;
@@ -31,6 +32,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         data::facts,
         failovers::facts,
         floods::facts,
+        keepers::facts,
     ];
     groups.into_iter().flat_map(|facts| facts(store)).collect()
 }

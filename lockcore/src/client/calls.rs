@@ -123,10 +123,36 @@ impl Shared {
             }
             None => {
                 self.unanswered(connected, in_flight);
-                let text = format!("{} did not answer in time", self.store());
-                Err(StoreError::new(Fault::Unknown, text))
+                Err(self.silence())
             }
         }
+    }
+
+    /// As [`send`](Self::send), for the keeper on a connection that [another runtime
+    /// drives](super::links::Links::lent). If that runtime is blocked, the absence of an answer says
+    /// nothing about the connection.
+    pub(super) async fn send_lent<T>(
+        self: &Arc<Self>,
+        connected: &Connected,
+        by: Instant,
+        verb: impl FnOnce(&dyn Connection, Duration) -> Answer<T>,
+    ) -> Result<(Sent, T), StoreError> {
+        let sent = self.sent_now();
+        let in_flight = connected.answers().asked(sent.at);
+        let answer = verb(connected.verbs(), sent.at.until(by));
+        let Some(outcome) = self.by(by, answer).await else {
+            if self.links.is_driven(connected).await {
+                self.unanswered(connected, in_flight);
+            }
+            return Err(self.silence());
+        };
+        self.links.ended(connected, &outcome);
+        outcome.map(|answer| (sent, answer))
+    }
+
+    fn silence(&self) -> StoreError {
+        let text = format!("{} did not answer in time", self.store());
+        StoreError::new(Fault::Unknown, text)
     }
 
     /// Resolves with a pass when this number of tickets may pass the gate, or with `None` at
@@ -188,6 +214,14 @@ impl Shared {
             runtime: runtime.id(),
             waited,
         })
+    }
+
+    /// Resolves when the keeper's connection is up. Opens it if it is not.
+    pub(super) async fn keeper_is_up(self: &Arc<Self>) {
+        let keepers = self.connection(Where::Keeper, Instant::FAR_FUTURE);
+        if keepers.await.is_err() {
+            std::future::pending().await
+        }
     }
 
     async fn connected(

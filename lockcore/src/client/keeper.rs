@@ -13,14 +13,16 @@ use std::time::Duration;
 use tracing::Level;
 
 use super::calls::Where;
-use super::gate::Asking;
+use super::gate::{Asking, Connected};
 use super::lease::{LONGEST_STALL, Lease};
 use super::settings::Settings;
 use super::shared::Shared;
 use super::supervise;
 use super::table::{BATCH, Phase};
 use super::tracked::{Cleanup, Stage};
-use crate::backend::{Backend, Departure, Enqueued, Fault, Released, Renewed, StoreError};
+use crate::backend::{
+    Backend, Connection, Departure, Enqueued, Fault, Released, Renewed, StoreError,
+};
 use crate::clock::Instant;
 use crate::error::{Error, LostReason};
 use crate::log::{Silence, guarded};
@@ -30,6 +32,9 @@ use crate::request::Request;
 /// The longest sleep while something is due. Timers stand still while the machine is suspended, but
 /// the lease clock does not. After a resume the keeper catches up within this time.
 const LONGEST_NAP: Duration = Duration::from_secs(1);
+
+/// How long a renewal waits for the keeper's own connection before it uses one that is lent.
+const OWN: Duration = Duration::from_millis(50);
 
 /// How long the client waits at its end for log lines that are not written yet.
 const LAST_WORDS: Duration = Duration::from_millis(100);
@@ -232,64 +237,28 @@ async fn close(shared: &Shared) {
     }
 }
 
-/// Renews a batch on the keeper's connection. If the whole request fails, no deadline changes.
+/// Renews a batch. If the keeper has no connection and does not get one within [`OWN`], the batch is
+/// sent on a connection that a runtime of a caller lends. That runtime may be blocked from now on,
+/// or the connection may be dead. So as soon as the keeper has its own connection, the batch is sent
+/// on that one, whatever becomes of the first attempt. A ticket may be renewed twice by this.
 async fn renew(shared: Arc<Shared>, leases: Vec<Arc<Lease>>) {
-    let now = shared.clock.now();
-    let patience = leases.iter().map(|lease| lease.renewal_patience(now)).min();
-    let patience = patience.unwrap_or_default();
-    // Reconnecting has its own pauses, in `supervise`. This pause is for a store that answers and
-    // refuses, so that the keeper does not ask it in a tight loop.
-    let pause = Duration::from_millis(200).min(patience / 5 * 2);
     let mut renewing = Renewing {
-        shared,
+        shared: Arc::clone(&shared),
         leases: leases.into_iter(),
-        pause,
+        pause: Duration::ZERO,
     };
-    let shared = &renewing.shared;
-    // The requests that are sent. The answers are about these requests, in this order.
-    let leases = renewing.leases.as_slice().iter();
-    let renewals: Vec<_> = leases.map(|lease| lease.renewal(now)).collect();
-    let asked = renewals.iter().map(|renewal| Arc::clone(renewal)).collect();
-    let by = now.after(shared.op_timeout.min(patience));
-    let outcome = shared
-        .operate(Where::Keeper, by, |connection, patience| {
-            connection.renew_within(asked, patience)
-        })
-        .await;
-    match outcome {
-        Ok((sent, answers)) => {
-            shared.renewals_answered(renewing.leases.as_slice(), &answers);
-            // The store may send too few answers. Then the remaining renewals count as not
-            // answered.
-            for (renewal, answer) in renewals.into_iter().zip(answers) {
-                let Some(lease) = renewing.leases.next() else {
-                    break;
-                };
-                let shared = &renewing.shared;
-                guarded(|| shared.renewed(&lease, renewal, sent, answer, pause));
-            }
-        }
-        Err(error) => {
-            for renewal in &renewals {
-                renewal.refused(&error);
-            }
-            drop(renewals);
-            let (lost, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut renewing.leases)
-                .partition(|lease| error.lost().contains(&lease.request.id));
-            renewing.leases = rest.into_iter();
-            let shared = &renewing.shared;
-            for lease in lost {
-                guarded(|| shared.taken(&lease));
-            }
-            let tickets = renewing.leases.len();
-            if matches!(error.fault(), Fault::Refused | Fault::Config) || error.is_halfway() {
-                shared.renewals_refused(renewing.leases.as_slice(), &error);
-            }
-            shared.log(Level::DEBUG, move || {
-                tracing::debug!(%error, tickets, "renewal not acknowledged, trying again");
-            });
+    let own = OWN.min(renewing.patience() / 4);
+    let by = shared.clock.now().after(own);
+    if shared.by(by, shared.keeper_is_up()).await.is_none()
+        && let Some(lent) = shared.links.lent(&shared.keeper).await
+    {
+        tokio::select! {
+            biased;
+            () = renewing.attempt(Some(&lent)) => return,
+            () = shared.keeper_is_up() => {}
         }
     }
+    renewing.attempt(None).await;
 }
 
 /// A batch of renewals that is in flight. When this is dropped, for whatever reason, the leases
@@ -299,6 +268,76 @@ struct Renewing {
     /// The leases without an answer.
     leases: std::vec::IntoIter<Arc<Lease>>,
     pause: Duration,
+}
+
+impl Renewing {
+    fn patience(&self) -> Duration {
+        let now = self.shared.clock.now();
+        let leases = self.leases.as_slice().iter();
+        let patience = leases.map(|lease| lease.renewal_patience(now)).min();
+        patience.unwrap_or_default()
+    }
+
+    /// Renews the leases on a connection that is lent, or on the keeper's. If the whole request
+    /// fails, no deadline changes.
+    async fn attempt(&mut self, lent: Option<&Connected>) {
+        let patience = self.patience();
+        let shared = &self.shared;
+        let now = shared.clock.now();
+        let leases = self.leases.as_slice().iter();
+        // Reconnecting has its own pauses, in `supervise`. This pause is for a store that answers
+        // and refuses, so that the keeper does not ask it in a tight loop.
+        let pause = Duration::from_millis(200).min(patience / 5 * 2);
+        self.pause = pause;
+        // The requests that are sent. The answers are about these requests, in this order.
+        let renewals: Vec<_> = leases.map(|lease| lease.renewal(now)).collect();
+        let asked = renewals.iter().map(|renewal| Arc::clone(renewal)).collect();
+        let by = now.after(shared.op_timeout.min(patience));
+        let verb = |connection: &dyn Connection, patience| connection.renew_within(asked, patience);
+        let outcome = match lent {
+            Some(lent) => shared.send_lent(lent, by, verb).await,
+            None => shared.operate(Where::Keeper, by, verb).await,
+        };
+        match outcome {
+            Ok((sent, answers)) => {
+                shared.renewals_answered(self.leases.as_slice(), &answers);
+                // The store may send too few answers. Then the remaining renewals count as not
+                // answered.
+                for (renewal, answer) in renewals.into_iter().zip(answers) {
+                    let Some(lease) = self.leases.next() else {
+                        break;
+                    };
+                    let shared = &self.shared;
+                    guarded(|| shared.renewed(&lease, renewal, sent, answer, pause));
+                }
+            }
+            Err(error) => {
+                for renewal in &renewals {
+                    renewal.refused(&error);
+                }
+                drop(renewals);
+                self.not_acknowledged(&error);
+            }
+        }
+    }
+
+    fn not_acknowledged(&mut self, error: &StoreError) {
+        let (lost, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut self.leases)
+            .partition(|lease| error.lost().contains(&lease.request.id));
+        self.leases = rest.into_iter();
+        let shared = &self.shared;
+        for lease in lost {
+            guarded(|| shared.taken(&lease));
+        }
+        let tickets = self.leases.len();
+        if matches!(error.fault(), Fault::Refused | Fault::Config) || error.is_halfway() {
+            shared.renewals_refused(self.leases.as_slice(), error);
+        }
+        let error = error.clone();
+        shared.log(Level::DEBUG, move || {
+            tracing::debug!(%error, tickets, "renewal not acknowledged, trying again");
+        });
+    }
 }
 
 impl Drop for Renewing {

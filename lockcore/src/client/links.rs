@@ -77,6 +77,20 @@ impl Links {
         link.up()
     }
 
+    /// A connection of another runtime than the keeper's that is up, and whose runtime runs tasks.
+    /// Takes at most [`BLOCKED`] for each runtime that is blocked.
+    pub(crate) async fn lent(&self, keeper: &Handle) -> Option<Arc<Connected>> {
+        let links = self.list().clone();
+        for link in links.iter().filter(|link| !link.is_of(keeper)) {
+            if let Some(connected) = link.up()
+                && link.runtime_state().await == RuntimeState::Runs
+            {
+                return Some(connected);
+            }
+        }
+        None
+    }
+
     /// The link of a runtime. If there is none, one is made and passed to `open`.
     pub(crate) fn of(&self, runtime: &Handle, open: impl FnOnce(Arc<Link>)) -> Arc<Link> {
         let mut list = self.list();
@@ -152,9 +166,10 @@ impl Links {
         self.list().retain(|other| !Arc::ptr_eq(other, link));
     }
 
+    /// Whether another runtime than this one has a link.
     #[cfg(test)]
-    pub(super) fn is_empty(&self) -> bool {
-        self.list().is_empty()
+    pub(super) fn are_others(&self, runtime: &Handle) -> bool {
+        self.list().iter().any(|link| !link.is_of(runtime))
     }
 
     fn list(&self) -> MutexGuard<'_, Vec<Arc<Link>>> {

@@ -27,6 +27,10 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// A connection that broke within this time counts as a failed attempt, so the pauses keep growing.
 const SETTLED: Duration = Duration::from_secs(1);
 
+/// The keeper's connection opens this long after the first connection of a caller. A process that
+/// only takes one lock for a moment has ended by then, and does not pay for a second connection.
+const BESIDE: Duration = Duration::from_millis(100);
+
 /// Starts the supervisor of a new link, on the keeper.
 pub(crate) fn begin(shared: Arc<Shared>, link: Arc<Link>) {
     let keeper = shared.keeper.clone();
@@ -78,6 +82,7 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>, mut reconnecting: bool)
                     shared.renew_everything();
                 }
                 reconnecting = true;
+                open_beside(&shared);
                 let up_since = shared.clock.now();
                 tokio::select! {
                     biased;
@@ -152,6 +157,20 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>, mut reconnecting: bool)
     drop(sentinel);
     link.change(State::Closed);
     shared.await_restoration();
+}
+
+/// A connection is up, so the keeper's is opened soon, unless this is the keeper's. It is open
+/// before the first renewal is due. If it cannot be opened, the client reports that at once, and not
+/// only when a lease is at risk.
+fn open_beside(shared: &Arc<Shared>) {
+    if shared.links.up(&shared.keeper).is_some() {
+        return;
+    }
+    let shared = Arc::clone(shared);
+    tokio::spawn(async move {
+        tokio::time::sleep(BESIDE).await;
+        drop(shared.link(&shared.keeper));
+    });
 }
 
 /// The event sink of a connection, and a future that resolves when that sink has been dropped.
@@ -252,7 +271,7 @@ mod tests {
         }
 
         let deadline = std::time::Instant::now() + Duration::from_secs(10);
-        while !shared.links.is_empty() {
+        while shared.links.are_others(&shared.keeper) {
             assert!(std::time::Instant::now() < deadline, "links are left");
             std::thread::yield_now();
         }

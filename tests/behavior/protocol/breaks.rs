@@ -13,7 +13,7 @@ use lockcore::testing::{Hold, Store as Kit, Verb};
 use lockcore::{ErrorKind, Event, Fair, Locks};
 use tests::eventually::eventually;
 
-use super::player::{Asked, played};
+use super::player::{self, Asked, played};
 use super::{TTL, kit, still_granted};
 use crate::store::{Kind, SOON, Store, begin, give_back, kind, soon, tickets};
 
@@ -281,7 +281,8 @@ async fn a_break_is_followed_by_one_connection(_: Store) {
         let before = connections();
         assert_eq!(before, round, "one too many");
         // Dropping these events ends the driver of the connection.
-        let events = store.events.lock().unwrap().pop();
+        let receiver = store.connections.lock().unwrap()[0];
+        let events = player::last_of(&store.events, receiver);
         store.broken.store(round, Ordering::SeqCst);
         let asking: Vec<_> = (0..8)
             .map(|number| begin(locks.mutex(format!("n{number}")).wait(SOON)))

@@ -210,6 +210,15 @@ impl Player {
     }
 }
 
+/// Removes the events of the last connection of this receiver.
+pub(super) fn last_of(all: &Mutex<Vec<Arc<EventSink>>>, receiver: u64) -> Option<Arc<EventSink>> {
+    let mut all = all.lock().unwrap();
+    let at = all
+        .iter()
+        .rposition(|events| events.receiver() == receiver)?;
+    Some(all.remove(at))
+}
+
 pub(super) const fn granted(valid_for: Duration) -> Enqueued {
     Enqueued::Granted {
         ticket: 7,

@@ -95,7 +95,8 @@ async fn a_request_costs_one_round_trip_and_a_release_no_wait(_: Store) {
     const PAIRS: u64 = 200;
     let (master, _replicas) = servers(1).await;
     let locks = client(&durable(&master, 1));
-    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+    locks.ready(SOON).await.unwrap(); // opens all connections
+    give_back(locks.mutex("a").acquire().await.unwrap()).await; // loads the scripts
     let before = master.command_stats();
 
     let durable = pairs(&locks, PAIRS).await;

@@ -28,6 +28,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_sentinel_that_is_down_or_silent_is_not_missed
         without_a_majority_of_sentinels_nobody_gets_in_and_nobody_loses_a_lock
         of_two_sentinels_the_error_blames_the_one_that_is_down
+        a_lock_is_kept_when_all_sentinels_die_after_it_was_taken
         sentinels_that_come_back_are_listened_to_again
         a_connection_that_finds_the_master_asks_each_sentinel_once
         an_idle_connection_follows_another_of_its_client_to_a_new_master
@@ -194,6 +195,24 @@ async fn of_two_sentinels_the_error_blames_the_one_that_is_down(_: Store) {
         format!("(cannot connect to the sentinel 127.0.0.1:{down}: Redis: Connection refused");
     let other = format!("; 127.0.0.1:{} was not waited for)", up.port());
     says(&error, &[&blamed, &other]);
+}
+
+/// The keeper finds no master any more, so it has no connection of its own.
+async fn a_lock_is_kept_when_all_sentinels_die_after_it_was_taken(_: Store) {
+    let (_server, sentinels) = watched();
+    let locks = builder(url(&sentinels)).ttl(Duration::from_secs(2));
+    let locks = locks.build().unwrap();
+    let guard = locks.mutex("held").acquire().await.unwrap();
+
+    sentinels.iter().for_each(RedisServer::kill);
+
+    tokio::time::timeout(Duration::from_secs(5), guard.lost())
+        .await
+        .expect_err("lost with the sentinels");
+    give_back(guard).await;
+    let error = locks.ready(SLACK).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    says(&error, &["of 3 sentinels, 2 must name the same server"]);
 }
 
 /// The operation timeout of the client `others`, which is the default.
