@@ -231,6 +231,7 @@ async fn a_request_at_a_demoted_master_is_repeated_at_the_new_one(_: Store) {
     let free = names.into_iter().find(is_here).unwrap();
     let [holds, asks] = [(); 2].map(|()| client(&cluster.url()));
     give_back(asks.mutex("a").acquire().await.unwrap()).await;
+    asks.ready(SOON).await.unwrap(); // no further connection of this client asks for the map
     let guard = holds.mutex("a").acquire().await.unwrap();
     cluster.wait_until_replicated();
     cluster.fail_over(old);

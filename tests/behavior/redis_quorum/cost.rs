@@ -77,6 +77,7 @@ async fn a_pair_is_two_round_trips_with_two_of_five_nodes_down(_: Store) {
             node.kill();
         }
         let locks = client(&url(ways.iter().map(Proxy::port)));
+        locks.ready(SOON).await.unwrap(); // opens all connections
         give_back(held_everywhere(&locks, &set.nodes[..up]).await).await;
         let evaluated = |at: usize| *set.nodes[at].command_stats().get("evalsha").unwrap_or(&0);
         let sent = |at: usize| ways[at].traffic().chunks_up;
@@ -158,6 +159,7 @@ async fn no_pair_waits_for_a_slow_node_of_five(_: Store) {
     let set = Quorum::start(5);
     let (ways, url) = proxied(&set);
     let locks = client(&url);
+    locks.ready(SOON).await.unwrap(); // opens all connections
     let evaluated = |at: usize| *set.nodes[at].command_stats().get("evalsha").unwrap_or(&0);
     for slow in [0, 2, 4] {
         give_back(held_everywhere(&locks, &set.nodes).await).await;

@@ -33,9 +33,10 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
 pub(super) async fn with_the_last_behind(proxy: &Proxy, set: &Quorum) -> Locks {
     let [first, second] = [0, 1].map(|at| set.nodes[at].port());
     let locks = client(&url([first, second, proxy.port()]));
+    locks.ready(SOON).await.unwrap(); // the keeper connects too
     give_back(locks.mutex("here").acquire().await.unwrap()).await;
     eventually("all are connected", SOON, async || {
-        proxy.traffic().chunks_up > 0
+        proxy.open_connections() > 1 && proxy.traffic().chunks_up > 0
     })
     .await;
     locks

@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -282,7 +283,19 @@ where
         })
         .collect();
     let (mut answered, mut error) = (false, None);
-    while let Some((slot, places, outcome)) = asks.next().await {
+    loop {
+        // When its time is over, the core polls this once more, and then gives up the whole batch.
+        // The answers that have come would then be lost. So each poll looks whether the others are
+        // still worth waiting for.
+        let part = std::future::poll_fn(|cx| match asks.poll_next_unpin(cx) {
+            Poll::Pending if answered && waits.iter().all(|slot| routes.is_doubtful(*slot)) => {
+                Poll::Ready(None)
+            }
+            part => part,
+        });
+        let Some((slot, places, outcome)) = part.await else {
+            break;
+        };
         match outcome {
             Ok(part) => {
                 answered = true;
@@ -297,11 +310,6 @@ where
         }
         let over = waits.iter().position(|other| *other == slot);
         over.map(|over| waits.swap_remove(over));
-        // When its time is over, the core gives up the whole batch. The answers that have come
-        // would then be lost.
-        if answered && waits.iter().all(|slot| routes.is_doubtful(*slot)) {
-            break;
-        }
     }
     match error {
         Some(error) if !answered => Err(error),
