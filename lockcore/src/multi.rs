@@ -230,7 +230,7 @@ impl MultiHeld {
         remaining.min().unwrap_or(Duration::MAX)
     }
 
-    /// Resolves when one of the locks is lost: see [`Held::lost`].
+    /// Resolves when one of the locks is lost or released: see [`Held::lost`].
     ///
     /// # Cancel safety
     ///

@@ -405,8 +405,8 @@ async fn views_of_a_lock_that_was_detached_say_that_it_is_released(store: Store)
     let guard = held(&locks).await;
     let id = guard.grant_id();
     let view = guard.held();
-    let mut lost = Box::pin(view.lost());
-    assert!(polled(lost.as_mut(), 1).await.is_none());
+    let lost = view.clone();
+    let lost = tokio::spawn(async move { lost.lost().await });
 
     let text = guard.detach().await.unwrap();
 
@@ -417,12 +417,13 @@ async fn views_of_a_lock_that_was_detached_say_that_it_is_released(store: Store)
         assert_eq!(kind(view.ensure(Duration::from_millis(1)).await), released);
         assert_eq!(kind(view.set_value("x").await), released);
         assert_eq!(kind(view.scope(async {}).await), released);
-        assert!(polled(lost.as_mut(), 1).await.is_none());
+        assert_eq!(polled(view.lost(), 1).await, Some(LostReason::Released));
         // The views are checked once before the adoption and once after it.
         if let Ok(adopted) = other.adopt(&text).await {
             give_back(adopted).await;
         }
     }
+    assert_eq!(soon(lost).await.unwrap(), LostReason::Released);
     assert!(polled(events.recv(), 1).await.is_none(), "a loss was told");
     for told in [GrantEvent::Granted(id), GrantEvent::Detached(id)] {
         assert_eq!(soon(grants.recv()).await, Some(told));

@@ -77,21 +77,26 @@ impl Held {
         self.0.since.until(self.shared().clock.now())
     }
 
-    /// Resolves when the lock is lost. It stays pending after a release.
+    /// Resolves when the lock is not held any more, and returns why. After a release, or after a
+    /// [detach](crate::Guard::detach), this is [`Released`](LostReason::Released), as soon as the
+    /// last guard of the hold has ended. All other reasons mean that the lock was lost. So a task
+    /// that waits for the loss ends with the lock.
     ///
     /// # Cancel safety
     ///
     /// Safe: it only waits.
     pub async fn lost(&self) -> LostReason {
-        if self.shared().is_forked() {
-            return LostReason::Forked;
+        loop {
+            let changed = self.0.lease.changed.notified();
+            let mut changed = std::pin::pin!(changed);
+            // Registered before the check, so that a change in between is not missed.
+            changed.as_mut().enable();
+            if let Some(reason) = self.lost_reason() {
+                return reason;
+            }
+            // The keeper notifies this task at the deadline, even while a renewal hangs.
+            changed.await;
         }
-        let reason = self.0.lease.until_lost(&self.shared().clock).await;
-        if self.is_over() {
-            // This hold is over. Its ticket was handed over, and a later holder has lost it.
-            return std::future::pending().await;
-        }
-        reason
     }
 
     /// Resolves when somebody asks for the lock with [`Locks::revoke`](crate::Locks::revoke).

@@ -19,6 +19,7 @@ use crate::client::shared::Shared;
 use crate::client::tracked::{Cleanup, Stage};
 use crate::clock::Instant;
 use crate::error::{Error, LostReason};
+use crate::log::guarded;
 use crate::name::Name;
 use crate::options::{OnLost, OnRevoke};
 use crate::sync::Mutex;
@@ -102,6 +103,15 @@ pub(super) enum End {
     /// Only readers remain, and the store has not acknowledged that yet.
     Shrink,
     GiveBack(Origin),
+}
+
+impl Hold {
+    /// The last guard has ended. Wakes the views that wait for the end of the hold, and also those
+    /// of other holds of the ticket, which look and wait again. No mutex is held, because wakers
+    /// are users' code.
+    pub(super) fn tell_end(&self) {
+        guarded(|| self.lease.changed.notify_waiters());
+    }
 }
 
 impl Held {
@@ -398,6 +408,7 @@ impl Guard {
             }
             Left::Readers | Left::Others => return End::Nothing,
         }
+        hold.tell_end();
         // The mutex is free again after this line. It must be, because telling listeners runs
         // wakers.
         let origin = (hold.origin.lock().unwrap_or_else(PoisonError::into_inner)).take();

@@ -221,7 +221,7 @@ async fn a_renewal_that_is_late_disturbs_nobody(_: Store) {
         locks.ready(SOON).await.is_ok()
     })
     .await;
-    assert!(polled(view.lost(), 1).await.is_none());
+    assert_eq!(polled(view.lost(), 1).await, Some(LostReason::Released));
     assert!(polled(events.recv(), 1).await.is_none());
     adopted.ensure(Duration::from_millis(1)).await.unwrap();
     give_back(adopted).await;

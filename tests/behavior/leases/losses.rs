@@ -12,7 +12,9 @@ use libtest_mimic::Trial;
 use lockcore::{Error, ErrorKind, Event, Fair, Guard, Locks, LostReason, OnLost};
 
 use crate::giving_up::polled;
-use crate::store::{Kind, SOON, Store, assert_nothing_left, give_back, kind, tickets};
+use crate::store::{
+    Kind, SOON, Store, assert_nothing_left, begin, give_back, in_line, kind, tickets,
+};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store;
@@ -22,6 +24,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_body_that_asked_for_a_signal_is_not_stopped
         an_error_of_the_body_is_passed_on_and_the_lock_is_free
         a_loss_is_reported_to_a_view_whose_guard_is_gone
+        a_view_is_told_that_its_lock_was_released
         a_client_that_ends_in_order_tells_of_no_trouble
         danger_is_reported_before_the_loss_and_not_without_need
     ]
@@ -210,6 +213,49 @@ async fn a_loss_is_reported_to_a_view_whose_guard_is_gone(store: Store) {
     let view = view.unwrap();
     assert_eq!(view.lost().await, LostReason::Expired);
     assert!(!view.is_valid() && view.in_danger().await.is_zero());
+}
+
+/// Tasks that wait for the end of a lock must not wait for ever.
+async fn a_view_is_told_that_its_lock_was_released(store: Store) {
+    let locks = store.client();
+    let lock = locks.mutex("a").wait(SOON);
+    for dropped in [true, false] {
+        let guard = lock.acquire().await.unwrap();
+        let second = guard.reenter().unwrap();
+        let (view, waits) = (guard.held(), guard.held());
+        let waits = tokio::spawn(async move { waits.lost().await });
+        // A task of this process gets the lock next, perhaps with the same ticket.
+        let next = begin(lock.clone());
+        in_line(&store, &locks, "a", 1, 1).await;
+
+        give_back(second).await;
+        assert!(polled(view.lost(), 1).await.is_none(), "it is still held");
+        assert!(!waits.is_finished());
+        match dropped {
+            true => drop(guard),
+            false => give_back(guard).await,
+        }
+
+        let told = tokio::time::timeout(SOON, waits).await;
+        assert_eq!(told.expect("not told").unwrap(), LostReason::Released);
+        let next = next.await.unwrap().unwrap();
+        for _ in 0..2 {
+            assert_eq!(polled(view.lost(), 1).await, Some(LostReason::Released));
+        }
+        assert!(polled(next.lost(), 1).await.is_none(), "it is held");
+        give_back(next).await;
+    }
+
+    let kept = locks.mutex("a").min_hold(Duration::from_millis(50));
+    let guards = Locks::all([kept, locks.mutex("b")])
+        .acquire()
+        .await
+        .unwrap();
+    let both = guards.held();
+    guards.release().await.unwrap();
+    let (_, reason) = polled(both.lost(), 1).await.unwrap();
+    assert_eq!(reason, LostReason::Released);
+    assert_nothing_left(&store, &locks, "a").await;
 }
 
 async fn a_client_that_ends_in_order_tells_of_no_trouble(store: Store) {
