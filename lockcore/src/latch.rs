@@ -50,9 +50,9 @@ impl Latch {
         Self(Counter::new(client, name))
     }
 
-    /// How long [`wait_for_zero`](Self::wait_for_zero) waits, connecting included. For the other
-    /// requests it has the meaning of [`Counter::wait`]. Default: the client's default
-    /// (`LOCK_WAIT`).
+    /// How long [`wait_for_zero`](Self::wait_for_zero) waits, connecting included. With zero it reads
+    /// the count once. For the other requests it has the meaning of [`Counter::wait`]. Default: the
+    /// client's default (`LOCK_WAIT`).
     pub fn wait(self, wait: impl Into<Wait>) -> Self {
         Self(self.0.wait(wait))
     }
@@ -171,10 +171,24 @@ impl Latch {
     ///
     /// Safe: it changes nothing.
     pub async fn wait_for_zero(&self) -> Result<(), Error> {
-        let zero = self.zero().await;
+        let zero = match self.0.wait {
+            Wait::For(Duration::ZERO) => self.is_zero().await,
+            _ => self.zero().await,
+        };
         zero.map_err(|error| self.0.named(error))
     }
 
+    /// Reads the count once.
+    async fn is_zero(&self) -> Result<(), Error> {
+        let counted = self.0.change(CountOp::Read).await?;
+        match (counted.generation, counted.value) {
+            (0, _) => Err(never_set()),
+            (_, ..=0) => Ok(()),
+            _ => Err(Error::not_zero(Duration::ZERO)),
+        }
+    }
+
+    /// Waits for the zero.
     async fn zero(&self) -> Result<(), Error> {
         let shared = &self.0.client().shared;
         let began = shared.clock.now();
@@ -192,9 +206,7 @@ impl Latch {
                     ));
                 }
                 if before == 0 {
-                    return Err(Error::unavailable(
-                        "nobody has set this latch, or longer ago than the store has kept it; set it before others wait",
-                    ));
+                    return Err(never_set());
                 }
                 if counted.value <= 0 || counted.generation != before {
                     return Ok(());
@@ -202,7 +214,6 @@ impl Latch {
             }
         };
         let give_up = match self.0.wait {
-            Wait::For(Duration::ZERO) => began.after(shared.op_timeout),
             Wait::For(wait) => began.after(wait),
             Wait::Forever => crate::clock::Instant::FAR_FUTURE,
         };
@@ -227,6 +238,12 @@ impl Latch {
             self.0.named(Error::config(text))
         })
     }
+}
+
+fn never_set() -> Error {
+    Error::unavailable(
+        "nobody has set this latch, or longer ago than the store has kept it; set it before others wait",
+    )
 }
 
 /// Returns the count of a latch. The counter may be negative if somebody has changed it as a plain

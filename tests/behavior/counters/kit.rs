@@ -30,6 +30,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_latch_that_is_not_set_does_not_open
         a_latch_and_a_counter_are_kept_for_as_long_as_they_are_to_be
         a_time_for_which_nothing_can_be_kept_is_refused
+        a_latch_whose_caller_does_not_wait_costs_one_read
         a_shutdown_ends_the_waiting
         waiters_that_are_dropped_leave_no_watch
         a_store_without_counters_says_so
@@ -457,6 +458,35 @@ async fn a_latch_that_does_not_open_in_time_is_a_timeout(_: Store) {
     }
     let unusable = locks.latch("").wait_for_zero().await;
     assert_eq!(kind(unusable), ErrorKind::Config);
+}
+
+/// The clock stands still, so the call does not wait for the end of any time.
+async fn a_latch_whose_caller_does_not_wait_costs_one_read(_: Store) {
+    let kit = Kit::new();
+    let latch = kit.client().unwrap().latch("a").wait(Duration::ZERO);
+    let (counted, spent, other) = counted();
+    let is_read = counted.latch("a").wait(Duration::ZERO);
+    assert!(other.latch("a").try_set(1).await.unwrap());
+    assert!(latch.try_set(1).await.unwrap());
+    kit.clock().stop();
+
+    let error = soon(latch.wait_for_zero()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    assert_eq!(error.name(), Some("a"));
+    latch.count_down().await.unwrap();
+    soon(latch.wait_for_zero()).await.unwrap();
+
+    assert_eq!(
+        kind(soon(is_read.wait_for_zero()).await),
+        ErrorKind::Timeout
+    );
+    assert_eq!(spent.all(), [1, 0, 0]);
+
+    kit.fail_next(Verb::Count, Fault::Refused);
+    assert_eq!(
+        kind(soon(latch.wait_for_zero()).await),
+        ErrorKind::Unavailable
+    );
 }
 
 async fn a_shutdown_ends_the_waiting(_: Store) {
