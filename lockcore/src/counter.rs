@@ -313,6 +313,9 @@ impl Following {
     /// The counter if it has changed since the last call, or else as soon as it changes. If the
     /// future is dropped, the next call returns what this call would have returned.
     pub(crate) async fn next(&mut self) -> Result<Counted, Error> {
+        // In a forked child no task looks at the counter.
+        let open = self.counter.client().shared.refuse_forked();
+        open.map_err(|error| self.counter.named(error))?;
         let watching = match &mut self.watching {
             Some(watching) => watching,
             none => none.insert(self.counter.watch()?),

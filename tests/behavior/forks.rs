@@ -16,6 +16,12 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
+pub(crate) fn facts_of_counters(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT;
+        in_a_forked_child_the_parents_changes_are_an_error
+    ]
+}
+
 pub(crate) fn facts_of_the_default(store: Kind) -> Vec<Trial> {
     if !store.serves_forked_children() {
         return Vec::new();
@@ -71,6 +77,15 @@ async fn in_a_forked_child_the_parents_lock_is_lost_and_stays_the_parents(store:
     }
     forked.close_input();
     assert_eq!(forked.expect("PARENT VALID", SOON), "true");
+    forked.finish(SOON);
+}
+
+async fn in_a_forked_child_the_parents_changes_are_an_error(store: Store) {
+    let mut forked = forked(&store, &["--changes"]);
+
+    for _ in ["counter", "value"] {
+        assert_eq!(forked.expect("CHILD TOLD", SOON), "Err(Config)");
+    }
     forked.finish(SOON);
 }
 

@@ -138,6 +138,7 @@ fn facts_of(store: Kind) -> Vec<Trial> {
         trials.extend(barrier::facts_of_processes(store));
         trials.extend(election::facts_of_processes(store));
         trials.extend(counters::facts(store));
+        trials.extend(forks::facts_of_counters(store));
         if store.timings().answers == Answers::AServer {
             trials.extend(counters::facts_of_servers(store));
             trials.extend(election::facts_of_servers(store));

@@ -5,6 +5,7 @@
 //! forked URL            the parent holds `parent` when it forks
 //! forked URL --idle     the parent has a client when it forks. The client has sent no request
 //! forked URL --body     a body that runs under `parent` forks, and awaits in the child
+//! forked URL --changes  the parent follows a counter and a value when it forks
 //! forked URL --default  the parent has a default client. `LOCK_URL` and `LOCK_NAMESPACE` name the
 //!                       same store
 //!
@@ -19,6 +20,8 @@
 //!     the child has ended, and the parent has a lock
 //! CHILD WENT ON | CHILD STOPPED <kind>
 //!     the result of the body in the child
+//! CHILD TOLD <kind>
+//!     the error of the child when it asks for the next change of the counter, or of the value
 //! PARENT WENT ON
 //!     the body has ended in the parent
 //! <process> WORKED | <process> FAILED <kind> <error>
@@ -45,8 +48,11 @@ struct Arguments {
     /// Forks while it holds the lock
     #[arg(long, conflicts_with = "idle")]
     body: bool,
-    /// Works with the process-wide default
+    /// Follows a counter and a value before the fork
     #[arg(long, conflicts_with_all = ["idle", "body"])]
+    changes: bool,
+    /// Works with the process-wide default
+    #[arg(long, conflicts_with_all = ["idle", "body", "changes"])]
     default: bool,
 }
 
@@ -62,6 +68,9 @@ fn main() -> Outcome {
     let locks = client(&arguments)?;
     if arguments.body {
         return body(&runtime, &locks);
+    }
+    if arguments.changes {
+        return changes(&runtime, &locks);
     }
     let mut held = match arguments.idle {
         true => None,
@@ -147,6 +156,24 @@ fn body(runtime: &Runtime, locks: &Locks) -> Outcome {
         std::process::exit(0);
     }
     outcome
+}
+
+fn changes(runtime: &Runtime, locks: &Locks) -> Outcome {
+    let mut counts = locks.counter("followed").changes();
+    let mut values = locks.value("followed").changes();
+    runtime.block_on(counts.next())?;
+    runtime.block_on(values.next())?;
+    in_child(|| {
+        let runtime = self::runtime()?;
+        let told = [
+            runtime.block_on(counts.next()).map(drop),
+            runtime.block_on(values.next()).map(drop),
+        ];
+        for told in told {
+            println!("CHILD TOLD {:?}", told.map_err(|error| error.kind()));
+        }
+        Ok(())
+    })
 }
 
 /// Prints the state of the parent's lock and client as the child sees them, and drops them.
