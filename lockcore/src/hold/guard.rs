@@ -288,6 +288,9 @@ impl Guard {
     async fn extended(&self, ttl: Duration) -> Result<(), Error> {
         let (shared, lease) = (self.shared(), &self.held.0.lease);
         let longest = shared.capability.longest_ttl;
+        if let Some(error) = self.loss() {
+            return Err(error);
+        }
         let present = lease.ttl();
         if ttl < present || ttl > longest {
             return Err(Error::config(format!(
@@ -296,9 +299,6 @@ impl Guard {
                 format_duration(present),
                 format_duration(longest)
             )));
-        }
-        if let Some(error) = self.loss() {
-            return Err(error);
         }
         if ttl > present {
             lease.lengthen(ttl);
