@@ -107,6 +107,7 @@ impl Locks {
             ttl,
             renew: true,
             owner: &self.0.owner.whole,
+            through_outages: false,
             // The ticket is not shared with other tasks of this process.
             limited: true,
             reentrant: true,

@@ -38,11 +38,12 @@ const OP_TIMEOUT: Duration = Duration::from_secs(1);
 const FOREVER: &str = "forever";
 const STRICT: &str = "strict";
 
-const VARIABLES: [&str; 10] = [
+const VARIABLES: [&str; 11] = [
     "LOCK_URL",
     "LOCK_NAMESPACE",
     "LOCK_TTL",
     "LOCK_WAIT",
+    "LOCK_THROUGH_OUTAGES",
     "LOCK_FAIR",
     "LOCK_OP_TIMEOUT",
     "LOCK_OWNER",
@@ -75,6 +76,7 @@ const OTHER_NAMES: [(&str, &str); 8] = [
 /// | [`namespace`](Self::namespace) | `LOCK_NAMESPACE` | first part of all names | `lock` |
 /// | [`ttl`](Self::ttl) | `LOCK_TTL` | the lease length of locks that set none | `10s` |
 /// | [`wait`](Self::wait) | `LOCK_WAIT` | the wait of locks that set none, or `forever` | `15s` |
+/// | [`through_outages`](Self::through_outages) | `LOCK_THROUGH_OUTAGES` | whether the wait covers outages of the store | `false` |
 /// | [`fair`](Self::fair) | `LOCK_FAIR` | `strict`, or how long a process may serve its own tasks first | `50ms` |
 /// | [`op_timeout`](Self::op_timeout) | `LOCK_OP_TIMEOUT` | how long one operation at the store may take | `1s` |
 /// | [`owner`](Self::owner) | `LOCK_OWNER` | the text that `inspect` shows beside machine and process | none |
@@ -99,6 +101,7 @@ pub struct Builder {
     namespace: String,
     ttl: Duration,
     wait: Wait,
+    through_outages: bool,
     fair: Fair,
     op_timeout: Duration,
     owner: String,
@@ -115,6 +118,7 @@ impl Default for Builder {
             namespace: NAMESPACE.into(),
             ttl: TTL,
             wait: WAIT,
+            through_outages: false,
             fair: FAIR,
             op_timeout: OP_TIMEOUT,
             owner: String::new(),
@@ -191,6 +195,14 @@ impl Builder {
             "LOCK_TTL" => self.ttl(duration()?),
             "LOCK_WAIT" if value.eq_ignore_ascii_case(FOREVER) => self.wait(Wait::Forever),
             "LOCK_WAIT" => self.wait(duration_or(FOREVER)?),
+            "LOCK_THROUGH_OUTAGES" => {
+                let yes = value.parse().map_err(|_| {
+                    Error::config(format!(
+                        "{variable}={value} is neither \"true\" nor \"false\""
+                    ))
+                });
+                self.through_outages(yes?)
+            }
             "LOCK_FAIR" if value.eq_ignore_ascii_case(STRICT) => self.fair(Fair::Strict),
             "LOCK_FAIR" => self.fair(Fair::Local(duration_or(STRICT)?)),
             "LOCK_OWNER" => self.owner(value),
@@ -255,6 +267,15 @@ impl Builder {
     /// lock even if its holder has just died.
     pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
         self.wait = wait.into();
+        self
+    }
+
+    /// Whether the wait of locks that do not set their own choice covers outages of the store: see
+    /// [`Lock::through_outages`](crate::Lock::through_outages). With the default of `false`, a store
+    /// that cannot be reached is an error after one [operation timeout](Self::op_timeout), as a
+    /// service needs it for its requests.
+    pub fn through_outages(mut self, yes: bool) -> Self {
+        self.through_outages = yes;
         self
     }
 
@@ -387,6 +408,7 @@ impl Builder {
             defaults: Defaults {
                 ttl: self.ttl,
                 wait: self.wait,
+                through_outages: self.through_outages,
                 fair: self.fair,
             },
         };
@@ -483,6 +505,7 @@ impl std::fmt::Debug for Builder {
             .field("namespace", &self.namespace)
             .field("ttl", &self.ttl)
             .field("wait", &self.wait)
+            .field("through_outages", &self.through_outages)
             .field("fair", &self.fair)
             .field("op_timeout", &self.op_timeout)
             .field("owner", &self.owner)

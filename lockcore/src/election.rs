@@ -33,6 +33,9 @@ const SETTLED: Duration = Duration::from_secs(1);
 /// How often the value of a leader is read: four times in the time for which a store keeps it.
 const READ_AGAIN: Duration = Duration::from_secs(KEEP.as_secs() / 4);
 
+/// A wait of zero would mean not to wait.
+const LEAST_WAIT: Duration = Duration::from_millis(1);
+
 impl Locks {
     /// An election on a name. Of all candidates in all processes, one leads.
     ///
@@ -60,7 +63,10 @@ impl Locks {
         let lock = self.mutex(name.clone());
         Election {
             locks: self.clone(),
-            lock: lock.wait(Wait::Forever).reentrant(false),
+            lock: lock
+                .wait(Wait::Forever)
+                .through_outages(true)
+                .reentrant(false),
             name,
             value: "".into(),
         }
@@ -95,9 +101,9 @@ impl Election {
         self
     }
 
-    /// How long [`campaign`](Self::campaign) waits, connecting included. If the wait ends while the
-    /// value of the new leader is written, the write has an operation timeout all the same. The
-    /// default is forever, whatever the client's default is.
+    /// How long [`campaign`](Self::campaign) waits, connecting and [outages](Lock::through_outages)
+    /// included. If the wait ends while the value of the new leader is written, the write has an
+    /// operation timeout all the same. The default is forever, whatever the client's default is.
     pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
         self.lock = self.lock.wait(wait);
         self
@@ -111,7 +117,7 @@ impl Election {
     }
 
     /// Waits until this candidate leads, and tells the observers. This takes one request more than
-    /// a lock.
+    /// a lock. If the store is out of reach, the candidate waits until it is back.
     ///
     /// # Errors
     ///
@@ -134,12 +140,35 @@ impl Election {
         }
         check_value(&self.value).map_err(|error| error.of_name(&self.name))?;
         let clock = &self.locks.0.shared.clock;
-        let began = clock.now();
-        let guard = self.lock.acquire().await?;
-        let left = match self.lock.default_wait() {
-            Wait::For(wait) => clock.now().until(began.after(wait)).min(guard.remaining()),
-            Wait::Forever => guard.remaining(),
+        let give_up = match self.lock.default_wait() {
+            Wait::For(wait) => clock.now().after(wait),
+            Wait::Forever => Instant::FAR_FUTURE,
         };
+        let mut lock = self.lock.clone();
+        let mut pauses = Pauses::default();
+        loop {
+            let guard = lock.acquire().await?;
+            let error = match self.lead(guard, give_up).await {
+                Ok(leader) => return Ok(leader),
+                Err(error) => error,
+            };
+            let again = clock.now().after(pauses.draw());
+            // The store may have gone out of reach since the grant.
+            if !error.is_outage() || again >= give_up {
+                return Err(error);
+            }
+            tracing::info!(%error, "campaigning again");
+            self.locks.0.shared.alarm(again).await;
+            if let Wait::For(_) = lock.default_wait() {
+                lock = lock.wait(clock.now().until(give_up).max(LEAST_WAIT));
+            }
+        }
+    }
+
+    /// Publishes the value of a candidate that has the lock.
+    async fn lead(&self, guard: Guard, give_up: Instant) -> Result<Leader, Error> {
+        let left = self.locks.0.shared.clock.now().until(give_up);
+        let left = left.min(guard.remaining());
         guard.write_value(Arc::clone(&self.value), left).await?;
         // The lease may have ended while the value was being sent, which may take several attempts.
         match guard.loss() {

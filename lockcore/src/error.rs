@@ -310,6 +310,12 @@ impl Error {
         }
     }
 
+    /// Whether the store is out of reach or refuses requests, so that another attempt may succeed
+    /// later.
+    pub(crate) fn is_outage(&self) -> bool {
+        matches!(self.0.kind, ErrorKind::Unavailable | ErrorKind::Unknown)
+    }
+
     /// Turns the kind `Config` into `Unavailable`. This is for a change that has already happened
     /// in this process, because `Config` would say that nothing was changed.
     pub(crate) fn unavailable_if_config(self) -> Self {

@@ -54,6 +54,7 @@ pub struct Lock {
     what: Result<What, Error>,
     ttl: Duration,
     wait: Wait,
+    through_outages: bool,
     renew: bool,
     min_hold: Duration,
     max_hold: Option<Duration>,
@@ -89,6 +90,7 @@ impl Lock {
         Self {
             ttl: client.shared.defaults.ttl,
             wait: client.shared.defaults.wait,
+            through_outages: client.shared.defaults.through_outages,
             client: Arc::clone(client),
             what,
             renew: true,
@@ -111,8 +113,30 @@ impl Lock {
 
     /// How long [`acquire`](Self::acquire) and [`run`](Self::run) wait, the time to connect
     /// included. Default: the client's default (`LOCK_WAIT`).
+    ///
+    /// This is the wait for a holder, and not for the store. A store that cannot be reached is an
+    /// error after one operation timeout, however long the wait is. With
+    /// [`through_outages`](Self::through_outages), the wait covers outages too. A caller that is in
+    /// line when an outage begins keeps waiting in both cases.
     pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
         self.wait = wait.into();
+        self
+    }
+
+    /// Whether the [`wait`](Self::wait) also covers times in which the store is out of reach or
+    /// refuses requests. Default: the client's default (`LOCK_THROUGH_OUTAGES`), which is false.
+    ///
+    /// - **false** is for work that somebody waits for, such as an HTTP request: within one operation
+    ///   timeout, the caller learns that the store is down, and callers do not pile up.
+    /// - **true** is for work that has to be done some time, such as a job. The client asks again
+    ///   until the store answers. If the wait ends before, the error is that of the last attempt:
+    ///   [`Unavailable`](crate::ErrorKind::Unavailable) or [`Unknown`](crate::ErrorKind::Unknown).
+    ///   Mistakes, such as wrong credentials, are an error at once.
+    ///
+    /// [`try_acquire`](Self::try_acquire) does not wait, so this has no effect on it. An
+    /// [election](crate::Locks::election) always waits through outages.
+    pub fn through_outages(mut self, yes: bool) -> Self {
+        self.through_outages = yes;
         self
     }
 
@@ -256,7 +280,8 @@ impl Lock {
     /// Besides, [`Busy`](crate::ErrorKind::Busy) with a `wait` of zero, and when ten thousand
     /// callers wait already. And [`Lost`](crate::ErrorKind::Lost) after a shutdown, and for a
     /// request inside of a hold of the same lock that is lost. A store that cannot be reached is
-    /// reported after one operation timeout, not after the whole wait.
+    /// reported after one operation timeout, not after the whole wait, except with
+    /// [`through_outages`](Self::through_outages).
     ///
     /// # Cancel safety
     ///
@@ -319,6 +344,18 @@ impl Lock {
 
     pub(crate) fn clock(&self) -> &Clock {
         &self.client.shared.clock
+    }
+
+    pub(crate) fn waits_through_outages(&self) -> bool {
+        self.through_outages
+    }
+
+    pub(crate) fn op_timeout(&self) -> Duration {
+        self.client.shared.op_timeout
+    }
+
+    pub(crate) fn is_of_client_of(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.client, &other.client)
     }
 
     /// The result of a future, or `None` if it takes longer than `time` by this lock's clock.
@@ -414,8 +451,22 @@ impl Lock {
         self.max_hold.is_some() || !self.min_hold.is_zero()
     }
 
+    /// Takes the lock with another wait than [`wait`](Self::wait) says, or with `None` only if it is
+    /// free. Gives up after `most`, even if a store that does not answer could be given more time.
+    pub(crate) async fn acquire_within(
+        &self,
+        wait: Option<Wait>,
+        most: Duration,
+    ) -> Result<Guard, Error> {
+        Ok(self.begin(self.take_within(wait, most).await?))
+    }
+
     /// Takes the lock, without setting its limits: see [`begin`](Self::begin).
-    pub(crate) async fn take(&self, wait: Option<Wait>) -> Result<Guard, Error> {
+    pub(crate) fn take(&self, wait: Option<Wait>) -> impl Future<Output = Result<Guard, Error>> {
+        self.take_within(wait, Duration::MAX)
+    }
+
+    async fn take_within(&self, wait: Option<Wait>, most: Duration) -> Result<Guard, Error> {
         // The store in memory never makes its caller wait. Without this call, a loop over locks
         // would never yield its thread.
         tokio::task::coop::consume_budget().await;
@@ -424,7 +475,7 @@ impl Lock {
         let spec = self.spec()?;
         let name = spec.name;
         let span = tracing::debug_span!("acquire", lock = %name, label = self.label);
-        let budget = Budget::new(&spec, wait);
+        let budget = Budget::new(&spec, wait).at_most(most);
         let outer = spec
             .can_reenter()
             .then(|| scope::find(&self.client, name, spec.is_exclusive()))
@@ -498,6 +549,7 @@ impl Lock {
             ttl: self.ttl,
             renew: self.renew,
             owner: &self.owner.as_ref().unwrap_or(&self.client.owner).whole,
+            through_outages: self.through_outages,
             limited: self.is_limited() || self.owner.is_some(),
             reentrant: self.reentrant,
             on_lost: self.on_lost,

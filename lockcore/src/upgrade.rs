@@ -103,6 +103,7 @@ impl Guard {
             ttl: self.lease().ttl(),
             renew: self.lease().renew,
             owner: &request.owner,
+            through_outages: false,
             // The ticket is not shared: other tasks must not join it as readers.
             limited: true,
             reentrant: false,

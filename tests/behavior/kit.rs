@@ -9,12 +9,13 @@ use std::time::{Duration, Instant};
 use libtest_mimic::Trial;
 use lockcore::backend::Fault;
 use lockcore::testing::{Store as Kit, Verb};
-use lockcore::{Error, ErrorKind, Fair, Locks, LostReason, Release, distributed_lock};
+use lockcore::{Error, ErrorKind, Fair, Locks, LostReason, Release, Wait, distributed_lock};
 use tests::eventually::eventually;
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 
 use crate::giving_up::polled;
-use crate::store::{Kind, SOON, Store, begin, give_back, kind, tickets};
+use crate::store::{A_FEW_MILLIS, Kind, SOON, Store, begin, give_back, kind, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     let mut facts = crate::store_facts![store, Fair::Strict;
@@ -28,6 +29,8 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_loop_of_warnings_can_be_stopped
         a_lost_request_and_a_lost_reply_are_asked_again_and_granted_once
         an_error_of_each_fault_is_passed_on_or_tried_again
+        a_wait_through_outages_covers_refusals_and_no_mistakes
+        a_wait_through_an_outage_ends_in_time_or_with_the_client
         a_connection_that_fails_is_tried_again_unless_it_is_a_mistake
         a_lost_request_has_not_arrived_and_a_lost_reply_comes_after_the_deed
         an_enqueue_let_go_after_its_caller_gave_up_leaves_nothing
@@ -246,6 +249,65 @@ async fn an_error_of_each_fault_is_passed_on_or_tried_again(_: Store) {
         })
         .await;
     }
+}
+
+async fn a_wait_through_outages_covers_refusals_and_no_mistakes(_: Store) {
+    let kit = Kit::new();
+    let strict = Locks::builder().fair(Fair::Strict);
+    let locks = kit.client_with(strict.through_outages(true)).unwrap();
+    for fault in [Fault::Refused, Fault::Retry, Fault::Unknown] {
+        for _ in 0..3 {
+            kit.fail_next(Verb::Enqueue, fault);
+        }
+        give_back(soon(locks.mutex("a").acquire()).await.unwrap()).await;
+    }
+    kit.fail_next(Verb::Enqueue, Fault::Config);
+    assert_eq!(kind(locks.mutex("a").acquire().await), ErrorKind::Config);
+
+    // A caller that does not wait, and a lock that has its own choice.
+    for lock in [
+        locks.mutex("a").wait(Duration::ZERO),
+        locks.mutex("a").through_outages(false),
+    ] {
+        kit.fail_next(Verb::Enqueue, Fault::Refused);
+        assert_eq!(kind(soon(lock.acquire()).await), ErrorKind::Unavailable);
+    }
+    // One of several locks.
+    kit.fail_next(Verb::Enqueue, Fault::Refused);
+    let any = Locks::acquire_any([locks.mutex("a")]);
+    give_back(soon(any).await.unwrap()).await;
+    tickets(&locks, "a", 0).await;
+}
+
+async fn a_wait_through_an_outage_ends_in_time_or_with_the_client(_: Store) {
+    let (kit, locks) = kit();
+    kit.freeze();
+    kit.clock().stop();
+    let lock = locks.mutex("a").through_outages(true);
+    let short = begin(lock.clone().wait(Duration::from_secs(3)));
+    let long = begin(lock.wait(Wait::Forever));
+    // Moves the clock until the task has ended, and returns how far.
+    let until_the_end_of = async |task: &JoinHandle<_>| {
+        let mut passed = Duration::ZERO;
+        while !task.is_finished() {
+            kit.clock().advance(Duration::from_millis(50));
+            passed += Duration::from_millis(50);
+            tokio::time::sleep(A_FEW_MILLIS).await;
+        }
+        passed
+    };
+
+    let passed = soon(until_the_end_of(&short)).await;
+
+    assert!(passed >= Duration::from_secs(3), "{passed:?}");
+    let error = short.await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(!long.is_finished());
+    let shutdown = tokio::spawn(async move { locks.shutdown(Duration::ZERO).await });
+    soon(until_the_end_of(&long)).await;
+    let lost = kind(long.await.unwrap());
+    assert_eq!(lost, ErrorKind::Lost(LostReason::Shutdown));
+    shutdown.abort();
 }
 
 async fn a_connection_that_fails_is_tried_again_unless_it_is_a_mistake(_: Store) {

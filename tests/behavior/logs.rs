@@ -85,6 +85,7 @@ async fn a_client_tells_of_its_start_and_of_its_end_once(store: Store) {
             format!("/{}/", std::process::id()),
             "ttl=10s".to_owned(),
             "wait=\"15s\"".to_owned(),
+            "through_outages=false".to_owned(),
             "fair=\"50ms\"".to_owned(),
         ];
         for part in expected {

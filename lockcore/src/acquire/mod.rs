@@ -18,6 +18,7 @@ use crate::client::lease::Lease;
 use crate::clock::Instant;
 use crate::error::Error;
 use crate::options::Wait;
+use crate::pauses::Pauses;
 use crate::request::Request;
 use lanes::{Arrived, Handover, Share};
 use pending::{LAST_MOMENT, Pace, Pending, Progress};
@@ -25,11 +26,53 @@ use spec::Spec;
 
 /// Takes the lock that `spec` describes.
 ///
+/// If the store is out of reach, this fails within one operation timeout, so that callers do not
+/// pile up in front of it. A caller that waits [through outages](crate::Lock::through_outages) asks
+/// again.
+///
 /// Dropping the future at any point leaves nothing behind: see [`Pending`] for what is at the
 /// store, and [`lanes`] for callers that wait in memory.
 pub(crate) async fn acquire(spec: &Spec<'_>, budget: &Budget) -> Result<Grant, Error> {
+    match ask(spec, budget, budget.started).await {
+        Err(error) if spec.through_outages && budget.waits && error.is_outage() => {
+            // On the heap, because this happens seldom.
+            Box::pin(through_outage(spec, budget, error)).await
+        }
+        outcome => outcome,
+    }
+}
+
+/// Asks again until the outage is over, or until the time of the caller is. In the latter case,
+/// returns the last error of the outage. Each attempt queues anew in this process and at the store.
+/// If an attempt has no answer, its ticket is given back before or after the next attempt takes
+/// another.
+async fn through_outage(
+    spec: &Spec<'_>,
+    budget: &Budget,
+    mut error: Error,
+) -> Result<Grant, Error> {
     let shared = &spec.client.shared;
-    match in_this_process(spec, budget).await? {
+    // An attempt at a store that cannot be reached waits for the connection, so it does not come
+    // late. These pauses are for a store that refuses at once.
+    let mut pauses = Pauses::between(Duration::from_millis(5), Duration::from_millis(200));
+    loop {
+        tracing::debug!(%error, "waiting for the end of the outage");
+        let again = shared.clock.now().after(pauses.draw());
+        if again >= budget.give_up {
+            return Err(error);
+        }
+        shared.alarm(again).await;
+        match ask(spec, budget, shared.clock.now()).await {
+            Err(still) if still.is_outage() => error = still,
+            outcome => return outcome,
+        }
+    }
+}
+
+/// One attempt, which begins at `now`.
+async fn ask(spec: &Spec<'_>, budget: &Budget, now: Instant) -> Result<Grant, Error> {
+    let shared = &spec.client.shared;
+    match in_this_process(spec, budget, now).await? {
         (Some(Handover::Share(share)), began) => Ok(Grant::Share(share, began)),
         (Some(Handover::Leader(mut leader)), began) => {
             let number = Some(leader.number);
@@ -90,6 +133,14 @@ impl Budget {
         }
     }
 
+    /// Ends this time after the start, if it does not end earlier.
+    pub(crate) fn at_most(self, time: Duration) -> Self {
+        Self {
+            give_up: self.give_up.min(self.started.after(time)),
+            ..self
+        }
+    }
+
     /// The time since the start.
     pub(crate) fn waited(&self, spec: &Spec<'_>) -> Duration {
         self.started.until(spec.client.shared.clock.now())
@@ -102,17 +153,17 @@ impl Budget {
 
 /// Waits in the lane of this lock, behind other tasks of the process. Returns the hand-over that
 /// the lane gave to this task, or `None` if the task must take a ticket of its own. The `Instant`
-/// is the last reading of the clock: the start of the acquire, or the end of the wait in the lane.
+/// is the last reading of the clock: `now`, or the end of the wait in the lane.
 async fn in_this_process(
     spec: &Spec<'_>,
     budget: &Budget,
+    mut now: Instant,
 ) -> Result<(Option<Handover>, Instant), Error> {
     if !spec.is_shareable() {
-        return Ok((None, budget.started));
+        return Ok((None, now));
     }
     let shared = &spec.client.shared;
     let exclusive = spec.is_exclusive();
-    let mut now = budget.started;
     loop {
         let arrived = (spec.client.lanes).arrive(spec.name, spec.ttl, exclusive, budget.waits, now);
         let handover = match arrived {

@@ -18,6 +18,8 @@ pub(crate) struct Spec<'a> {
     pub(crate) ttl: Duration,
     pub(crate) renew: bool,
     pub(crate) owner: &'a Arc<str>,
+    /// See [`Lock::through_outages`](crate::Lock::through_outages).
+    pub(crate) through_outages: bool,
     /// Whether the lock has a `min_hold`, a `max_hold`, or an owner text of its own.
     pub(crate) limited: bool,
     pub(crate) reentrant: bool,

@@ -22,6 +22,7 @@ fn every_variable_is_read() {
         ("LOCK_NAMESPACE", "shop"),
         ("LOCK_TTL", "3s"),
         ("LOCK_WAIT", "forever"),
+        ("LOCK_THROUGH_OUTAGES", "true"),
         ("LOCK_FAIR", "strict"),
         ("LOCK_OP_TIMEOUT", "250ms"),
         ("LOCK_OWNER", "billing 2.7"),
@@ -35,6 +36,7 @@ fn every_variable_is_read() {
     assert_eq!(builder.namespace, "shop");
     assert_eq!(builder.ttl, Duration::from_secs(3));
     assert_eq!(builder.wait, Wait::Forever);
+    assert!(builder.through_outages);
     assert_eq!(builder.fair, Fair::Strict);
     assert_eq!(builder.op_timeout, Duration::from_millis(250));
     assert_eq!(builder.owner, "billing 2.7");

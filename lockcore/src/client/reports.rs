@@ -16,7 +16,12 @@ use crate::sync::atomic::Ordering;
 impl Shared {
     /// Logs the start of the client, once, on the caller's thread.
     pub(crate) fn tell_start(&self) {
-        let Defaults { ttl, wait, fair } = &self.defaults;
+        let Defaults {
+            ttl,
+            wait,
+            through_outages,
+            fair,
+        } = &self.defaults;
         let wait = match wait {
             Wait::For(wait) => format_duration(*wait).to_string(),
             Wait::Forever => "forever".to_owned(),
@@ -31,6 +36,7 @@ impl Shared {
             owner = &*self.owner,
             ttl = %format_duration(*ttl),
             wait,
+            through_outages,
             fair,
             "lock client started"
         );

@@ -24,6 +24,7 @@ pub(crate) struct Settings {
 pub(crate) struct Defaults {
     pub(crate) ttl: Duration,
     pub(crate) wait: Wait,
+    pub(crate) through_outages: bool,
     pub(crate) fair: Fair,
 }
 
@@ -39,6 +40,7 @@ impl Settings {
             defaults: Defaults {
                 ttl: Duration::from_secs(10),
                 wait: Wait::Forever,
+                through_outages: false,
                 fair: Fair::Strict,
             },
         }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use crate::backend::{Counted, Written};
 use crate::clock::Instant;
 use crate::counter::Following;
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
 use crate::locks::Locks;
 use crate::name::Name;
 use crate::pauses::Pauses;
@@ -95,7 +95,7 @@ impl Leaders {
             self.look_at = Instant::from_nanos(0);
             let leads = match self.leads().await {
                 Ok(leads) => leads,
-                Err(error) if is_passing(&error) => {
+                Err(error) if error.is_outage() => {
                     tracing::debug!(%error, "who leads cannot be read at the moment");
                     self.look_at = shared.clock.now().after(self.pauses.draw());
                     continue;
@@ -146,9 +146,4 @@ impl Leaders {
             self.read = Some(read);
         }
     }
-}
-
-/// Whether the next attempt may succeed.
-fn is_passing(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown)
 }

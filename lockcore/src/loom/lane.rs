@@ -636,6 +636,7 @@ fn a_ticket_is_passed_on_to_a_writer_or_becomes_a_readers() {
             ttl: TTL,
             renew: true,
             owner: &client.owner.whole,
+            through_outages: false,
             limited: false,
             reentrant: true,
             on_lost: OnLost::Cancel,

@@ -49,6 +49,7 @@ fn guard(client: &Arc<Client>, lease: Arc<Lease>) -> Guard {
         ttl: TTL,
         renew: true,
         owner: &client.owner.whole,
+        through_outages: false,
         limited: false,
         reentrant: true,
         on_lost: OnLost::Cancel,

@@ -10,7 +10,7 @@ use lockcore::{ErrorKind, FencingToken, Leader, Leaders, Locks, LostReason, Writ
 use tests::eventually::eventually;
 
 use super::take_from;
-use crate::faults::patient;
+use crate::faults::{builder, patient};
 use crate::store::{DEFAULT, Kind, SOON, Store, kind, soon};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
@@ -26,6 +26,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 pub(crate) fn facts_of_servers(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
         an_observer_that_was_cut_off_while_leaders_changed_sees_the_newest
+        a_candidate_waits_until_its_server_is_back
     ]
 }
 
@@ -186,6 +187,24 @@ async fn an_observer_that_was_cut_off_while_leaders_changed_sees_the_newest(stor
     assert_eq!(next(&mut leaders).await, None);
 }
 
+async fn a_candidate_waits_until_its_server_is_back(store: Store) {
+    let server = store.kind.start();
+    let (proxy, url) = server.process().unwrap().through_a_proxy();
+    let locks = builder(url).build().unwrap();
+    proxy.cut();
+    let election = locks.election("a").value("first");
+    let candidate = tokio::spawn(async move { election.campaign().await });
+    // This takes one operation timeout.
+    let fails = locks.mutex("b").wait(SOON).acquire().await;
+    assert_eq!(kind(fails), ErrorKind::Unavailable);
+
+    assert!(!candidate.is_finished());
+    proxy.restore();
+
+    let leader = soon(candidate).await.unwrap().unwrap();
+    leader.resign().await.unwrap();
+}
+
 async fn a_leader_that_dies_without_a_successor_is_gone_with_its_lease(_: Store) {
     let kit = Kit::new();
     let ttl = Duration::from_secs(3);
@@ -208,13 +227,16 @@ async fn a_candidate_whose_value_cannot_be_written_does_not_lead(_: Store) {
     let kit = Kit::new();
     let locks = kit.client().unwrap();
     kit.fail_next(Verb::Count, backend::Fault::Refused);
-    let refused = soon(locks.election("a").campaign()).await;
+    let at_once = locks.election("a").wait(Duration::ZERO);
+    let refused = soon(at_once.campaign()).await;
     assert_eq!(kind(refused), ErrorKind::Unavailable);
     // The refused candidate has released its lock. Another candidate need not wait for the lease to
     // end.
     drop(leads(&locks, "next").await);
-    // A run tries again by itself. Its first write is refused, and the reply to its second write is
+    // A candidate that waits tries again by itself. So does a run. Its first write is refused, and the reply to its second write is
     // lost, so the client repeats it.
+    kit.fail_next(Verb::Count, backend::Fault::Refused);
+    drop(leads(&locks, "in the end").await);
     kit.fail_next(Verb::Count, backend::Fault::Refused);
     kit.lose_next_reply(Verb::Count);
     let election = locks.election("b");
