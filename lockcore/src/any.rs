@@ -1,91 +1,233 @@
 //! Taking one of several locks: the first that is free, or the first that is granted. Taking all of
 //! several locks is in `multi`.
 
-use futures_util::future::select_all;
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::Poll;
+use std::time::Duration;
 
+use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind};
 use crate::hold::Guard;
 use crate::lock::Lock;
+use crate::options::Wait;
 
-/// Asks for the locks one after the other, so it never holds more than one.
+/// Takes the first lock that is free. If no lock is free and `waits` is true, waits at the same
+/// time for all locks that somebody holds.
 ///
-/// If the future is dropped, the request that is in flight is dropped with it, and leaves nothing
-/// behind.
-pub(crate) async fn try_acquire(locks: &[Lock]) -> Result<Guard, Error> {
-    let mut refused = Refused::default();
-    let free = first_free(locks, &mut refused).await?;
-    free.ok_or_else(|| refused.error())
-}
-
-/// Does what [`try_acquire`] does. If no lock is free, waits at the same time for all locks that
-/// somebody holds. A lock that has failed otherwise is not asked for again.
+/// **One after the other.** While the stores answer, one request is in flight: a caller that takes
+/// a free lock has asked for no lock behind it. With several requests at a time it would hold
+/// several locks for a moment, and other callers would find them held.
 ///
-/// The futures are polled in the order of the list. When one of them is ready, all others are
-/// dropped without a further poll. If the store has granted the lock of another future by then, the
-/// drop of this future releases that lock.
-pub(crate) async fn acquire(locks: &[Lock]) -> Result<Guard, Error> {
-    let mut refused = Refused::default();
-    if let Some(guard) = first_free(locks, &mut refused).await? {
-        return Ok(guard);
-    }
-    let busy = std::mem::take(&mut refused.busy).into_iter();
-    let mut waiting: Vec<_> = busy.map(|lock| Box::pin(lock.acquire())).collect();
-    while !waiting.is_empty() {
-        let (outcome, _, rest) = select_all(waiting).await;
-        match outcome {
-            Ok(guard) => return Ok(guard),
-            Err(error) => refused.note(error),
-        }
-        waiting = rest;
-    }
-    Err(refused.error())
-}
-
-/// The first lock that is free. Fails if one of the locks can never be taken.
-async fn first_free<'a>(
-    locks: &'a [Lock],
-    refused: &mut Refused<'a>,
-) -> Result<Option<Guard>, Error> {
+/// **A store that is silent does not keep the others waiting.** After a tenth of an operation
+/// timeout without an answer, the locks of each other client are asked for meanwhile, each client's
+/// one after the other. After half of an operation timeout, the other locks of the same client are
+/// asked for too: a part of the store may be down, such as one node of a cluster. These get the
+/// rest of the operation timeout. So a client that does not answer takes one operation timeout, and
+/// not one for each of its locks. Only in this time may the caller be granted several locks at
+/// once.
+///
+/// **One guard.** The futures are polled in the order of the list. When one of them is ready, all
+/// others are dropped without a further poll. A request that is in flight, or was granted, is
+/// cleaned up by this drop, as in a single acquire. The same is true if the future of this call is
+/// dropped.
+pub(crate) async fn acquire(locks: &[Lock], waits: bool) -> Result<Guard, Error> {
+    // If one of the locks can never be taken, none is asked for.
     for lock in locks {
         lock.check()?;
     }
-    for lock in locks {
-        match lock.try_acquire().await {
-            Ok(guard) => return Ok(Some(guard)),
-            Err(error) => {
-                if error.kind() == ErrorKind::Busy {
-                    refused.busy.push(lock);
-                }
-                refused.note(error);
-            }
+    let Some(first) = locks.first() else {
+        return Err(Error::config(
+            "one of no locks cannot be taken: the list is empty",
+        ));
+    };
+    let mut search = Search::new(locks, waits, first.clock());
+    loop {
+        search.go_on();
+        if search.asked.is_empty() {
+            return Err(search.error());
+        }
+        let answer = match search.has_more() {
+            // If no answer comes, the search goes on with other locks.
+            true => first.within(first.op_timeout() / 10, search.answer()).await,
+            false => Some(search.answer().await),
+        };
+        match answer {
+            Some((_, Ok(guard))) => return Ok(guard),
+            Some((place, Err(error))) => search.refused(place, error),
+            None => {}
         }
     }
-    Ok(None)
 }
 
-/// The errors so far: why none of the locks was granted.
-#[derive(Default)]
-struct Refused<'a> {
-    /// The locks that somebody holds.
-    busy: Vec<&'a Lock>,
+/// The state of a search. A lock is known by its place in the list.
+struct Search<'a> {
+    locks: &'a [Lock],
+    waits: bool,
+    clock: &'a Clock,
+    began: Instant,
+    /// The locks that were not asked for yet.
+    untried: Vec<usize>,
+    /// The locks that are asked for or waited for now.
+    asked: BTreeMap<usize, Asked<'a>>,
+    /// The locks that this caller is to wait for, and does not wait for yet: somebody holds them, or
+    /// their stores are out of reach.
+    later: Vec<usize>,
+    /// Whether a store was silent. From then on, no client waits for the answers of another.
+    silent: bool,
     /// The error of the last lock that was not free in time.
     taken: Option<Error>,
     /// The first error of any other kind.
     failed: Option<Error>,
 }
 
-impl Refused<'_> {
-    fn note(&mut self, error: Error) {
+/// A lock that is asked for or waited for.
+struct Asked<'a> {
+    /// When the lock was asked for. `None` if the caller waits for it in line.
+    tried_at: Option<Instant>,
+    granted: Pin<Box<dyn Future<Output = Result<Guard, Error>> + Send + 'a>>,
+}
+
+impl<'a> Search<'a> {
+    fn new(locks: &'a [Lock], waits: bool, clock: &'a Clock) -> Self {
+        Self {
+            locks,
+            waits,
+            clock,
+            began: clock.now(),
+            untried: (0..locks.len()).collect(),
+            asked: BTreeMap::new(),
+            later: Vec::new(),
+            silent: false,
+            taken: None,
+            failed: None,
+        }
+    }
+
+    /// Asks for the next locks, as far as the answers to the earlier requests allow, and begins to
+    /// wait.
+    fn go_on(&mut self) {
+        let now = self.clock.now();
+        let oldest = self.tried_at(|_| true);
+        self.silent |= oldest.is_some_and(|(at, lock)| at.until(now) >= lock.op_timeout() / 10);
+        for place in std::mem::take(&mut self.untried) {
+            let lock = &self.locks[place];
+            let whole = lock.op_timeout();
+            let patience = match self.tried_at(|other| other.is_of_client_of(lock)) {
+                Some((at, _)) => {
+                    let silent = at.until(now);
+                    (silent >= whole / 2).then(|| whole.saturating_sub(silent))
+                }
+                None => (self.silent || self.tried_at(|_| true).is_none()).then_some(whole),
+            };
+            match patience {
+                Some(patience) => self.ask(place, patience, now),
+                None => self.untried.push(place),
+            }
+        }
+        let all_answered = self.untried.is_empty() && self.tried_at(|_| true).is_none();
+        if self.silent || all_answered {
+            for place in std::mem::take(&mut self.later) {
+                self.wait_for(place, now);
+            }
+        }
+    }
+
+    /// When the oldest request was sent that has no answer yet, of those for the locks that match.
+    fn tried_at(&self, wanted: impl Fn(&Lock) -> bool) -> Option<(Instant, &'a Lock)> {
+        let tries = self.asked.iter().filter_map(|(place, asked)| {
+            let lock = &self.locks[*place];
+            asked.tried_at.filter(|_| wanted(lock)).map(|at| (at, lock))
+        });
+        tries.min_by_key(|(at, _)| *at)
+    }
+
+    fn ask(&mut self, place: usize, patience: Duration, now: Instant) {
+        let lock = &self.locks[place];
+        let patience = match self.left(lock, now) {
+            Some(Wait::For(left)) if left.is_zero() => return self.late(lock, now),
+            Some(Wait::For(left)) => left.min(patience),
+            Some(Wait::Forever) | None => patience,
+        };
+        let asked = Asked {
+            tried_at: Some(now),
+            granted: Box::pin(lock.acquire_within(None, patience)),
+        };
+        self.asked.insert(place, asked);
+    }
+
+    fn wait_for(&mut self, place: usize, now: Instant) {
+        let lock = &self.locks[place];
+        let left = match self.left(lock, now) {
+            Some(Wait::For(left)) if left.is_zero() => return self.late(lock, now),
+            Some(left) => left,
+            None => return,
+        };
+        let asked = Asked {
+            tried_at: None,
+            granted: Box::pin(lock.acquire_within(Some(left), Duration::MAX)),
+        };
+        self.asked.insert(place, asked);
+    }
+
+    /// How much of its wait a lock has left. `None` if the caller does not wait for it.
+    fn left(&self, lock: &Lock, now: Instant) -> Option<Wait> {
+        match lock.default_wait() {
+            _ if !self.waits => None,
+            Wait::For(Duration::ZERO) => None,
+            Wait::For(wait) => Some(Wait::For(now.until(self.began.after(wait)))),
+            Wait::Forever => Some(Wait::Forever),
+        }
+    }
+
+    fn late(&mut self, lock: &Lock, now: Instant) {
+        self.taken = Some(lock.timeout(self.began.until(now)));
+    }
+
+    /// Whether other locks can be asked for or waited for before an answer comes.
+    fn has_more(&self) -> bool {
+        !self.untried.is_empty() || !self.later.is_empty()
+    }
+
+    /// The next answer, and the place of its lock.
+    async fn answer(&mut self) -> (usize, Result<Guard, Error>) {
+        poll_fn(|cx| {
+            for (place, asked) in &mut self.asked {
+                if let Poll::Ready(outcome) = asked.granted.as_mut().poll(cx) {
+                    return Poll::Ready((*place, outcome));
+                }
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Notes that a lock was not granted, and why.
+    fn refused(&mut self, place: usize, error: Error) {
+        let was_tried = (self.asked.remove(&place)).is_some_and(|asked| asked.tried_at.is_some());
         match error.kind() {
-            ErrorKind::Busy | ErrorKind::Timeout => self.taken = Some(error),
+            ErrorKind::Busy => {
+                if self.waits && was_tried {
+                    self.later.push(place);
+                }
+                self.taken = Some(error);
+            }
+            // This lock has waited only for the rest of its time. The error must tell the whole
+            // time.
+            ErrorKind::Timeout => self.late(&self.locks[place], self.clock.now()),
             _ => {
+                let lock = &self.locks[place];
+                if self.waits && was_tried && lock.waits_through_outages() && error.is_outage() {
+                    self.later.push(place);
+                }
                 self.failed.get_or_insert(error);
             }
         }
     }
 
     fn error(self) -> Error {
-        let nothing = || Error::config("one of no locks cannot be taken: the list is empty");
+        let nothing = || Error::busy(None); // every lock was refused with one of the two errors
         self.failed.or(self.taken).unwrap_or_else(nothing)
     }
 }

@@ -143,9 +143,15 @@ impl Locks {
     /// and the caller gets one of them. The locks may belong to different clients. If the store of
     /// some locks fails, the call waits for the others that somebody holds.
     ///
-    /// Each lock waits as long as it is [set](Lock::wait) to. The caller gets one guard, never two.
-    /// If the store grants a second lock to this caller at the same moment, the client releases the
-    /// second lock at once.
+    /// The call asks for one lock after the other. If a store does not answer for a tenth of an
+    /// operation timeout, the call goes on with the locks of other clients. If it does not answer
+    /// for half of one, the call also asks for the other locks of the same client. So a free lock of
+    /// a store that works is found soon, and all locks of a client that does not answer take one
+    /// operation timeout together.
+    ///
+    /// Each lock waits as long as it is [set](Lock::wait) to, counted from the call. The caller gets
+    /// one guard, never two. If the store grants a second lock to this caller at the same moment,
+    /// the client releases the second lock at once.
     ///
     /// If the resources need no names, use a [semaphore](Self::semaphore): it costs one request
     /// instead of one per name.
@@ -177,7 +183,7 @@ impl Locks {
     /// ```
     pub async fn acquire_any(locks: impl IntoIterator<Item = Lock>) -> Result<Guard, Error> {
         let locks: Vec<Lock> = locks.into_iter().collect();
-        any::acquire(&locks).await
+        any::acquire(&locks, true).await
     }
 
     /// Takes the first of several locks that is free, and waits for none. As
@@ -193,7 +199,7 @@ impl Locks {
     /// As [`acquire_any`](Self::acquire_any).
     pub async fn try_acquire_any(locks: impl IntoIterator<Item = Lock>) -> Result<Guard, Error> {
         let locks: Vec<Lock> = locks.into_iter().collect();
-        any::try_acquire(&locks).await
+        any::acquire(&locks, false).await
     }
 
     /// How long a lock of this client waits if it does not set its own wait (`LOCK_WAIT`). This is

@@ -10,17 +10,21 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use lockcore::backend::Fault;
-use lockcore::testing::{Store as Kit, Verb};
-use lockcore::{ErrorKind, Lock, Locks};
+use lockcore::testing::{Hold, Store as Kit, Verb};
+use lockcore::{Error, ErrorKind, Guard, Lock, Locks, Release};
+use tests::eventually::eventually;
+use tokio::task::JoinHandle;
 
 use crate::giving_up::drop_at_every_poll;
 use crate::store::{
-    A_FEW_MILLIS, DEFAULT, Kind, SOON, Store, assert_nothing_left, begin, give_back, kind, tickets,
+    A_FEW_MILLIS, DEFAULT, Kind, SOON, Store, assert_nothing_left, begin, give_back, kind, soon,
+    tickets,
 };
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store;
         the_first_name_that_is_free_is_taken
+        a_free_first_lock_costs_one_request
         a_caller_that_waits_for_any_gets_the_name_that_is_released_and_no_other
         any_of_several_dropped_at_any_poll_leaves_nothing
         a_mistake_in_one_of_several_is_reported_and_nothing_is_taken
@@ -32,8 +36,14 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
         a_store_that_fails_does_not_end_the_wait_for_locks_of_another
+        a_silent_store_takes_one_operation_however_many_of_its_locks_are_wanted
+        a_free_lock_is_found_while_other_stores_are_silent
+        a_lock_is_waited_for_while_another_store_is_silent
+        the_wait_for_any_counts_from_the_call
     ]
 }
+
+type Any = JoinHandle<Result<Guard, Error>>;
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
@@ -61,6 +71,19 @@ async fn the_first_name_that_is_free_is_taken(store: Store) {
     }
     for name in NAMES {
         assert_nothing_left(&store, &locks, name).await;
+    }
+}
+
+async fn a_free_first_lock_costs_one_request(store: Store) {
+    let (locks, counts) = store.counted(store.fair);
+    for waits in [true, false] {
+        let before = counts.enqueued();
+        let guard = match waits {
+            true => Locks::acquire_any(pool(&locks)).await,
+            false => Locks::try_acquire_any(pool(&locks)).await,
+        };
+        assert_eq!(counts.enqueued() - before, 1);
+        give_back(guard.unwrap()).await;
     }
 }
 
@@ -139,6 +162,128 @@ async fn a_store_that_fails_does_not_end_the_wait_for_locks_of_another(_: Store)
     assert_eq!(kind(error), ErrorKind::Unavailable);
     give_back(guard).await;
     tickets(&locks, "a", 0).await;
+}
+
+async fn a_silent_store_takes_one_operation_however_many_of_its_locks_are_wanted(_: Store) {
+    for waits in [true, false] {
+        let kit = Kit::new();
+        let locks = kit.client().unwrap();
+        let names: Vec<_> = (0..20).map(|n| format!("n{n}")).collect();
+        let wanted = names.iter().map(|name| locks.mutex(name));
+        let (any, mut requests) = first_is_silent(&kit, wanted.collect(), waits).await;
+
+        // An operation may take a second.
+        kit.clock().advance(Duration::from_millis(500));
+        for request in &mut requests {
+            soon(request.arrived()).await;
+        }
+        kit.clock().advance(Duration::from_millis(500));
+
+        assert_eq!(kind(soon(any).await.unwrap()), ErrorKind::Unknown);
+        // The requests arrive now. Nobody keeps the locks. The client needs time to connect again.
+        drop(requests);
+        let other = kit.client().unwrap();
+        for name in names {
+            eventually("nothing is left", SOON, async || {
+                kit.clock().advance(A_FEW_MILLIS);
+                other.inspect(&name).await.unwrap().is_empty()
+            })
+            .await;
+        }
+    }
+}
+
+/// Each of the first twenty locks is of a client of its own, whose store does not answer.
+async fn a_free_lock_is_found_while_other_stores_are_silent(_: Store) {
+    for waits in [true, false] {
+        let (kit, lives) = (Kit::new(), Kit::new());
+        let silent: Vec<_> = (0..20).map(|_| kit.client().unwrap()).collect();
+        let locks = lives.client().unwrap();
+        let mut wanted: Vec<_> = silent.iter().map(|locks| locks.mutex("a")).collect();
+        wanted.extend(["b", "c"].map(|name| locks.mutex(name)));
+        let in_the_way = lives.client().unwrap().mutex("b").acquire().await.unwrap();
+        let (any, requests) = first_is_silent(&kit, wanted, waits).await;
+
+        kit.clock().advance(Duration::from_millis(100));
+        let guard = soon(any).await.unwrap().unwrap();
+
+        assert_eq!(guard.name(), "c");
+        give_back(guard).await;
+        give_back(in_the_way).await;
+        tickets(&locks, "b", 0).await;
+        drop(requests);
+        tickets(&silent[0], "a", 0).await;
+    }
+}
+
+async fn a_lock_is_waited_for_while_another_store_is_silent(_: Store) {
+    let (kit, lives) = (Kit::new(), Kit::new());
+    let locks = lives.client().unwrap();
+    let in_the_way = lives.client().unwrap().mutex("b").acquire().await.unwrap();
+    let wanted = vec![kit.client().unwrap().mutex("a"), locks.mutex("b")];
+    let (any, _requests) = first_is_silent(&kit, wanted, true).await;
+
+    kit.clock().advance(Duration::from_millis(100));
+    tickets(&locks, "b", 2).await;
+    give_back(in_the_way).await;
+
+    let guard = soon(any).await.unwrap().unwrap();
+    assert_eq!(guard.name(), "b");
+    give_back(guard).await;
+}
+
+/// Before the wait is over, the first answer says that the lock is held, or no answer comes.
+async fn the_wait_for_any_counts_from_the_call(_: Store) {
+    for answers in [true, false] {
+        let kit = Kit::new();
+        let (locks, other) = (kit.client().unwrap(), kit.client().unwrap());
+        let in_the_way = Locks::all(["a", "b"].map(|name| other.mutex(name)));
+        let in_the_way = in_the_way.acquire().await.unwrap();
+        let wait = Duration::from_millis(300);
+        let wanted = ["a", "b"].map(|name| locks.mutex(name).wait(wait)).to_vec();
+        let (any, mut requests) = first_is_silent(&kit, wanted, true).await;
+
+        kit.clock().advance(Duration::from_millis(200));
+        if answers {
+            requests.drain(..).for_each(Hold::let_go);
+            for name in ["a", "b"] {
+                tickets(&other, name, 2).await;
+            }
+        }
+        kit.clock().advance(Duration::from_millis(100));
+
+        let error = soon(any).await.unwrap().unwrap_err();
+        match answers {
+            true => {
+                assert_eq!(error.kind(), ErrorKind::Timeout);
+                assert!(error.to_string().contains("300ms"), "{error}");
+            }
+            false => assert_eq!(error.kind(), ErrorKind::Unknown),
+        }
+        drop(requests);
+        for name in ["a", "b"] {
+            tickets(&other, name, 1).await;
+        }
+        assert_eq!(in_the_way.release().await.unwrap(), Release::Released);
+    }
+}
+
+/// Starts a call for one of these locks, and stops the clock. Requests that take a ticket are held
+/// back. Returns when the first of them has been sent.
+async fn first_is_silent(kit: &Kit, wanted: Vec<Lock>, waits: bool) -> (Any, Vec<Hold>) {
+    kit.clock().stop();
+    let mut requests: Vec<_> = wanted
+        .iter()
+        .map(|_| kit.hold_next(Verb::Enqueue))
+        .collect();
+    let any = tokio::spawn(async move {
+        match waits {
+            true => Locks::acquire_any(wanted).await,
+            false => Locks::try_acquire_any(wanted).await,
+        }
+    });
+    soon(requests[0].arrived()).await;
+    (any, requests)
 }
 
 async fn a_mistake_in_one_of_several_is_reported_and_nothing_is_taken(store: Store) {

@@ -2,22 +2,29 @@
 //! store that has a server, and each fact has its own server. Faults that only one store can have
 //! are in a file with its name.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use libtest_mimic::Trial;
-use lockcore::{Builder, ErrorKind, Event, LostReason, Release};
+use lockcore::{Builder, ErrorKind, Event, Locks, LostReason, Release};
 use tests::eventually::eventually;
 use tests::proxy::Proxy;
 use tests::stalls::awake_since;
 use tests::stores::Server;
+use tests::witness::Witness;
 use tokio::sync::Mutex;
 
 use crate::faults::{Work, builder, is_unavailable_within_one_operation, patient};
-use crate::store::{DEFAULT, Kind, LEASE, SLACK, SOON, Store, begin, give_back, kind, tickets};
+use crate::store::{
+    DEFAULT, Kind, LEASE, SLACK, SOON, STALL, Store, begin, give_back, kind, soon, tickets,
+};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT, &format!("{}_faults", store.name());
         a_server_that_is_down_is_unavailable_within_one_operation
+        a_free_lock_of_another_server_is_found_behind_twenty_of_a_silent_one
+        a_caller_that_waits_through_outages_gets_the_lock_after_them
         a_cut_that_heals_before_the_deadline_loses_nothing
         a_cut_that_outlasts_the_lease_stops_the_work
         a_lost_release_is_repeated
@@ -54,6 +61,104 @@ async fn a_server_that_is_down_is_unavailable_within_one_operation(store: Store)
 
     let ready = locks.ready(Duration::from_millis(200)).await;
     assert_eq!(kind(ready), ErrorKind::Unavailable);
+}
+
+async fn a_free_lock_of_another_server_is_found_behind_twenty_of_a_silent_one(store: Store) {
+    let (server, lives) = (store.kind.start(), Locks::connect("memory:").unwrap());
+    let (proxy, builder_here) = proxied(&*server);
+    // An operation may take 30 s. The client has a connection, or makes its first one.
+    for connected in [true, false] {
+        let locks = builder_here.clone().build().unwrap();
+        if connected {
+            give_back(locks.mutex("warm").acquire().await.unwrap()).await;
+        }
+        proxy.freeze();
+        let silent = (0..20).map(|n| locks.mutex(format!("n{n}")));
+        let wanted: Vec<_> = silent.chain([lives.mutex("a")]).collect();
+
+        for waits in [true, false] {
+            let asked = Instant::now();
+            let guard = match waits {
+                true => Locks::acquire_any(wanted.clone()).await,
+                false => Locks::try_acquire_any(wanted.clone()).await,
+            };
+            // A tenth of an operation timeout. A lock that takes a whole one comes too late.
+            assert!(awake_since(asked) < SOON, "{:?}", awake_since(asked));
+            let guard = guard.unwrap();
+            assert_eq!(guard.name(), "a");
+            give_back(guard).await;
+        }
+        proxy.thaw();
+        tickets(&patient(server.url()).build().unwrap(), "n0", 0).await;
+    }
+}
+
+async fn a_caller_that_waits_through_outages_gets_the_lock_after_them(store: Store) {
+    let server = store.kind.start();
+    for frozen in [true, false] {
+        let (proxy, url) = server.process().unwrap().through_a_proxy();
+        let locks = builder(url).build().unwrap();
+        match frozen {
+            true => proxy.freeze(),
+            false => proxy.cut(),
+        }
+        // All of them ask for the same name, so one of them asks the store for the others.
+        let lock = locks.mutex("a").wait(STALL);
+        let waiting: Vec<_> = (0..3)
+            .map(|_| begin(lock.clone().through_outages(true)))
+            .collect();
+        let several = ["a", "b"].map(|name| locks.mutex(name).through_outages(true));
+        let several = Locks::all(several).wait(STALL);
+        let several = tokio::spawn(async move { several.acquire().await });
+        let short = lock
+            .clone()
+            .wait(Duration::from_secs(2))
+            .through_outages(true);
+        let short = begin(short);
+
+        // An operation may take a second. These end after it, and the last one after its wait.
+        for fails in [lock.acquire().await, locks.mutex("c").acquire().await] {
+            assert_eq!(kind(fails), ErrorKind::Unavailable);
+        }
+        let out_of_time = soon(short).await.unwrap().unwrap_err();
+        assert!(
+            matches!(
+                out_of_time.kind(),
+                ErrorKind::Unavailable | ErrorKind::Timeout
+            ),
+            "{out_of_time}"
+        );
+        match frozen {
+            true => proxy.thaw(),
+            false => proxy.restore(),
+        }
+
+        // Each of them gets the lock. The next one gets it when the one before has given it back.
+        let resource = Arc::new(Witness::exclusive());
+        let used = waiting.into_iter().map(|waits| {
+            let resource = Arc::clone(&resource);
+            async move {
+                let guard = soon(waits).await.unwrap().unwrap();
+                let visit = resource.enter(1);
+                tokio::task::yield_now().await;
+                drop(visit);
+                give_back(guard).await;
+            }
+        });
+        let all = async {
+            let all = soon(several).await.unwrap().unwrap();
+            let visit = resource.enter(1);
+            tokio::task::yield_now().await;
+            drop(visit);
+            assert_eq!(all.release().await.unwrap(), Release::Released);
+        };
+        tokio::join!(join_all(used), all);
+        resource.assert_no_overlap();
+        let elsewhere = patient(server.url()).build().unwrap();
+        for name in ["a", "b", "c"] {
+            tickets(&elsewhere, name, 0).await;
+        }
+    }
 }
 
 async fn a_cut_that_heals_before_the_deadline_loses_nothing(store: Store) {
