@@ -214,11 +214,18 @@ from_lock_error! {
     StatusFromLockError: "write `on_error = Err(lockcore_tower::status(&error))` above";
     /// `http::StatusCode`
     StatusCodeFromLockError:
-        "write `on_busy = Err(StatusCode::CONFLICT), on_error = Err(StatusCode::SERVICE_UNAVAILABLE)` above";
+        "write `on_busy = Err(StatusCode::CONFLICT), on_error = Err(StatusCode::SERVICE_UNAVAILABLE)` above, or, in a \
+         handler of axum, return `lockcore_tower::Problem` as the error";
     /// Text.
     TextFromLockError: "write `on_error = Err(error.to_string())` above, or return an error type of your own";
+    /// Text that may be borrowed.
+    CowFromLockError: "write `on_error = Err(error.to_string().into())` above, or return an error type of your own";
+    /// `&'static str`
+    StaticTextFromLockError: "write `on_error = Err(\"try again later\")` above, or return an error type of your own";
+    /// `()`
+    UnitFromLockError: "write `on_error = Err(())` above, or return an error type of your own";
     /// A tuple, which axum accepts as a response.
     TupleFromLockError:
         "write `on_error = {{ tracing::error!(%error); Err((StatusCode::SERVICE_UNAVAILABLE, \"try again later\".into())) \
-         }}` above, or return an error type of your own; the text of `error` is for operators, not for clients";
+         }}` above, or return `lockcore_tower::Problem` or an error type of your own as the error; the text of `error` is for operators, not for clients";
 }

@@ -2,6 +2,7 @@
 //! exist and how each is written. `model` checks how they fit together.
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
+use quote::ToTokens;
 use syn::ext::IdentExt;
 use syn::parse::{ParseStream, Parser};
 use syn::token::Paren;
@@ -66,7 +67,7 @@ const OTHER_NAMES: [(&str, &str); 23] = [
 
 /// Words of other libraries that match none of our options, or more than one, with the advice that
 /// the error message gives.
-const ADVICE: [(&str, &str); 4] = [
+const ADVICE: [(&str, &str); 9] = [
     (
         "exclusive",
         "leave it out: a lock is exclusive unless the function is `shared`",
@@ -76,6 +77,11 @@ const ADVICE: [(&str, &str); 4] = [
         "`ttl = \"10s\"` is how long the others wait for a process that died, and `max_hold = \"1m\"` how long the \
          work may take",
     ),
+    ("backoff", NO_RETRY),
+    ("retries", NO_RETRY),
+    ("retry", NO_RETRY),
+    ("retry_delay", NO_RETRY),
+    ("retry_interval", NO_RETRY),
     (
         "url",
         "set the variable `LOCK_URL`, or make a client with `Locks::connect` and write `locks = self.locks`",
@@ -85,6 +91,9 @@ const ADVICE: [(&str, &str); 4] = [
         "leave it out: a function takes the write side of its lock unless it is `shared`",
     ),
 ];
+
+const NO_RETRY: &str =
+    "leave it out: a call waits in line for its lock, and `wait = \"2s\"` says for how long";
 
 /// The options as the user wrote them.
 #[derive(Default)]
@@ -169,6 +178,10 @@ impl Args {
     fn parse_option(&mut self, input: ParseStream) -> syn::Result<()> {
         if input.peek(LitStr) {
             return self.parse_nameless_key(input);
+        }
+        if let Some((option, mistake)) = option_with_dashes(input) {
+            self.meant.push(option);
+            return Err(mistake);
         }
         if let Some(argument) = self.argument_of_the_template(input) {
             self.has_arguments = true;
@@ -272,6 +285,28 @@ impl Args {
         });
         Err(mistake)
     }
+}
+
+/// `on-busy = skip`: an option whose words are separated by dashes. Returns the option too.
+fn option_with_dashes(input: ParseStream) -> Option<(&'static str, Error)> {
+    let ahead = input.fork();
+    let mut words = vec![ahead.call(Ident::parse_any).ok()?];
+    while ahead.parse::<Token![-]>().is_ok() {
+        words.push(ahead.call(Ident::parse_any).ok()?);
+    }
+    let is_option = words.len() > 1 && ahead.peek(Token![=]);
+    let word = words.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let option = meant(&word.join("_")).filter(|_| is_option)?;
+    let written = example(option).unwrap_or_default();
+    let message = format!(
+        "unknown option `{}`; did you mean `{written}`?",
+        word.join("-")
+    );
+    let tokens = words.iter().map(ToTokens::to_token_stream);
+    Some((
+        option,
+        Error::new_spanned(tokens.collect::<TokenStream>(), message),
+    ))
 }
 
 /// The tokens before the next comma.

@@ -23,6 +23,9 @@ pub(crate) fn distributed_lock(args: TokenStream, item: TokenStream) -> TokenStr
     let function = mistakes.keep(syn::parse2::<Function>(item.clone()));
     if let Some(function) = &function {
         function.check(&args, &mut mistakes);
+        if let Some(model) = &model {
+            check_keys(model, function, &mut mistakes);
+        }
     }
     match (model, function, mistakes.compile_errors()) {
         (Some(model), Some(function), None) => locked(&model, &function),
@@ -34,6 +37,20 @@ pub(crate) fn distributed_lock(args: TokenStream, item: TokenStream) -> TokenStr
     }
 }
 
+/// Reports placeholders that are written as other libraries write them.
+fn check_keys(model: &Model, function: &Function, mistakes: &mut Mistakes) {
+    let keys = match &model.keys {
+        Keys::One(key) => std::slice::from_ref(key),
+        Keys::List(keys) => keys,
+        Keys::Expr(_) => &[],
+    };
+    for key in keys {
+        if let Key::Template(template) = key {
+            mistakes.keep(template.check_placeholders(&function.names_in_a_key()));
+        }
+    }
+}
+
 /// ```text
 /// async fn settle(order: &Order) -> Result<Receipt, SettleError> {
 ///     let lock = { /* the options, once */ };
@@ -41,20 +58,22 @@ pub(crate) fn distributed_lock(args: TokenStream, item: TokenStream) -> TokenStr
 ///         Ok(lock) => lock.acquire().await,
 ///         Err(error) => Err(error),
 ///     };
-///     let returned = match acquired {
+///     match match acquired {
 ///         Ok(guard) => {
 ///             let body = infallible(async move { /* the body */ });
 ///             guard.run(body).await
 ///         }
 ///         Err(error) if is_busy(&error) => Ok(/* on_busy */),
 ///         Err(error) => Err(error),
-///     };
-///     match returned {
+///     } {
 ///         Ok(returned) => returned,
 ///         Err(error) => /* on_error, or */ Refused::refused(error),
 ///     }
 /// }
 /// ```
+///
+/// The two `match` are one statement. If a statement followed the last use of `acquired`, clippy would
+/// ask for an earlier drop of it.
 ///
 /// Every lock error reaches the one call of `refused`, so the compiler reports an unsuitable return
 /// type only once. `infallible` wraps the body, so `run` has no requirements on the return type.
@@ -84,7 +103,8 @@ fn locked(model: &Model, function: &Function) -> TokenStream {
             },
         ),
     };
-    let lock = function.as_in_the_body(lock(model, &function.names_of_arguments()));
+    let lock = lock(model, &function.names_of_arguments_of_known_type());
+    let lock = function.as_in_the_body(lock);
     let acquired = quote_spanned! {site=>
         let lock = #lock;
         let acquired = match lock {
@@ -123,7 +143,7 @@ fn locked(model: &Model, function: &Function) -> TokenStream {
     };
     function.with_body(&quote_spanned! {site=>
         #acquired
-        let returned = match acquired {
+        match match acquired {
             ::core::result::Result::Ok(guard) => {
                 #held
                 let body = #lockcore::__private::infallible(#body);
@@ -131,8 +151,7 @@ fn locked(model: &Model, function: &Function) -> TokenStream {
             }
             #busy
             ::core::result::Result::Err(error) => ::core::result::Result::Err(error),
-        };
-        match returned {
+        } {
             ::core::result::Result::Ok(returned) => returned,
             #[allow(unreachable_code)]
             ::core::result::Result::Err(error) => #refused,
@@ -416,6 +435,9 @@ fn refused(model: &Model, function: &Function) -> TokenStream {
         Some(Foreign::Status) => "StatusFromLockError::from_lock_error",
         Some(Foreign::StatusCode) => "StatusCodeFromLockError::from_lock_error",
         Some(Foreign::Text) => "TextFromLockError::from_lock_error",
+        Some(Foreign::Cow) => "CowFromLockError::from_lock_error",
+        Some(Foreign::StaticText) => "StaticTextFromLockError::from_lock_error",
+        Some(Foreign::Unit) => "UnitFromLockError::from_lock_error",
         Some(Foreign::Tuple) => "TupleFromLockError::from_lock_error",
     };
     let from = in_private(from);
@@ -549,7 +571,9 @@ fn in_lockcore(crate_path: Option<&Path>, span: Span, path: &str) -> TokenStream
 fn unlocked(args: &Args, mut function: Function) -> TokenStream {
     function.make_async();
     let site = Span::mixed_site();
-    let held = args.held.as_ref().map(|held| {
+    let held = args.held.as_ref();
+    let held = held.filter(|held| !function.has_argument(held));
+    let held = held.map(|held| {
         let lockcore = lockcore(args.crate_path.as_ref());
         let mut ty = match args.name("keys") {
             Some(_) => quote_spanned!(site=> #lockcore::MultiHeld),

@@ -9,8 +9,8 @@ use syn::parse::{Parse, ParseStream, Parser};
 use syn::token::Brace;
 use syn::visit_mut::{self, VisitMut};
 use syn::{
-    AssocType, Attribute, Block, Error, Expr, Local, Meta, Pat, PatIdent, ReturnType, Signature,
-    Token, Type, Visibility, braced,
+    AssocType, Attribute, Block, Error, Expr, FnArg, Local, Meta, Pat, PatIdent, ReturnType,
+    Signature, Token, Type, Visibility, braced,
 };
 
 use crate::args::{Args, Given};
@@ -79,6 +79,14 @@ impl Function {
                 signature.fn_token,
                 "a locked function waits for its lock, so it has to be async: write `async fn`",
             ));
+        }
+        if let Some(held) = &args.held
+            && self.has_argument(held)
+        {
+            let message = format!(
+                "`held = {held}` hides the argument `{held}` in the body: choose another name, as in `held = lock`"
+            );
+            mistakes.push(Error::new_spanned(held, message));
         }
         // Other types that are not a `Result` are left to the compiler, because an alias of
         // `Result` can have any name.
@@ -178,6 +186,46 @@ impl Function {
         let mut names = Names(Vec::new());
         names.visit_signature_mut(&mut self.signature.clone());
         names.0
+    }
+
+    pub(crate) fn has_argument(&self, name: &Ident) -> bool {
+        self.names_of_arguments().contains(name)
+    }
+
+    /// The variables that the arguments bind whose type is not a type parameter. For a type
+    /// parameter, the compiler suggests a bound. If `format!` asks for the bound, this is `Display`.
+    /// If our trait did, the compiler would suggest our trait, which is private.
+    pub(crate) fn names_of_arguments_of_known_type(&self) -> Vec<Ident> {
+        let generics = &self.signature.generics;
+        let is_parameter = |ty: &Type| match ty {
+            Type::Path(ty) => generics.type_params().any(|it| ty.path.is_ident(&it.ident)),
+            _ => false,
+        };
+        let generic = self
+            .signature
+            .inputs
+            .iter()
+            .filter_map(|input| match input {
+                FnArg::Typed(argument) => match (&*argument.pat, &*argument.ty) {
+                    (Pat::Ident(name), Type::Reference(ty)) if is_parameter(&ty.elem) => {
+                        Some(&name.ident)
+                    }
+                    (Pat::Ident(name), ty) if is_parameter(ty) => Some(&name.ident),
+                    _ => None,
+                },
+                FnArg::Receiver(_) => None,
+            });
+        let generic: Vec<_> = generic.collect();
+        let mut names = self.names_of_arguments();
+        names.retain(|name| !generic.contains(&name));
+        names
+    }
+
+    /// The names with which the placeholders of a key may begin.
+    pub(crate) fn names_in_a_key(&self) -> Vec<Ident> {
+        let mut names = self.names_of_arguments();
+        names.extend(self.signature.receiver().map(|it| it.self_token.into()));
+        names
     }
 
     /// The type that a call returns after `.await`; `None` if no return type is written.

@@ -373,7 +373,7 @@ use proc_macro::TokenStream;
 /// ## `held`
 ///
 /// The name of a new variable for the body. It is a `lockcore::Held`, which has the fencing token
-/// and the rest of the lease. With `keys` it is a `lockcore::MultiHeld`. With `when` it is an
+/// and the rest of the lease. No argument may have this name. With `keys` it is a `lockcore::MultiHeld`. With `when` it is an
 /// `Option`.
 ///
 /// ```
@@ -410,7 +410,9 @@ use proc_macro::TokenStream;
 /// and the arguments are.
 ///
 /// Other attributes may stand above or below this one, but `#[tokio::main]` and `#[tokio::test]`
-/// have to stand below. If `#[tracing::instrument]` stands above, its span includes the wait for
+/// have to stand below. With [`held`](#held), `#[axum::debug_handler]` has to stand below too: it
+/// copies the body without this attribute, and the copy does not know the variable. If
+/// `#[tracing::instrument]` stands above, its span includes the wait for
 /// the lock; if it stands below, its span does not. (Inside `#[async_trait]`, its span includes the
 /// wait in both places.)
 ///

@@ -115,6 +115,11 @@ impl Keys {
             _ => {}
         }
         let key = args.key.as_ref();
+        if let Some(list) = key.map(|key| &key.value).filter(|key| is_list(key)) {
+            let message = "`key` is one lock: write `keys = [\"…\", \"…\"]` for several";
+            mistakes.push(Error::new_spanned(list, message));
+            return None;
+        }
         let key = key.and_then(|key| Key::check(&key.value, args, mistakes).map(Keys::One));
         let Some(keys) = &args.keys else {
             return key;
@@ -369,6 +374,16 @@ impl OnBusy {
             }
             expr => Ok(OnBusy::Expr(expr.clone())),
         }
+    }
+}
+
+/// Whether the expression is a list: `[…]`, `&[…]` or `vec![…]`.
+fn is_list(expr: &Expr) -> bool {
+    match without_groups(expr) {
+        Expr::Array(_) => true,
+        Expr::Reference(list) => is_list(&list.expr),
+        Expr::Macro(list) => list.mac.path.is_ident("vec"),
+        _ => false,
     }
 }
 

@@ -175,6 +175,11 @@ pub(crate) enum Foreign {
     /// `http::StatusCode`
     StatusCode,
     Text,
+    Cow,
+    /// `&'static str`
+    StaticText,
+    /// `()`
+    Unit,
     Tuple,
 }
 
@@ -198,9 +203,10 @@ impl Foreign {
             (None, "io") => Some(Foreign::Io),
             (None, "tonic") => Some(Foreign::Status),
             (None, _) => None,
+            (Some(Type::Tuple(tuple)), _) if tuple.elems.is_empty() => Some(Foreign::Unit),
             (Some(Type::Tuple(_)), _) => Some(Foreign::Tuple),
             (Some(Type::Reference(text)), _) => match &*text.elem {
-                Type::Path(text) if text.path.is_ident("str") => Some(Foreign::Text),
+                Type::Path(text) if text.path.is_ident("str") => Some(Foreign::StaticText),
                 _ => None,
             },
             (Some(Type::Path(failure)), _) => {
@@ -209,7 +215,8 @@ impl Foreign {
                     ("io", "Error") => Some(Foreign::Io),
                     (_, "Status") => Some(Foreign::Status),
                     (_, "StatusCode") => Some(Foreign::StatusCode),
-                    (_, "String" | "Cow") => Some(Foreign::Text),
+                    (_, "String") => Some(Foreign::Text),
+                    (_, "Cow") => Some(Foreign::Cow),
                     _ => None,
                 }
             }

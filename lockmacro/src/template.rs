@@ -127,6 +127,36 @@ impl Template {
         Template { literal, pieces }
     }
 
+    /// Reports an argument in the form of other libraries, `#order.id` or `{{order.id}}`. It would
+    /// be text, so all calls would have one lock.
+    pub(crate) fn check_placeholders(&self, arguments: &[Ident]) -> syn::Result<()> {
+        let mut text = String::new();
+        for piece in &self.pieces {
+            match piece {
+                Piece::Text(part) => text += part,
+                Piece::Name { .. } | Piece::Expr { .. } => text.push('{'),
+            }
+        }
+        for sign in ["#", "{{"] {
+            for rest in text.split(sign).skip(1) {
+                let is_part = |char: char| char.is_alphanumeric() || ['_', '.'].contains(&char);
+                let path = &rest[..rest.find(|char| !is_part(char)).unwrap_or(rest.len())];
+                let path = path.trim_end_matches('.');
+                let name = path.split('.').next().unwrap_or_default();
+                let is_whole = sign == "#" || rest[path.len()..].starts_with("}}");
+                if is_whole && arguments.iter().any(|it| it.unraw() == name) {
+                    let end = if sign == "#" { "" } else { "}}" };
+                    let message = format!(
+                        "`{sign}{path}{end}` is text, so every call has the same lock: write `{{{path}}}`; if it is meant \
+                         as text, write `key = String::from(…)`"
+                    );
+                    return Err(Error::new_spanned(&self.literal, message));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the parts that build the key. The names of arguments become arguments of `format!`,
     /// so that our message appears for an argument that cannot be part of a key. Other names stay
     /// in the literal: if one is unknown, the compiler points at it.
@@ -387,6 +417,33 @@ mod tests {
             "{a b}",
         ] {
             assert_mistakes(text, &["for more write `key = format!(…)`"]);
+        }
+    }
+
+    #[test]
+    fn a_placeholder_of_another_library_is_a_mistake_if_it_names_an_argument() {
+        let order = [Ident::new("order", Span::call_site())];
+        for (text, placeholder) in [
+            ("#order.id", "`#order.id`"),
+            ("orders:#order", "`#order`"),
+            ("#order.id:{id}", "write `{order.id}`"),
+            ("order:{{order.id}}", "`{{order.id}}`"),
+            ("{{order}}:{id}", "write `{order}`"),
+        ] {
+            let mistake = parse(text).0.check_placeholders(&order);
+            let mistake = mistake.expect_err(text).to_string();
+            assert!(mistake.contains(placeholder), "{text}: {mistake}");
+        }
+        for text in [
+            "#orders",
+            "a#",
+            "{{{order}}}",
+            "{{order",
+            "{{a}}",
+            "order",
+            "#{order}",
+        ] {
+            assert!(parse(text).0.check_placeholders(&order).is_ok(), "{text}");
         }
     }
 

@@ -14,4 +14,9 @@ async fn field(order: &Order) -> Result<(), Error> {
     Ok(())
 }
 
+#[distributed_lock(key = "order:{id}")]
+async fn generic<T: Send>(id: T) -> Result<(), Error> {
+    Ok(())
+}
+
 fn main() {}

@@ -24,6 +24,16 @@ async fn static_text(id: u64) -> Result<u64, &'static str> {
 }
 
 #[distributed_lock(key = "order:{id}")]
+async fn cow(id: u64) -> Result<u64, std::borrow::Cow<'static, str>> {
+    Ok(id)
+}
+
+#[distributed_lock(key = "order:{id}")]
+async fn unit(id: u64) -> Result<u64, ()> {
+    Ok(id)
+}
+
+#[distributed_lock(key = "order:{id}")]
 async fn status_code(id: u64) -> Result<u64, StatusCode> {
     Ok(id)
 }

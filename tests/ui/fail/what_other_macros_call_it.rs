@@ -10,7 +10,7 @@ async fn options_of_ours(id: u64) -> Result<(), Error> {
     Ok(())
 }
 
-#[distributed_lock(key = "order:{id}", write, url = "redis://127.0.0.1/", lock_at_most_for = "1m")]
+#[distributed_lock(key = "order:{id}", write, url = "redis://127.0.0.1/", lock_at_most_for = "1m", retry = 3)]
 async fn none_or_several(id: u64) -> Result<(), Error> {
     Ok(())
 }

@@ -2,6 +2,7 @@
 //! are on one line. rustfmt would change these lines, but only there the compiler can warn about
 //! unnecessary braces.
 
+#![deny(clippy::significant_drop_tightening)]
 #![allow(dead_code, reason = "most are only compiled")]
 
 use std::fmt::Display;
