@@ -49,7 +49,7 @@
 //! | change how many permits there are, while they are in use | [`Semaphore::resize`] |
 //! | make sure that the lease lasts for the next minutes | [`Held::ensure`], [`Guard::extend`] |
 //! | check that the running code holds a lock | [`held`], [`Locks::held`] |
-//! | shut down in good order | [`stop_signal`] (feature `signal`), [`shutdown`], [`Locks::shutdown`] |
+//! | shut down in good order | [`Locks::run_until_stopped`], [`stop_signal`] (feature `signal`), [`shutdown`], [`Locks::shutdown`] |
 //! | learn of outages and of lost locks | [`Locks::events`], [`Held::in_danger`], [`Held::lost`] |
 //! | choose whether a process may serve its own tasks first | [`Fair`] |
 //! | read what happens in which case, and why | [`guide`] |
@@ -208,6 +208,8 @@ mod futures_are_send {
             Ok::<_, Error>(())
         }));
         spawnable(&guard.ensure(std::time::Duration::ZERO));
+        #[cfg(feature = "signal")]
+        spawnable(&locks.run_until_stopped(async {}, std::time::Duration::ZERO));
         spawnable(&guard.in_danger());
         spawnable(&guard.revoked());
         spawnable(&guard.set_value("x"));

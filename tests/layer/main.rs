@@ -4,7 +4,9 @@
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
 use std::convert::Infallible;
+use std::io::Write as _;
 use std::net::SocketAddr;
+use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -21,7 +23,10 @@ use hyper_util::rt::TokioIo;
 use libtest_mimic::{Arguments, Trial};
 use lockcore::{Locks, Wait};
 use lockcore_tower::{Key, LockLayer};
+use rustix::process::Signal;
+use tests::eventually::poll;
 use tests::fact::fact;
+use tests::process::Process;
 use tests::proxy::Proxy;
 use tests::redis_server::RedisServer;
 use tokio::io::AsyncWriteExt as _;
@@ -39,6 +44,21 @@ fn main() {
             RedisServer::available(),
             a_stream_that_nobody_reads_is_dropped_before_the_next_is_let_in,
         ),
+        fact(
+            "layer::a_server_whose_client_stops_reading_ends_within_its_time_and_leaves_no_lock",
+            RedisServer::available(),
+            a_server_whose_client_stops_reading_ends_within_its_time_and_leaves_no_lock,
+        ),
+        fact(
+            "layer::a_server_without_requests_ends_at_the_first_signal",
+            Ok(()),
+            a_server_without_requests_ends_at_the_first_signal,
+        ),
+        fact(
+            "layer::a_second_signal_ends_a_server_at_once",
+            Ok(()),
+            a_second_signal_ends_a_server_at_once,
+        ),
     ];
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
@@ -49,6 +69,13 @@ const LEASE: Duration = Duration::from_secs(2);
 const PARTS: usize = 50;
 const PAUSE: Duration = Duration::from_millis(100);
 const PART: &str = "0123456789";
+
+/// The time for answers of a process that only a busy machine may delay. It is longer than the time
+/// that a server has after a signal.
+const SOON: Duration = Duration::from_secs(20);
+
+/// Many seconds, more than a test takes.
+const LONG: u64 = 3600;
 
 /// How much later than an event a test on a busy machine may see it.
 const BUSY: Duration = Duration::from_millis(500);
@@ -155,6 +182,80 @@ fn a_stream_that_nobody_reads_is_dropped_before_the_next_is_let_in() {
         assert_eq!(endless.made.load(Ordering::SeqCst), made, "nobody has read");
         drop(client);
     });
+}
+
+/// The server of a process, and its port.
+fn server_process(url: &str, seconds: u64) -> (Process, u16) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_server"));
+    command
+        .arg(seconds.to_string())
+        .env("LOCK_URL", url)
+        .env("LOCK_NAMESPACE", "layer")
+        .env("LOCK_TTL", "60s");
+    let mut server = Process::start(&mut command);
+    let port = server.expect("LISTENS", SOON).trim().parse().unwrap();
+    (server, port)
+}
+
+/// A client that sends a request and never reads. It must be kept until the test ends.
+fn client_that_never_reads(port: u16) -> std::net::TcpStream {
+    let mut client = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+    client
+        .write_all(b"GET /orders/42 HTTP/1.1\r\nhost: shop\r\n\r\n")
+        .unwrap();
+    client
+}
+
+/// The lock would stay for a minute if the process ended without its release.
+fn a_server_whose_client_stops_reading_ends_within_its_time_and_leaves_no_lock() {
+    let redis = RedisServer::start();
+    for signal in [Signal::TERM, Signal::INT] {
+        let (mut server, port) = server_process(&redis.url(), 2);
+        let client = client_that_never_reads(port);
+        server.expect("HELD", SOON);
+
+        server.signal(signal);
+
+        server.expect("STOPPED", SOON);
+        server.expect("DROPPED", SOON);
+        server.expect("ENDED", SOON);
+        assert!(server.ended(SOON).success());
+        drop(client);
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(async {
+            let next = locks(&redis.url()).mutex("order:42").try_acquire().await;
+            next.unwrap().release().await.unwrap();
+        });
+    }
+}
+
+fn a_server_without_requests_ends_at_the_first_signal() {
+    let (mut server, _) = server_process("memory:", LONG);
+
+    server.signal(Signal::TERM);
+
+    server.expect("STOPPED", SOON);
+    server.expect("ENDED", SOON);
+    assert!(server.ended(SOON).success());
+}
+
+fn a_second_signal_ends_a_server_at_once() {
+    let (mut server, port) = server_process("memory:", LONG);
+    let client = client_that_never_reads(port);
+    server.expect("HELD", SOON);
+
+    server.signal(Signal::TERM);
+    server.expect("STOPPED", SOON);
+    // The main task may learn of the first signal a moment later than the task that has printed
+    // this. A signal in between would count as the first. So this sends one until the end.
+    let dropped = poll(SOON, || {
+        server.signal(Signal::TERM);
+        server.hear(PAUSE)
+    });
+    assert_eq!(dropped.as_deref(), Some("DROPPED"));
+
+    assert!(!server.ended(SOON).success());
+    drop(client);
 }
 
 /// What is known of a response body that never ends.
