@@ -20,7 +20,7 @@ use axum::extract::{Path, State};
 use axum::http::{Method, Request, StatusCode};
 use axum::routing::{Router, get, post};
 use clap::Parser;
-use examples::{Orders, expect};
+use examples::{Orders, READY, expect};
 use futures_util::stream;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
@@ -122,6 +122,8 @@ async fn main() -> Result<ExitCode, Box<dyn Error>> {
 }
 
 async fn serve(address: SocketAddr, locks: Locks) -> Result<(), Box<dyn Error>> {
+    // A wrong URL or password is an error here, and not in each request.
+    locks.ready(READY).await?;
     let listener = TcpListener::bind(address)
         .await
         .map_err(|error| format!("cannot listen on {address}: {error}; choose another port"))?;
@@ -142,14 +144,10 @@ async fn serve(address: SocketAddr, locks: Locks) -> Result<(), Box<dyn Error>> 
     println!("  curl -i -X POST {orders}/x/settle");
     let server = axum::serve(listener, router(locks.clone(), work));
     let server = server.with_graceful_shutdown(lockcore::stop_signal());
-    // The server waits for its last client. This runs beside it. Shortly before the end of the five
-    // seconds it stops the requests that still run, and releases their locks.
-    let end = async {
-        lockcore::stop_signal().await;
-        let ended = locks.shutdown(Duration::from_secs(5)).await;
-        ended.map_err(std::io::Error::other)
-    };
-    tokio::try_join!(server.into_future(), end)?;
+    // After a signal, requests may end within five seconds. Then they are stopped, and their locks
+    // are released. A second signal ends the server at once.
+    let served = locks.run_until_stopped(server, Duration::from_secs(5));
+    served.await?.transpose()?;
     println!("stopped");
     Ok(())
 }

@@ -69,7 +69,6 @@ async fn main() -> Result<ExitCode, Failure> {
     let locks = examples::locks_in(&shared)?;
     // From here on, the annotated functions use this client.
     lockcore::set_default(locks.clone())?;
-    locks.ready(Duration::from_secs(10)).await?;
     let job = Job {
         process,
         log: shared.join("log"),

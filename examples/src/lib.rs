@@ -12,6 +12,10 @@ use std::time::Duration;
 use lockcore::Locks;
 use tokio::sync::Notify;
 
+/// How long a store may take to answer at the start. With a wrong URL or password, an example fails
+/// here, and not at its first lock.
+pub const READY: Duration = Duration::from_secs(10);
+
 /// After Ctrl-C or SIGTERM, a holder may continue for this long.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -40,13 +44,20 @@ pub fn locks_in(folder: &Path) -> Result<Locks, Box<dyn Error + Send + Sync>> {
     }
 }
 
-/// Runs an example to its end, until Ctrl-C or SIGTERM, or until `LONGEST` has passed. In all three
-/// cases it then shuts the clients down, so that they leave no lock behind. Waiters are refused,
+/// Checks the stores of the clients, and runs an example to its end, until Ctrl-C or SIGTERM, or
+/// until `LONGEST` has passed. In all three cases it then shuts the clients down, so that they leave no lock behind. Waiters are refused,
 /// holders may finish within `GRACE`, and after that the clients release the remaining locks.
 pub async fn tell<'a>(
     clients: impl IntoIterator<Item = &'a Locks>,
     story: impl Future<Output = Result<(), Box<dyn Error + Send + Sync>>>,
 ) -> ExitCode {
+    let clients: Vec<&Locks> = clients.into_iter().collect();
+    let story = async {
+        for locks in &clients {
+            locks.ready(READY).await?;
+        }
+        story.await
+    };
     let told = tokio::select! {
         told = story => told.map(|()| ExitCode::SUCCESS),
         () = tokio::time::sleep(LONGEST) => Err(format!("it did not end within {LONGEST:?}").into()),

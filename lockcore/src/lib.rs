@@ -27,35 +27,48 @@
 //! # Ok(()) }
 //! ```
 //!
+//! Locks:
+//!
 //! | to | use |
 //! |---|---|
 //! | annotate a function | `#[distributed_lock(key = "order:{id}")]` (feature `macros`) |
 //! | run work under a lock | [`Lock::run`] |
 //! | hold a lock over several steps | [`Lock::acquire`] → [`Guard`] |
+//! | lock per HTTP request | the crate `lockcore-tower` |
 //! | exclude all others, share among readers, limit the number of holders | [`Locks::mutex`], [`Locks::rwlock`], [`Locks::semaphore`] |
+//! | take several locks at once, or one of several | [`Locks::all`], [`Locks::acquire_any`] |
+//! | take a held lock again, or use it in a spawned task | [`Lock::reentrant`], [`Held::scope`], [`Guard::reenter`] |
+//! | check that the running code holds a lock | [`held`], [`Locks::held`] |
+//! | make sure that the lease lasts for the next minutes | [`Held::ensure`], [`Guard::extend`] |
+//! | let a resource refuse a late write | [`fencing`], [`Held::fencing_token`] |
+//! | turn a write lock into a read lock; turn a read lock into a write lock, if there is no other reader | [`Guard::downgrade`]; [`Guard::try_upgrade`] |
+//! | give some permits back and keep the rest | [`Guard::release_permits`] |
+//! | see how many permits are free, or take them all | [`Semaphore::available`], [`Semaphore::drain`] |
+//! | change how many permits there are, while they are in use | [`Semaphore::resize`] |
+//! | give a held lock to another process | [`Guard::detach`], [`Locks::adopt`] |
+//! | choose whether a process may serve its own tasks first | [`Fair`] |
+//! | test what your code does when it loses its lock | [`testing`] (feature `testing`), [`with_default`] |
+//!
+//! Coordination of processes:
+//!
+//! | to | use |
+//! |---|---|
 //! | wait until others are done | [`Locks::latch`] |
 //! | wait until all parties have come; enter and leave together | [`Locks::barrier`]; [`Locks::double_barrier`] |
 //! | share a number, and follow its changes | [`Locks::counter`] |
 //! | elect one leader among many, and follow who leads | [`Locks::election`] |
 //! | store a text beside a lock, read it, and follow its changes | [`Held::set_value`], [`Held::value`], [`Locks::value`] |
-//! | take several locks at once, or one of several | [`Locks::all`], [`Locks::acquire_any`] |
+//!
+//! For operators:
+//!
+//! | to | use |
+//! |---|---|
+//! | check the store at the start | [`Locks::ready`] |
 //! | see who holds a lock, and which names are in use | [`Locks::inspect`], [`Locks::list`]; their answers show the texts of [`Builder::owner`] and [`Lock::owner`] |
 //! | ask for a lock that another holds, or take it away | [`Locks::revoke`], [`Held::revoked`], [`Locks::force_release`] |
-//! | take a held lock again, or use it in a spawned task | [`Lock::reentrant`], [`Held::scope`], [`Guard::reenter`] |
-//! | turn a write lock into a read lock; turn a read lock into a write lock, if there is no other reader | [`Guard::downgrade`]; [`Guard::try_upgrade`] |
-//! | give a held lock to another process | [`Guard::detach`], [`Locks::adopt`] |
-//! | give some permits back and keep the rest | [`Guard::release_permits`] |
-//! | see how many permits are free, or take them all | [`Semaphore::available`], [`Semaphore::drain`] |
-//! | change how many permits there are, while they are in use | [`Semaphore::resize`] |
-//! | make sure that the lease lasts for the next minutes | [`Held::ensure`], [`Guard::extend`] |
-//! | check that the running code holds a lock | [`held`], [`Locks::held`] |
-//! | shut down in good order | [`Locks::run_until_stopped`], [`stop_signal`] (feature `signal`), [`shutdown`], [`Locks::shutdown`] |
 //! | learn of outages and of lost locks | [`Locks::events`], [`Held::in_danger`], [`Held::lost`] |
-//! | choose whether a process may serve its own tasks first | [`Fair`] |
+//! | shut down in good order | [`Locks::run_until_stopped`], [`stop_signal`] (feature `signal`), [`shutdown`], [`Locks::shutdown`] |
 //! | read what happens in which case, and why | [`guide`] |
-//! | let a resource refuse a late write | [`fencing`], [`Held::fencing_token`] |
-//! | lock per HTTP request | the crate `lockcore-tower` |
-//! | test what your code does when it loses its lock | [`testing`] (feature `testing`), [`with_default`] |
 //! | write a store | [`backend`] (feature `backend`) |
 //!
 //! # What it promises, and what it cannot

@@ -21,6 +21,7 @@
 //! #[tokio::main]
 //! async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //!     let locks = Locks::connect("memory:")?; // or Locks::from_env(), with LOCK_URL=redis://…
+//!     locks.ready(Duration::from_secs(5)).await?; // a wrong URL or password fails here
 //!     let one_per_order = LockLayer::new(locks.clone(), Key::path_as::<u64>("id").prefix("order:"))
 //!         .wait(Duration::from_secs(2));
 //!
@@ -32,12 +33,9 @@
 //!     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
 //!     // Ctrl-C or SIGTERM
 //!     let server = axum::serve(listener, app).with_graceful_shutdown(lockcore::stop_signal());
-//!     // The server waits for its last client. The locks are given back after five seconds at the latest.
-//!     let end = async {
-//!         lockcore::stop_signal().await;
-//!         locks.shutdown(Duration::from_secs(5)).await.map_err(std::io::Error::other)
-//!     };
-//!     tokio::try_join!(server.into_future(), end)?;
+//!     // After a signal, requests may end within five seconds. Then they are stopped, and their
+//!     // locks are released. A second signal ends the server at once.
+//!     locks.run_until_stopped(server, Duration::from_secs(5)).await?.transpose()?;
 //!     Ok(())
 //! }
 //! ```
@@ -290,15 +288,21 @@
 //! because its status is a part of its body.
 //!
 //! ```no_run
+//! use std::error::Error;
+//! use std::time::Duration;
+//!
 //! use lockcore_tower::{Key, LockLayer};
 //! use tonic::service::Routes;
-//! use tonic::transport::{Error, Server};
+//! use tonic::transport::Server;
 //!
-//! async fn serve(locks: lockcore::Locks, services: Routes) -> Result<(), Error> {
+//! async fn serve(locks: lockcore::Locks, services: Routes) -> Result<(), Box<dyn Error>> {
 //!     let order = Key::metadata_as::<u64>("order-id").prefix("order:");
-//!     let one_per_order = LockLayer::new(locks, order);
+//!     let one_per_order = LockLayer::new(locks.clone(), order);
 //!     let server = Server::builder().layer(one_per_order).add_routes(services);
-//!     server.serve(([127, 0, 0, 1], 3000).into()).await
+//!     let address = ([127, 0, 0, 1], 3000).into();
+//!     let server = server.serve_with_shutdown(address, lockcore::stop_signal());
+//!     locks.run_until_stopped(server, Duration::from_secs(5)).await?.transpose()?;
+//!     Ok(())
 //! }
 //! ```
 //!

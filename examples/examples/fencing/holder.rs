@@ -15,6 +15,7 @@ const LOCK: &str = "price:7";
 /// Process A: it takes the lock, is stopped from outside, and continues too late.
 pub async fn a(folder: &Path) -> Result<(), Failure> {
     let (locks, prices) = (examples::locks_in(folder)?, Prices::open(folder).await?);
+    locks.ready(PATIENCE).await?;
     let mut careless = None;
 
     let outcome: Result<(), Error> = locks
@@ -47,6 +48,7 @@ pub async fn a(folder: &Path) -> Result<(), Failure> {
 /// Process B: it gets the lock when A's lease has ended, and writes while it holds the lock.
 pub async fn b(folder: &Path) -> Result<(), Failure> {
     let (locks, prices) = (examples::locks_in(folder)?, Prices::open(folder).await?);
+    locks.ready(PATIENCE).await?;
 
     let guard = locks.mutex(LOCK).wait(PATIENCE).acquire().await?;
     let token = guard.fencing_token()?;
