@@ -28,11 +28,18 @@ pub struct Capability {
     /// runtime that took them. When a lease has run out, the keeper removes the ticket of that
     /// lease, and repeats this until the store acknowledges it.
     pub sessions: bool,
-    /// How many enqueues the core sends on a connection at the same time. The same limit counts for
-    /// the tickets of releases. Further requests wait in the core until it is their turn, in order
+    /// How many enqueues the core sends on a connection at the same time, at most. The same limit
+    /// counts for the tickets of releases. While answers come late, the core sends fewer. Further requests wait in the core until it is their turn, in order
     /// of arrival. Renewals do not wait for a turn. So a burst of requests delays a renewal by no
     /// more than this many requests take. With `u32::MAX` no request waits.
     pub in_flight: u32,
+    /// How many renewals of held tickets the core has in flight at most. The core has at most a
+    /// quarter of this number of renewals of waiters in flight beside them.
+    ///
+    /// The core sends 100 renewals in one request, and usually has no more than eight such requests
+    /// in flight. It has more in flight if the answers take long and there are many tickets to
+    /// renew, and fewer again after an answer has not come in time.
+    pub renewals_in_flight: u32,
     /// A wake-up grants the ticket. If not, the store may not be sure of the grant when it sends
     /// the wake-up. The waiter then renews its ticket, and holds it when the answer is
     /// [`Renewed::Granted`](super::Renewed::Granted).
@@ -56,9 +63,9 @@ pub struct Capability {
 
 impl Capability {
     /// A store that several processes share. Requests queue at the store, and wake-ups are pushed
-    /// and grant. A ttl may be up to a year, and 1,000 requests may be in flight. Tickets cannot be
-    /// asked back or handed over, names cannot be listed, capacities cannot be stored, and there
-    /// are no counters.
+    /// and grant. A ttl may be up to a year, and 1,000 requests and 6,400 renewals may be in flight.
+    /// Tickets cannot be asked back or handed over, names cannot be listed, capacities cannot be
+    /// stored, and there are no counters.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -68,6 +75,7 @@ impl Capability {
             longest_ttl: YEAR,
             sessions: false,
             in_flight: 1_000,
+            renewals_in_flight: 6_400,
             wake_ups_grant: true,
             asks_back: false,
             lists: false,
@@ -117,6 +125,14 @@ impl Capability {
     #[must_use]
     pub const fn in_flight(mut self, requests: u32) -> Self {
         self.in_flight = if requests == 0 { 1 } else { requests };
+        self
+    }
+
+    /// Sets [`renewals_in_flight`](Self::renewals_in_flight). The core has at least one request in
+    /// flight.
+    #[must_use]
+    pub const fn renewals_in_flight(mut self, renewals: u32) -> Self {
+        self.renewals_in_flight = renewals;
         self
     }
 

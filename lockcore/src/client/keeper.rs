@@ -15,11 +15,12 @@ use tracing::Level;
 use super::calls::Where;
 use super::gate::{Asking, Connected};
 use super::lease::{LONGEST_STALL, Lease};
+use super::pace::{BATCH, Outcome};
 use super::settings::Settings;
 use super::shared::Shared;
 use super::supervise;
-use super::table::{BATCH, Phase};
-use super::tracked::{Cleanup, Stage};
+use super::table::Phase;
+use super::tracked::{Cleanup, Kind, Stage};
 use crate::backend::{
     Backend, Connection, Departure, Enqueued, Fault, Released, Renewed, StoreError,
 };
@@ -169,8 +170,11 @@ async fn keep(shared: &Arc<Shared>) {
                 None => shared.recheck_at(lease.request.id, now),
             }
         }
-        for batch in round.renew.drain(..) {
-            tokio::spawn(renew(Arc::clone(shared), batch));
+        if let Some(overload) = round.overload {
+            shared.tell_overload(overload);
+        }
+        for (kind, batch) in round.renew.drain(..) {
+            tokio::spawn(renew(Arc::clone(shared), kind, batch));
         }
         let (asked, settled): (Vec<_>, Vec<_>) = round
             .cleanups
@@ -241,9 +245,11 @@ async fn close(shared: &Shared) {
 /// sent on a connection that a runtime of a caller lends. That runtime may be blocked from now on,
 /// or the connection may be dead. So as soon as the keeper has its own connection, the batch is sent
 /// on that one, whatever becomes of the first attempt. A ticket may be renewed twice by this.
-async fn renew(shared: Arc<Shared>, leases: Vec<Arc<Lease>>) {
+async fn renew(shared: Arc<Shared>, kind: Kind, leases: Vec<Arc<Lease>>) {
     let mut renewing = Renewing {
         shared: Arc::clone(&shared),
+        kind,
+        outcome: Outcome::Failed,
         leases: leases.into_iter(),
         pause: Duration::ZERO,
     };
@@ -265,6 +271,9 @@ async fn renew(shared: Arc<Shared>, leases: Vec<Arc<Lease>>) {
 /// without an answer are renewed again after a pause.
 struct Renewing {
     shared: Arc<Shared>,
+    kind: Kind,
+    /// Of the latest attempt.
+    outcome: Outcome,
     /// The leases without an answer.
     leases: std::vec::IntoIter<Arc<Lease>>,
     pause: Duration,
@@ -300,6 +309,11 @@ impl Renewing {
         };
         match outcome {
             Ok((sent, answers)) => {
+                self.outcome = Outcome::Answered {
+                    tickets: answers.len(),
+                    after: sent.at.until(shared.clock.now()),
+                    patience: sent.at.until(by),
+                };
                 shared.renewals_answered(self.leases.as_slice(), &answers);
                 // The store may send too few answers. Then the remaining renewals count as not
                 // answered.
@@ -316,6 +330,10 @@ impl Renewing {
                     renewal.refused(&error);
                 }
                 drop(renewals);
+                self.outcome = match error.fault() {
+                    Fault::Unknown => Outcome::Missed,
+                    _ => Outcome::Failed,
+                };
                 self.not_acknowledged(&error);
             }
         }
@@ -346,7 +364,7 @@ impl Drop for Renewing {
             let again = self.shared.clock.now().after(jittered(self.pause));
             self.shared.renewal_over(lease.request.id, again);
         }
-        self.shared.batch_over();
+        self.shared.batch_over(self.kind, self.outcome);
     }
 }
 

@@ -6,13 +6,16 @@
 //! the [links](links) to the store. Each file below `shared` in this list does one job on it. The
 //! [keeper](keeper) is the thread that runs these jobs.
 
+mod backlog;
 pub(crate) mod events;
 pub(crate) mod gate;
 pub(crate) mod lease;
 pub(crate) mod links;
+mod pace;
 pub(crate) mod settings;
 pub(crate) mod table;
 pub(crate) mod tracked;
+mod window;
 
 pub(crate) mod shared;
 

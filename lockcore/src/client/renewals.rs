@@ -8,8 +8,9 @@ use tracing::Level;
 
 use super::calls::Where;
 use super::lease::{AlreadyLost, Lease, Renewal};
+use super::pace::Outcome;
 use super::shared::{Sent, Shared};
-use super::tracked::{Cleanup, Stage};
+use super::tracked::{Cleanup, Kind, Stage};
 use crate::backend::{Fault, Renewed, StoreError};
 use crate::clock::{Instant, nanos};
 use crate::pauses::jittered;
@@ -58,7 +59,8 @@ impl Shared {
                 self.log(Level::DEBUG, move || {
                     tracing::debug!(%lock, "the store cannot renew this ticket, trying again");
                 });
-                return self.renewal_over(id, self.clock.now().after(jittered(pause)));
+                self.renewal_over(id, self.clock.now().after(jittered(pause)));
+                return;
             }
             Renewed::Lost => return self.taken(lease),
         };
@@ -84,12 +86,15 @@ impl Shared {
         } else {
             Instant::FAR_FUTURE
         };
-        self.renewal_over(
+        let stage = self.renewal_over(
             id,
             recheck_in.map_or(due, |recheck| due.min(sent.after(recheck))),
         );
         if answer.holds() {
-            self.grant_if_waiting(id);
+            // The waiter's wake-up was lost, or is in flight.
+            if stage == Some(Stage::Waiting) {
+                lease.grant(lease.ticket(), self.clock.now());
+            }
             self.note_acknowledged(lease, &asked);
         }
     }
@@ -177,8 +182,8 @@ impl Shared {
     }
 
     /// A batch of renewals is over. Wakes the keeper if other renewals wait for its slot.
-    pub(crate) fn batch_over(&self) {
-        let others_wait = self.table().renewed();
+    pub(crate) fn batch_over(&self, kind: Kind, outcome: Outcome) {
+        let others_wait = self.table().renewed(kind, outcome);
         if others_wait {
             self.due_changed.notify_one();
         }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use humantime::format_duration;
 use tracing::Level;
 
+use super::backlog::Overload;
 use super::events::{EventListener, GrantListener, Teller};
 use super::lease::Lease;
 use super::settings::Defaults;
@@ -121,6 +122,32 @@ impl Shared {
             lease.renewal_refused();
         }
         self.tell_refusal(error.clone());
+    }
+
+    /// The store cannot answer the renewals of all held leases in time. So some leases are left out,
+    /// and will be lost.
+    pub(crate) fn tell_overload(&self, overload: Overload) {
+        // If there is an outage, its warning is enough.
+        if self.teller.is_suspended() {
+            return;
+        }
+        let (store, owner) = (self.store().to_owned(), Arc::clone(&self.owner));
+        self.log(Level::WARN, move || {
+            let Overload {
+                leases,
+                left_out,
+                rate,
+            } = overload;
+            tracing::warn!(
+                store,
+                owner = &*owner,
+                leases,
+                left_out,
+                renewals_per_second = rate as u64,
+                "the lock store does not answer fast enough to renew all leases; hold fewer, or set \
+                 a longer ttl"
+            );
+        });
     }
 
     /// Logs a warning, unless one was logged since renewals were last accepted.

@@ -105,8 +105,9 @@ impl Shared {
         keeper: runtime::Handle,
         supervise: fn(Arc<Self>, Arc<Link>),
     ) -> Result<Self, Error> {
+        let capability = backend.capability();
         Ok(Self {
-            capability: backend.capability(),
+            capability,
             backend,
             clock: settings.clock,
             namespace: settings.namespace,
@@ -121,7 +122,7 @@ impl Shared {
             process: Process::this()?,
             highest_seen: AtomicU64::new(0),
             epoch: AtomicU64::new(1),
-            table: Mutex::default(),
+            table: Mutex::new(Table::new(capability.renewals_in_flight)),
             answered: Answered::default(),
             watches: Watches::default(),
             due_changed: Notify::new(),

@@ -5,35 +5,31 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::task::Waker;
+use std::time::Duration;
 
+use super::backlog::{Backlog, Demand, Overload};
 use super::lease::Lease;
-use super::tracked::{Cleanup, RenewalStage, Stage, Tracked};
+use super::pace::{BATCH, Outcome, Pace};
+use super::tracked::{Cleanup, Kind, RenewalStage, Stage, Tracked};
 use crate::clock::Instant;
 use crate::hash::Prehashed;
 use crate::request::Id;
 
-/// The most tickets in one request. With this number a Redis script takes well below a millisecond.
-pub(crate) const BATCH: usize = 100;
-
-/// The most batches of renewals that are in flight at the same time. With a larger number, a client
-/// of 100,000 leases would send 1,000 batches at once after a reconnect. Its store would answer the
-/// last of them too late. With a smaller number, a client whose store is far away would pause
-/// between batches.
-const MOST_RENEWALS: usize = 8;
-
 /// How many tickets one round checks for the [sweep](Table::sweep). This many take some 100 µs.
 const SWEPT: usize = 1_000;
+
+/// A lease can be kept if it is renewed at least this often, as a part of its ttl. It is due after a
+/// third. The rest is for the answer, and for the store's rate, which is not always the same.
+const RENEWED_AFTER: f64 = 0.7;
 
 pub(crate) struct Table {
     /// Every ticket that this process has asked for and not finished with.
     pub(crate) leases: Prehashed<Id, Tracked>,
     /// When the keeper must check a lease: never later than its renewal or its deadline.
     pub(crate) due: BTreeSet<(Instant, Id)>,
-    /// Tickets whose renewal is due and has not begun, by deadline. The key of the outer map is the
-    /// [`class`]: tickets of one class share batches.
-    wanted: BTreeMap<u32, BTreeSet<(Instant, Id)>>,
-    /// How many batches of renewals are in flight.
-    renewals_open: usize,
+    /// Tickets whose renewal is due and has not begun.
+    held: Backlog,
+    waiting: Backlog,
     /// After a gap, the keeper must renew every ticket. The sweep goes through `due` in order, and
     /// this is the entry that it has reached. The sweep skips tickets that were renewed since the
     /// gap. This is a position, because a list of perhaps 100,000 tickets would take too long to
@@ -68,7 +64,9 @@ pub(crate) enum Phase {
 #[derive(Default)]
 pub(crate) struct Round {
     /// Batches to renew. At the end of each batch the keeper calls [`Table::renewed`].
-    pub(crate) renew: Vec<Vec<Arc<Lease>>>,
+    pub(crate) renew: Vec<(Kind, Vec<Arc<Lease>>)>,
+    /// The store cannot keep all held leases, and this has not been told lately.
+    pub(crate) overload: Option<Overload>,
     pub(crate) expired: Vec<(Arc<Lease>, Stage)>,
     /// Leases that were granted, and whose tasks did not collect the grant. Their clean-ups are in
     /// `cleanups`.
@@ -79,13 +77,16 @@ pub(crate) struct Round {
     pub(crate) next: Option<Instant>,
 }
 
-impl Default for Table {
-    fn default() -> Self {
+impl Table {
+    /// A table for a store that wants at most this number of renewals in flight.
+    pub(crate) fn new(renewals_in_flight: u32) -> Self {
+        let batches = renewals_in_flight as usize / BATCH;
         Self {
             leases: Prehashed::default(),
             due: BTreeSet::new(),
-            wanted: BTreeMap::new(),
-            renewals_open: 0,
+            held: Backlog::new(Pace::up_to(batches)),
+            // Waiters are renewed beside the holders, but never crowd them out at the store.
+            waiting: Backlog::new(Pace::up_to(batches / 4)),
             sweep: None,
             alarms: BTreeMap::new(),
             alarms_set: 0,
@@ -97,9 +98,7 @@ impl Default for Table {
             phase: Phase::Open,
         }
     }
-}
 
-impl Table {
     /// Takes all work that is due at `now`, and computes the time of the next round.
     pub(crate) fn take_round(&mut self, now: Instant, epoch: u64) -> Round {
         let mut round = Round {
@@ -114,16 +113,16 @@ impl Table {
         while let Some(&(due, id)) = self.due.first()
             && due <= now
         {
-            self.due.remove(&(due, id));
+            self.due.pop_first();
             self.check(id, now, &mut round);
         }
-        self.sweep_on(epoch);
+        self.sweep_on(now, epoch);
         self.begin_renewals(now, epoch, &mut round);
         let next = [
             self.due.first().map(|due| due.0),
             self.alarms.keys().next().map(|key| key.0),
             // The sweep has not finished, and there is room for more renewals.
-            (self.sweep.is_some() && self.renewals_open < MOST_RENEWALS).then_some(now),
+            (self.room_to_sweep(now) > 0).then_some(now),
         ];
         let mut next = next.into_iter().flatten().min();
         if let Phase::Ending(at_the_latest) = self.phase {
@@ -182,11 +181,28 @@ impl Table {
             && tracked.wants_renewal()
             && tracked.renewal == RenewalStage::Idle
         {
-            let deadline = tracked.lease.deadline();
-            tracked.renewal = RenewalStage::Queued(deadline);
+            let (kind, deadline) = (tracked.kind(), tracked.lease.deadline());
             let class = class(&tracked.lease);
-            let wanted = self.wanted.entry(class).or_default();
-            wanted.insert((deadline, id));
+            tracked.renewal = RenewalStage::Queued(kind, deadline);
+            self.backlog(kind).insert(class, deadline, id);
+        }
+    }
+
+    /// Takes a renewal out of its backlog, if it is in one.
+    fn unqueue(&mut self, id: Id) {
+        if let Some(tracked) = self.leases.get_mut(&id)
+            && let RenewalStage::Queued(kind, deadline) = tracked.renewal
+        {
+            let class = class(&tracked.lease);
+            tracked.renewal = RenewalStage::Idle;
+            self.backlog(kind).remove(class, deadline, id);
+        }
+    }
+
+    fn backlog(&mut self, kind: Kind) -> &mut Backlog {
+        match kind {
+            Kind::Held => &mut self.held,
+            Kind::Waiting => &mut self.waiting,
         }
     }
 
@@ -195,11 +211,22 @@ impl Table {
         self.sweep = self.due.first().copied();
     }
 
+    /// For how many more tickets of the sweep there is room.
+    fn room_to_sweep(&self, now: Instant) -> usize {
+        let Some((_, id)) = self.sweep else {
+            return 0;
+        };
+        let first = self.leases.get(&id);
+        let left = first.map_or(Duration::ZERO, |first| now.until(first.lease.deadline()));
+        let all = self.leases.len().div_ceil(BATCH);
+        let batches = self.held.pace.room(all, left) + self.waiting.pace.room(all, left);
+        let queued = self.held.len() + self.waiting.len();
+        (batches * BATCH).saturating_sub(queued)
+    }
+
     /// One step of the sweep: queues as many renewals as there is room for.
-    fn sweep_on(&mut self, epoch: u64) {
-        let queued: usize = self.wanted.values().map(BTreeSet::len).sum();
-        let room = (MOST_RENEWALS - self.renewals_open) * BATCH;
-        let mut room = room.saturating_sub(queued);
+    fn sweep_on(&mut self, now: Instant, epoch: u64) {
+        let mut room = self.room_to_sweep(now);
         let Some(from) = self.sweep.filter(|_| room > 0) else {
             return;
         };
@@ -222,30 +249,41 @@ impl Table {
         }
     }
 
-    /// Makes batches of the queued renewals, the earliest deadline first, as long as fewer than
-    /// [`MOST_RENEWALS`] batches are in flight.
+    /// Makes batches of the queued renewals, as long as more may be in flight.
     fn begin_renewals(&mut self, now: Instant, epoch: u64, round: &mut Round) {
-        while self.renewals_open < MOST_RENEWALS {
-            let classes = self.wanted.iter();
-            let first = classes.filter_map(|(class, wanted)| Some((wanted.first()?, *class)));
-            let Some((_, class)) = first.min() else {
-                return;
-            };
-            let mut batch = Vec::new();
-            while batch.len() < BATCH
-                && let Some((_, id)) = self.wanted.get_mut(&class).and_then(BTreeSet::pop_first)
-            {
+        self.begin_renewals_of(Kind::Held, now, epoch, round);
+        // As long as not all holders can be kept, no waiter is renewed.
+        if !self.held.is_too_long() {
+            self.begin_renewals_of(Kind::Waiting, now, epoch, round);
+        }
+    }
+
+    fn begin_renewals_of(&mut self, kind: Kind, now: Instant, epoch: u64, round: &mut Round) {
+        while self.backlog(kind).room(now) > 0
+            && let Some((class, ids)) = self.backlog(kind).next()
+        {
+            let mut batch = Vec::with_capacity(BATCH);
+            for id in ids {
                 if let Some(tracked) = self.leases.get_mut(&id) {
                     tracked.renewal = RenewalStage::Idle;
                 }
                 batch.extend(self.begin_renewal(id, now, epoch));
             }
-            self.fill_batch(class, now, epoch, &mut batch);
+            self.fill_batch((kind, class), now, epoch, &mut batch);
             if !batch.is_empty() {
-                self.renewals_open += 1;
-                round.renew.push(batch);
+                self.backlog(kind).pace.begin();
+                round.renew.push((kind, batch));
             }
         }
+        if self.backlog(kind).is_empty() {
+            return self.backlog(kind).rest();
+        }
+        let backlog = match kind {
+            Kind::Held => &mut self.held,
+            Kind::Waiting => &mut self.waiting,
+        };
+        let overload = backlog.weigh(now, || demand(&self.leases, kind));
+        round.overload = round.overload.or(overload.filter(|_| kind == Kind::Held));
     }
 
     fn begin_renewal(&mut self, id: Id, now: Instant, epoch: u64) -> Option<Arc<Lease>> {
@@ -262,7 +300,13 @@ impl Table {
 
     /// Adds leases whose renewal is near, so that the batch is full. With many leases this makes
     /// fewer and fuller requests.
-    fn fill_batch(&mut self, of: u32, now: Instant, epoch: u64, batch: &mut Vec<Arc<Lease>>) {
+    fn fill_batch(
+        &mut self,
+        of: (Kind, u32),
+        now: Instant,
+        epoch: u64,
+        batch: &mut Vec<Arc<Lease>>,
+    ) {
         let room = BATCH - batch.len();
         let soon: Vec<(Instant, Id)> = self
             .due
@@ -272,7 +316,7 @@ impl Table {
                 self.leases.get(id).is_some_and(|tracked| {
                     let near = now.after(tracked.lease.request.ttl / 10);
                     let free = tracked.renewal == RenewalStage::Idle;
-                    let same = class(&tracked.lease) == of;
+                    let same = (tracked.kind(), class(&tracked.lease)) == of;
                     free && same && *due <= near && *due < tracked.end()
                 })
             })
@@ -288,10 +332,11 @@ impl Table {
         }
     }
 
-    /// A batch of renewals has ended. Returns whether other renewals wait for its slot.
-    pub(crate) fn renewed(&mut self) -> bool {
-        self.renewals_open -= 1;
-        self.sweep.is_some() || self.wanted.values().any(|wanted| !wanted.is_empty())
+    /// A batch of renewals has ended. Returns whether other renewals wait for their turn.
+    pub(crate) fn renewed(&mut self, kind: Kind, outcome: Outcome) -> bool {
+        self.backlog(kind).pace.end(outcome);
+        // Renewals of waiters may wait because of the held leases.
+        !self.held.is_empty() || !self.waiting.is_empty() || self.sweep.is_some()
     }
 
     /// Sets when a lease is checked next: at `due`, or at its end if that comes first. Returns that
@@ -309,16 +354,12 @@ impl Table {
     }
 
     pub(crate) fn remove(&mut self, id: Id) {
+        self.unqueue(id);
         let Some(tracked) = self.leases.remove(&id) else {
             return;
         };
         if let Some(due) = tracked.due {
             self.due.remove(&(due, id));
-        }
-        if let RenewalStage::Queued(deadline) = tracked.renewal
-            && let Some(wanted) = self.wanted.get_mut(&class(&tracked.lease))
-        {
-            wanted.remove(&(deadline, id));
         }
         if let Stage::Kept { .. } = tracked.stage {
             self.kept -= 1;
@@ -330,6 +371,18 @@ impl Table {
         self.remove(cleanup.request.id);
         self.cleanups.push(cleanup);
         self.cleanups_open += 1;
+    }
+
+    /// Notes that a ticket that may have waited is held now.
+    pub(crate) fn hold(&mut self, id: Id) {
+        if let Some(tracked) = self.leases.get_mut(&id) {
+            tracked.stage = Stage::Held;
+            if let RenewalStage::Queued(..) = tracked.renewal {
+                // Its renewal changes to the backlog of the held leases.
+                self.unqueue(id);
+                self.want(id);
+            }
+        }
     }
 
     /// Notes that the user of a held lease is releasing it. The time of the next check does not
@@ -426,6 +479,24 @@ impl Table {
             .filter(|tracked| wanted(tracked.stage))
             .map(|tracked| Arc::clone(&tracked.lease))
             .collect()
+    }
+}
+
+/// What it takes to keep all leases of a kind. This looks at some of them only: the map has them in
+/// a random order.
+fn demand(leases: &Prehashed<Id, Tracked>, kind: Kind) -> Demand {
+    let (mut some, mut demand) = (0, Demand::default());
+    for tracked in leases.values().take(SWEPT) {
+        some += 1;
+        if tracked.kind() == kind && tracked.wants_renewal() {
+            demand.leases += 1.0;
+            demand.rate += 1.0 / (tracked.lease.ttl().as_secs_f64() * RENEWED_AFTER);
+        }
+    }
+    let of_all = leases.len() as f64 / f64::from(some.max(1));
+    Demand {
+        leases: demand.leases * of_all,
+        rate: demand.rate * of_all,
     }
 }
 

@@ -147,7 +147,7 @@ async fn a_waiter_rechecks_when_it_is_told_to_and_not_too_often() {
         assert_eq!(due(), Some(in_line), "not before the answer");
         match stage {
             Stage::Asked => assert!(shared.entrust(id, Stage::Waiting, in_line)),
-            _ => shared.renewal_over(id, in_line),
+            _ => drop(shared.renewal_over(id, in_line)),
         }
         assert_eq!(due(), Some(clock.now().after(LEAST_RECHECK)));
         // The early recheck happens only once.

@@ -73,10 +73,10 @@ impl Shared {
     pub(crate) fn entrust_held(&self, lease: &Lease) -> bool {
         let mut table = self.table();
         let id = lease.request.id;
+        table.hold(id);
         let Some(tracked) = table.leases.get_mut(&id) else {
             return false;
         };
-        tracked.stage = Stage::Held;
         if !lease.wants_renewal() {
             // The keeper only watches the deadline.
             self.set_recheck(&mut table, id, Instant::FAR_FUTURE);
@@ -142,19 +142,22 @@ impl Shared {
 
     /// A renewal has ended, with or without success. The next check of the ticket is at `due`, or
     /// at once if a gap has begun since the renewal was sent.
-    pub(crate) fn renewal_over(&self, id: Id, due: Instant) {
+    ///
+    /// Returns the stage of the ticket. `None` if the table does not have it any more.
+    pub(crate) fn renewal_over(&self, id: Id, due: Instant) -> Option<Stage> {
         let mut table = self.table();
-        if let Some(tracked) = table.leases.get_mut(&id) {
-            if tracked.is_renewing() {
-                tracked.renewal = RenewalStage::Idle;
-            }
-            let due = match tracked.was_asked_in(self.epoch()) {
-                true => due,
-                false => self.clock.now(),
-            };
-            let due = tracked.due_after_answer(due);
-            self.set_recheck(&mut table, id, due);
+        let tracked = table.leases.get_mut(&id)?;
+        if tracked.is_renewing() {
+            tracked.renewal = RenewalStage::Idle;
         }
+        let due = match tracked.was_asked_in(self.epoch()) {
+            true => due,
+            false => self.clock.now(),
+        };
+        let stage = tracked.stage;
+        let due = tracked.due_after_answer(due);
+        self.set_recheck(&mut table, id, due);
+        Some(stage)
     }
 
     /// Sets when the keeper checks a lease next.
@@ -213,21 +216,6 @@ impl Shared {
         if let Some(lease) = lease {
             guarded(|| lease.grant(wake.ticket, self.clock.now()));
         }
-    }
-
-    /// A renewal was answered "granted". This tells the waiter, whose wake-up was lost or is in
-    /// flight.
-    pub(super) fn grant_if_waiting(&self, id: Id) {
-        let table = self.table();
-        let Some(tracked) = table.leases.get(&id) else {
-            return;
-        };
-        if tracked.stage != Stage::Waiting {
-            return;
-        }
-        let lease = Arc::clone(&tracked.lease);
-        drop(table);
-        lease.grant(lease.ticket(), self.clock.now());
     }
 
     /// Takes a lease out of the table. No later batch renews it.

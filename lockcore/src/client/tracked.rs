@@ -117,6 +117,14 @@ impl Tracked {
         }
     }
 
+    /// The kind of the renewals of the ticket.
+    pub(super) fn kind(&self) -> Kind {
+        match self.stage {
+            Stage::Waiting => Kind::Waiting,
+            Stage::Asked | Stage::Held | Stage::Kept { .. } | Stage::Leaving => Kind::Held,
+        }
+    }
+
     /// The latest time at which the keeper must check the ticket.
     pub(super) fn end(&self) -> Instant {
         let deadline = self.lease.deadline();
@@ -132,10 +140,19 @@ impl Tracked {
 pub(crate) enum RenewalStage {
     /// No renewal is due, or none is wanted.
     Idle,
-    /// A renewal is due and waits to be sent. The time is its key in [`Table::wanted`].
-    Queued(Instant),
+    /// A renewal is due and waits to be sent. It is in the backlog of this kind, with this time as
+    /// its deadline.
+    Queued(Kind, Instant),
     /// The renewal is in flight. Its answer sets the next due time.
     UnderWay,
+}
+
+/// The kinds of renewals. Each has a backlog of its own, so that renewals of held tickets never wait
+/// behind those of waiters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Held,
+    Waiting,
 }
 
 /// How far a ticket has come.

@@ -421,7 +421,8 @@ fn after_a_gap_a_renewal_is_begun_even_if_one_is_under_way() {
                     .table()
                     .take_round(shared.clock.now(), shared.epoch());
                 begun.fetch_add(round.renew.len(), Ordering::Relaxed);
-                round.renew.concat()
+                let batches = round.renew.into_iter();
+                batches.flat_map(|(_, batch)| batch).collect::<Vec<_>>()
             }
         };
         let renewing = spawn({

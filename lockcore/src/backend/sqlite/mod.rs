@@ -84,6 +84,8 @@ impl Backend for Sqlite {
             // One thread does the jobs one by one, some 100 µs each. 16 jobs keep the thread busy.
             // They are few enough for an answer within milliseconds, even on a busy machine.
             .in_flight(16)
+            // More would only wait for the thread.
+            .renewals_in_flight(800)
             .asks_back(true)
             .lists(true)
             .adopts(true)

@@ -46,6 +46,10 @@ const LONGEST_TTL: Duration = Duration::from_millis(i32::MAX as u64);
 /// the servers busy.
 const IN_FLIGHT: u32 = 250;
 
+/// How many renewals of held tickets may be in flight: 16 requests, each of which reads up to 100
+/// nodes. The heartbeats wait behind them too.
+const RENEWALS_IN_FLIGHT: u32 = 1_600;
+
 /// Opens `zookeeper://…`.
 pub(crate) fn open(url: &Url, _: &Tls) -> Result<Arc<dyn Backend>, Error> {
     Ok(Arc::new(ZooKeeper::new(Settings::plain(url)?)))
@@ -94,6 +98,7 @@ impl Backend for ZooKeeper {
             .longest_ttl(LONGEST_TTL)
             .sessions(true)
             .in_flight(IN_FLIGHT)
+            .renewals_in_flight(RENEWALS_IN_FLIGHT)
             .asks_back(true)
             .lists(true)
             .counters(true)
