@@ -315,8 +315,11 @@ impl Asked {
                 in_flight,
                 pass,
             });
-            let error = match shared.by(one_operation, &mut asking.answer).await {
+            let outcome = shared.by(one_operation, &mut asking.answer).await;
+            let gate = asking.connected.enqueues();
+            let error = match outcome {
                 Some(outcome) => {
+                    shared.learn(gate, sent, outcome.as_ref().err());
                     shared.links.ended(&asking.connected, &outcome);
                     self.asking = None;
                     match outcome {
@@ -327,7 +330,9 @@ impl Asked {
                 None => {
                     shared.unanswered(&asking.connected, asking.in_flight);
                     let text = format!("{} did not answer in time", shared.store());
-                    StoreError::new(Fault::Unknown, text)
+                    let error = StoreError::new(Fault::Unknown, text);
+                    shared.learn(gate, sent, Some(&error));
+                    error
                 }
             };
             // The drop of the `Pending` gives back whatever may be at the store.

@@ -137,6 +137,8 @@ impl Shared {
         }
         let by = by.min(sent.at.after(self.op_timeout));
         let answer = self.send(connected, by, sent, |verbs, _| verb(verbs));
-        answer.await.map(|(_, answer)| answer)
+        let outcome = answer.await;
+        self.learn(connected.enqueues(), sent, outcome.as_ref().err());
+        outcome.map(|(_, answer)| answer)
     }
 }

@@ -103,7 +103,24 @@ impl Shared {
                 by = sent.at.after(self.op_timeout);
             }
             let answer = self.send(&connected, by, sent, |verbs, _| verbs.release(departures));
-            return answer.await.map(|(_, answers)| answers);
+            let outcome = answer.await;
+            self.learn(connected.releases(), sent, outcome.as_ref().err());
+            return outcome.map(|(_, answers)| answers);
+        }
+    }
+
+    /// Lets a gate learn from the outcome of a request that has passed it.
+    pub(crate) fn learn(&self, gate: &Gate, sent: Sent, error: Option<&StoreError>) {
+        // This saves a reading of the clock for most requests.
+        if !gate.is_full() {
+            return;
+        }
+        let after = sent.at.until(self.clock.now());
+        match error.filter(|error| error.fault() == Fault::Unknown) {
+            None => gate.learn(Some(after), self.op_timeout),
+            // A caller that has waited for a moment only says nothing about the store.
+            Some(_) if after < self.op_timeout / 2 => {}
+            Some(_) => gate.learn(None, self.op_timeout),
         }
     }
 

@@ -3,20 +3,27 @@
 //! `supervise`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::pace::BATCH;
+use super::window::Window;
 use crate::backend::{Answer, Connection, Enqueued};
 use crate::clock::Instant;
 use crate::log::guarded;
 
+/// How many enqueues may always be in flight on a connection. This many keep a store busy that is
+/// near.
+const FEWEST_ENQUEUES: u32 = 32;
+
 /// The verbs of a store's connection, with their gates.
 ///
-/// A store gets only as many requests at a time as it allows ([`Capability::in_flight`]). Other
-/// requests wait here, in order of arrival. So a burst of requests costs the callers time, but does
-/// not delay the renewals and heartbeats on the same connection: these pass no gate.
+/// A store gets only as many requests at a time as it allows ([`Capability::in_flight`]), and fewer
+/// if its answers come late. Other requests wait here, in order of arrival. So a burst of requests
+/// costs the callers time, but does not delay the renewals and heartbeats on the same connection:
+/// these pass no gate.
 ///
 /// Releases have a gate of their own. They free locks that others wait for, so they must not wait
 /// behind thousands of enqueues.
@@ -66,13 +73,16 @@ pub(crate) struct InFlight {
 /// off](Self::write_off), and the gate gives out others in their place.
 #[derive(Debug)]
 pub(crate) struct Gate {
-    width: u32,
+    /// How many requests may pass at a time. The permits follow its limit.
+    window: Mutex<Window>,
+    /// The least that this can be, so that a request with so many tickets can always pass.
+    least: u32,
     /// `None` for a store without a limit.
     semaphore: Option<Arc<Semaphore>>,
     /// How many passes were given out or came back so far, in total.
     moves: Arc<AtomicU64>,
-    /// How many permits belong to passes that were written off and have not come back. When such a
-    /// pass comes back, its permits are not added again.
+    /// How many permits are not added again when passes come back. They belong to passes that were
+    /// written off, or the gate has become narrower while they were in use.
     written_off: Arc<AtomicU64>,
 }
 
@@ -97,18 +107,20 @@ pub(crate) struct Asking {
 
 impl Drop for Pass {
     fn drop(&mut self) {
-        let Some((permit, moves, written_off)) = self.permit.take() else {
+        let Some((mut permit, moves, written_off)) = self.permit.take() else {
             return;
         };
         moves.fetch_add(1, Ordering::Relaxed);
         let count = permit.num_permits() as u64;
         let order = Ordering::SeqCst;
-        let less = |off: u64| off.checked_sub(count);
-        match written_off.fetch_update(order, order, less) {
-            Ok(_) => permit.forget(),
-            // This lets the next request pass, which wakes its task. The waker is the user's code.
-            Err(_) => guarded(|| drop(permit)),
+        let less = |off: u64| Some(off.saturating_sub(count));
+        let off = written_off.fetch_update(order, order, less);
+        let off = off.unwrap_or_default().min(count);
+        if let Some(off) = permit.split(off as usize) {
+            off.forget();
         }
+        // This lets the next request pass, which wakes its task. The waker is the user's code.
+        guarded(|| drop(permit));
     }
 }
 
@@ -120,8 +132,8 @@ impl Connected {
     pub(crate) fn new(connection: Arc<dyn Connection>, in_flight: u32) -> Self {
         Self {
             connection,
-            enqueues: Gate::new(in_flight),
-            releases: Gate::new(in_flight),
+            enqueues: Gate::between(FEWEST_ENQUEUES, in_flight),
+            releases: Gate::between(BATCH as u32, in_flight),
             answers: Answers::default(),
         }
     }
@@ -198,12 +210,16 @@ impl Answers {
 }
 
 impl Gate {
-    fn new(width: u32) -> Self {
-        let width = width.max(1);
-        let bounded = width < u32::MAX;
+    /// A gate that lets at least `least` and at most `most` requests through at a time. With
+    /// `u32::MAX` all requests pass.
+    fn between(least: u32, most: u32) -> Self {
+        let bounded = most < u32::MAX;
+        let window = Window::between(least as usize, most as usize);
+        let limit = window.limit();
         Self {
-            width,
-            semaphore: bounded.then(|| Arc::new(Semaphore::new(width as usize))),
+            least: least.clamp(1, most.max(1)),
+            window: Mutex::new(window),
+            semaphore: bounded.then(|| Arc::new(Semaphore::new(limit))),
             moves: Arc::default(),
             written_off: Arc::default(),
         }
@@ -254,16 +270,55 @@ impl Gate {
         let order = Ordering::SeqCst;
         let first = (self.moves).compare_exchange(moves, moves + 1, order, order);
         if first.is_ok() && !semaphore.is_closed() {
-            self.written_off
-                .fetch_add(u64::from(self.width), Ordering::SeqCst);
-            guarded(|| semaphore.add_permits(self.width as usize));
+            let width = self.window().limit();
+            self.written_off.fetch_add(width as u64, Ordering::SeqCst);
+            guarded(|| semaphore.add_permits(width));
         }
     }
 
-    /// A request with more tickets than the gate is wide takes the whole gate.
+    /// Whether all passes are in use. Then the gate learns from the answers how many there should
+    /// be.
+    pub(crate) fn is_full(&self) -> bool {
+        let semaphore = self.semaphore.as_ref();
+        semaphore.is_some_and(|semaphore| semaphore.available_permits() == 0)
+    }
+
+    /// A request that has passed was answered after this time, or was not answered in time. Its
+    /// caller would have waited for `patience`.
+    pub(crate) fn learn(&self, answered_after: Option<Duration>, patience: Duration) {
+        let Some(semaphore) = &self.semaphore else {
+            return;
+        };
+        let mut window = self.window();
+        let before = window.limit();
+        match answered_after {
+            Some(after) => window.answered(after, patience),
+            None => window.missed(),
+        }
+        let after = window.limit();
+        let order = Ordering::SeqCst;
+        if after < before {
+            let fewer = (before - after) as u64;
+            self.written_off.fetch_add(fewer, order);
+        }
+        drop(window);
+        for _ in before..after {
+            let less = |off: u64| off.checked_sub(1);
+            if self.written_off.fetch_update(order, order, less).is_err() {
+                // This lets the next request pass, as above.
+                guarded(|| semaphore.add_permits(1));
+            }
+        }
+    }
+
+    fn window(&self) -> MutexGuard<'_, Window> {
+        self.window.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A request with more tickets than the gate has permits at least takes all of these.
     fn permits(&self, tickets: usize) -> u32 {
         let tickets = u32::try_from(tickets).unwrap_or(u32::MAX);
-        tickets.clamp(1, self.width)
+        tickets.clamp(1, self.least)
     }
 
     fn pass(&self, permit: OwnedSemaphorePermit, has_waited: bool) -> Pass {
@@ -293,7 +348,7 @@ mod tests {
 
     #[test]
     fn a_gate_lets_requests_through_that_fit_and_the_others_in_order() {
-        let gate = Gate::new(10);
+        let gate = Gate::between(10, 10);
         let mut first = pin!(gate.wait_for_pass(8));
         let mut large = pin!(gate.wait_for_pass(100));
         let mut small = pin!(gate.wait_for_pass(1));
@@ -352,7 +407,7 @@ mod tests {
 
     #[test]
     fn a_closed_gate_sends_waiters_away() {
-        let gate = Gate::new(1);
+        let gate = Gate::between(1, 1);
         let mut first = pin!(gate.wait_for_pass(1));
         let mut second = pin!(gate.wait_for_pass(1));
         let Poll::Ready(Ok(_in_flight)) = poll(first.as_mut()) else {
@@ -369,7 +424,7 @@ mod tests {
 
     #[test]
     fn passes_that_do_not_come_back_are_replaced_once() {
-        let gate = Gate::new(2);
+        let gate = Gate::between(2, 2);
         let starved = [gate.try_pass(1), gate.try_pass(1)];
         assert!(starved.iter().all(Option::is_some));
         let mut waits = pin!(gate.wait_for_pass(2));
@@ -389,5 +444,30 @@ mod tests {
         drop(pass);
         let both = [gate.try_pass(1), gate.try_pass(1)];
         assert!(both.iter().all(Option::is_some) && gate.try_pass(1).is_none());
+    }
+
+    #[test]
+    fn a_gate_becomes_wider_while_answers_come_soon_and_narrower_when_they_do_not_come() {
+        let gate = Gate::between(2, 6);
+        let passes = |gate: &Gate| std::iter::from_fn(|| gate.try_pass(1)).collect::<Vec<_>>();
+        assert_eq!(passes(&gate).len(), 2);
+        for _ in 0..10 {
+            gate.learn(Some(Duration::from_millis(1)), PAUSE);
+        }
+        let in_flight = passes(&gate);
+        assert_eq!(in_flight.len(), 6);
+
+        gate.learn(None, PAUSE);
+        assert!(gate.is_full());
+        drop(in_flight);
+
+        assert_eq!(passes(&gate).len(), 3);
+        // A request with many tickets passes however narrow the gate is.
+        for _ in 0..10 {
+            gate.learn(None, PAUSE);
+        }
+        drop(passes(&gate));
+        assert!(gate.try_pass(100).is_some());
+        assert_eq!(passes(&gate).len(), 2);
     }
 }
