@@ -95,7 +95,15 @@ const LOCKCORE_TOWER: Floors<'_> = &[
     (
         "ground",
         &[
-            "deadline", "frame", "guard", "header", "names", "protocol", "read", "waiters",
+            "deadline",
+            "frame",
+            "guard",
+            "header",
+            "idempotency",
+            "names",
+            "protocol",
+            "read",
+            "waiters",
         ],
     ),
 ];

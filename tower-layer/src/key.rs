@@ -41,8 +41,8 @@ use crate::template::{Piece, Template};
 /// [`Display`](fmt::Display) must write equal values in the same way.
 ///
 /// **The sources without `_as` take the value as it is**, after percent-decoding in paths and
-/// queries. They are for handlers that compare texts byte by byte, for example those of an
-/// `Idempotency-Key`. With any other handler, two spellings are two locks, so two requests for one
+/// queries. They are for handlers that compare texts byte by byte. With any other handler, two
+/// spellings are two locks, so two requests for one
 /// thing are handled at the same time. In a [`FenceLayer`](crate::FenceLayer) two spellings are two
 /// fences, so a late write passes.
 ///
@@ -163,7 +163,8 @@ impl Key {
     }
 
     /// The value of a header, read as `T`. The header must be there exactly once. See
-    /// [one thing, one name](#one-thing-one-name).
+    /// [one thing, one name](#one-thing-one-name). For an `Idempotency-Key` there is the type
+    /// [`IdempotencyKey`](crate::IdempotencyKey).
     ///
     /// # Panics
     ///
@@ -197,7 +198,7 @@ impl Key {
     /// ```
     /// use lockcore_tower::Key;
     ///
-    /// let key = Key::header("Idempotency-Key").prefix("payment:");
+    /// let key = Key::header("x-request-id").prefix("request:");
     /// # drop(key);
     /// ```
     #[track_caller]

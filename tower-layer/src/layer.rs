@@ -23,12 +23,13 @@ use crate::waiters::Waiters;
 /// ```
 /// use std::time::Duration;
 ///
-/// use lockcore_tower::{Key, LockLayer};
+/// use lockcore_tower::{IdempotencyKey, Key, LockLayer};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), lockcore::Error> {
 /// let locks = lockcore::Locks::connect("memory:")?;
-/// let layer = LockLayer::new(locks, Key::header("idempotency-key").prefix("payment:"))
+/// let key = Key::header_as::<IdempotencyKey>("idempotency-key").prefix("payment:");
+/// let layer = LockLayer::new(locks, key)
 ///     .wait(Duration::from_secs(2))
 ///     .ttl(Duration::from_secs(5));
 /// # drop(layer);
@@ -131,7 +132,7 @@ impl LockLayer {
     ///
     /// # fn example() -> Result<(), lockcore::Error> {
     /// let locks = lockcore::Locks::connect("memory:")?;
-    /// let layer = LockLayer::new(locks, Key::header("idempotency-key"))
+    /// let layer = LockLayer::new(locks, Key::header_as::<u64>("order-id"))
     ///     .read_body_first(64 * 1024, Duration::from_secs(10));
     /// # drop(layer);
     /// # Ok(()) }
@@ -276,10 +277,11 @@ impl<R> LockLayer<R> {
     /// ```
     /// use std::time::Duration;
     ///
-    /// use lockcore_tower::{Key, LockLayer};
+    /// use lockcore_tower::{IdempotencyKey, Key, LockLayer};
     ///
     /// # fn example(locks: lockcore::Locks) {
-    /// let layer = LockLayer::new(locks, Key::header("idempotency-key").prefix("payment:"))
+    /// let key = Key::header_as::<IdempotencyKey>("idempotency-key").prefix("payment:");
+    /// let layer = LockLayer::new(locks, key)
     ///     .max_names(10_000, Duration::from_secs(3600));
     /// # drop(layer);
     /// # }

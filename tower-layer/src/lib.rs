@@ -47,12 +47,13 @@
 //! use std::convert::Infallible;
 //!
 //! use http::{Request, Response};
-//! use lockcore_tower::{Key, LockLayer};
+//! use lockcore_tower::{IdempotencyKey, Key, LockLayer};
 //! use tower::{Layer, service_fn};
 //!
 //! # fn example() -> Result<(), lockcore::Error> {
 //! let locks = lockcore::Locks::connect("memory:")?;
-//! let one_per_payment = LockLayer::new(locks, Key::header("idempotency-key").prefix("payment:"));
+//! let key = Key::header_as::<IdempotencyKey>("idempotency-key").prefix("payment:");
+//! let one_per_payment = LockLayer::new(locks, key);
 //! let service = one_per_payment.layer(service_fn(async |request: Request<String>| {
 //!     let held = request.extensions().get::<lockcore::Held>();
 //!     let grant = held.map(|held| held.grant_id());
@@ -112,6 +113,7 @@
 //! | path parameter, read as the type that the handler extracts | `Key::path_as` (feature `axum`) |
 //! | query parameter, header, gRPC metadata, read as a type | [`Key::query_as`], [`Key::header_as`], [`Key::metadata_as`] |
 //! | the same, without reading a type | `Key::path`, [`Key::query`], [`Key::header`], [`Key::metadata`] |
+//! | the header `Idempotency-Key`, with or without quotation marks | [`Key::header_as`] with [`IdempotencyKey`] |
 //! | route, gRPC method | `Key::matched_path` (feature `axum`), [`Key::grpc_method`] |
 //! | an extension that an outer layer has put into the request, such as the user | [`Key::extension`] |
 //! | several of these | [`Key::template`] |
@@ -429,6 +431,7 @@ mod deadline;
 mod frame;
 mod guard;
 mod header;
+mod idempotency;
 mod names;
 mod protocol;
 pub mod read;
@@ -445,6 +448,7 @@ pub use future::ResponseFuture;
 #[cfg_attr(docsrs, doc(cfg(feature = "tonic")))]
 pub use grpc::{status, status_without_key};
 pub use header::TOKEN_HEADER;
+pub use idempotency::{IdempotencyKey, NotAnIdempotencyKey};
 pub use key::Key;
 pub use keys::Keys;
 pub use layer::LockLayer;

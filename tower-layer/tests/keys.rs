@@ -16,7 +16,7 @@ use std::str::FromStr;
 use common::{In, get, hold, in_time, memory, problem};
 use http::{HeaderName, HeaderValue, Method, Response, StatusCode};
 use http_body_util::BodyExt;
-use lockcore_tower::{Key, LockLayer};
+use lockcore_tower::{IdempotencyKey, Key, LockLayer};
 use tower::{Layer, ServiceExt, service_fn};
 
 /// The name of the lock that the handler holds, or `Ok(None)` if it was called without a lock. The
@@ -75,6 +75,63 @@ async fn a_header_names_the_lock() {
 
     let request = with("idempotency-key", &["ä 1".as_bytes()]);
     assert_eq!(name(&key, request).await, "payment:ä 1");
+}
+
+/// The draft standard has quotation marks, and many clients leave them out.
+#[tokio::test]
+async fn an_idempotency_key_with_and_without_quotation_marks_is_one_lock() {
+    let key = Key::header_as::<IdempotencyKey>("Idempotency-Key").prefix("payment:");
+    for (value, text) in [
+        (r#""abc""#, "abc"),
+        ("abc", "abc"),
+        (r#""8e03978e-40d5""#, "8e03978e-40d5"),
+        ("8e03978e-40d5", "8e03978e-40d5"),
+        (r#""a \"b\" \\, c;d""#, r#"a "b" \, c;d"#),
+    ] {
+        let request = with("idempotency-key", &[value.as_bytes()]);
+        assert_eq!(name(&key, request).await, format!("payment:{text}"));
+    }
+
+    let locks = memory();
+    let _other = hold(&locks, "payment:abc").await;
+    let layer = LockLayer::new(locks, key).try_only();
+    let service = layer.layer(service_fn(async |_: In| {
+        Ok::<_, Infallible>(Response::new(String::new()))
+    }));
+    for value in [r#""abc""#, "abc"] {
+        let request = with("idempotency-key", &[value.as_bytes()]);
+        let taken = service.clone().oneshot(request).await.unwrap();
+        assert_eq!(taken.status(), StatusCode::CONFLICT, "{value}");
+    }
+}
+
+#[tokio::test]
+async fn what_could_be_read_in_two_ways_is_no_idempotency_key() {
+    let key = Key::header_as::<IdempotencyKey>("idempotency-key");
+    let service = LockLayer::new(memory(), key).layer(service_fn(async |_: In| {
+        Ok::<_, Infallible>(Response::new(String::new()))
+    }));
+    for value in [
+        "",
+        r#""""#,
+        r#"""#,
+        r#""abc"#,
+        r#"abc""#,
+        r#""abc" "#,
+        r#""abc"; a=1"#,
+        r#""a", "b""#,
+        r#""a\b""#,
+        r#""a\"#,
+        "a b",
+        "a,b",
+        "a;b",
+        "ä",
+        "\"ä\"",
+    ] {
+        let request = with("idempotency-key", &[value.as_bytes()]);
+        let refused = service.clone().oneshot(request).await.unwrap();
+        assert_eq!(refused.status(), StatusCode::BAD_REQUEST, "{value}");
+    }
 }
 
 #[tokio::test]
