@@ -2,48 +2,14 @@
 //! These callers share the lists: at most one request is in flight, however many callers ask.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
-use tokio::sync::watch;
+use std::sync::atomic::Ordering;
 
 use super::calls::Where;
 use super::shared::Shared;
-use super::watched::{Watched, Watching};
-use crate::backend::{StoreError, TicketInfo};
+use super::watched::{List, Watched, Watching};
+use crate::backend::TicketInfo;
 use crate::error::Error;
 use crate::log::guarded;
-
-/// The state that the callers share with the task that lists.
-#[derive(Debug)]
-pub(super) struct Listed {
-    /// How many times a caller has asked for a list.
-    asked: AtomicU64,
-    /// Whether a task lists. It ends when it has answered all callers.
-    is_listing: AtomicBool,
-    last: watch::Sender<List>,
-}
-
-/// The answer of the store, and how many callers had asked when the request was made. So it is an
-/// answer for these callers.
-#[derive(Debug)]
-struct List {
-    answers: u64,
-    tickets: Result<Arc<[TicketInfo]>, StoreError>,
-}
-
-impl Default for Listed {
-    fn default() -> Self {
-        let nothing = List {
-            answers: 0,
-            tickets: Ok(Arc::new([])),
-        };
-        Self {
-            asked: AtomicU64::new(0),
-            is_listing: AtomicBool::new(false),
-            last: watch::channel(nothing).0,
-        }
-    }
-}
 
 impl Shared {
     /// The tickets of a watched name, oldest first, as the store shows them after this call.

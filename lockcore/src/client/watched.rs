@@ -2,13 +2,12 @@
 //! look at the store.
 
 use std::collections::HashMap;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{Notify, watch};
 
-use super::listed::Listed;
-use crate::backend::{Counted, Fault, StoreError};
+use crate::backend::{Counted, Fault, StoreError, TicketInfo};
 use crate::error::Error;
 use crate::log::guarded;
 use crate::name::Name;
@@ -32,6 +31,24 @@ pub(super) struct Watched {
     /// Asks the task to look again.
     pub(super) wanted: Notify,
     pub(super) listed: Listed,
+}
+
+/// The lists of the tickets of the name, which the callers share with the task that lists.
+#[derive(Debug)]
+pub(super) struct Listed {
+    /// How many times a caller has asked for a list.
+    pub(super) asked: AtomicU64,
+    /// Whether a task lists. It ends when it has answered all callers.
+    pub(super) is_listing: AtomicBool,
+    pub(super) last: watch::Sender<List>,
+}
+
+/// The answer of the store, and how many callers had asked when the request was made. So it is an
+/// answer for these callers.
+#[derive(Debug)]
+pub(super) struct List {
+    pub(super) answers: u64,
+    pub(super) tickets: Result<Arc<[TicketInfo]>, StoreError>,
 }
 
 /// The result of a look at a counter.
@@ -62,6 +79,20 @@ pub(crate) struct Watching {
     /// The number of the last look that does not count for this caller, because it began before
     /// this value was made or was already returned.
     pub(super) known: u64,
+}
+
+impl Default for Listed {
+    fn default() -> Self {
+        let nothing = List {
+            answers: 0,
+            tickets: Ok(Arc::new([])),
+        };
+        Self {
+            asked: AtomicU64::new(0),
+            is_listing: AtomicBool::new(false),
+            last: watch::channel(nothing).0,
+        }
+    }
 }
 
 impl Watches {

@@ -13,10 +13,9 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
 use super::calls::Where;
-use super::listed::Listed;
 use super::shared::Shared;
 use super::table::Phase;
-use super::watched::{Looked, Seen, Watched, Watching};
+use super::watched::{Listed, Looked, Seen, Watched, Watching};
 use crate::backend::{Connection, Count, CountOp, Counted, Fault, StoreError};
 use crate::error::Error;
 use crate::name::Name;
