@@ -229,8 +229,12 @@ impl Counter {
         }
     }
 
+    pub(crate) fn name(&self) -> Result<&Name, Error> {
+        self.name.as_ref().map_err(Error::clone)
+    }
+
     pub(crate) async fn change(&self, op: CountOp) -> Result<Counted, Error> {
-        let name = self.name.as_ref().map_err(Error::clone)?;
+        let name = self.name()?;
         let [least, most] = KEEPS;
         if let Some(keep) = self.keep.filter(|keep| !(least..=most).contains(keep)) {
             let text = format!(
@@ -244,8 +248,7 @@ impl Counter {
     }
 
     pub(crate) fn watch(&self) -> Result<Watching, Error> {
-        let name = self.name.as_ref().map_err(Error::clone)?;
-        self.client.shared.watch(name)
+        self.client.shared.watch(self.name()?)
     }
 
     pub(crate) fn client(&self) -> &Arc<Client> {

@@ -15,7 +15,8 @@ use crate::places::{Party, Places};
 ///
 /// In all other respects it is a [`Barrier`](crate::Barrier). A party keeps its place from
 /// [`enter`](Self::enter) until all parties have left. So the parties of the next round enter only
-/// after that.
+/// after that. A party may stay inside for as long as it likes: its client reads the counter of the
+/// name once an hour, so that the store keeps it.
 ///
 /// ```
 /// use lockcore::Left;
@@ -109,9 +110,9 @@ impl Inside {
     /// [left](Self::leave). Returns how many parties are missing.
     ///
     /// If a process dies, its party is missing from the end of its lease, and this call resolves at
-    /// that time. If a party gives up its place, this call resolves when the next lease could have
-    /// ended, after one [ttl](DoubleBarrier::ttl) at most. The check costs about one request in
-    /// each ttl. If this party has [lost](Held::lost) its own place, this call stays pending.
+    /// that time. If a party gives up its place, this call resolves as soon as the place is free.
+    /// The check costs about one request in each [ttl](DoubleBarrier::ttl), and watches the counter
+    /// of the name. If this party has [lost](Held::lost) its own place, this call stays pending.
     ///
     /// # Cancel safety
     ///
@@ -122,7 +123,8 @@ impl Inside {
 
     /// Leaves, and waits until all others have left or are missing. The result tells whether some
     /// were missing. If the process of another party dies, the call waits until the lease of that
-    /// party's place ends.
+    /// party's place ends. A party may also leave after [`Locks::shutdown`](crate::Locks::shutdown)
+    /// was called, until the time of the shutdown is over.
     ///
     /// # Errors
     ///

@@ -57,6 +57,8 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::task::JoinSet;
+
 use crate::acquire::handle::Client;
 use crate::backend::{CountOp, Counted, Fault, OnlyIf, Outcome, StoreError, TicketInfo};
 use crate::client::watched::Watching;
@@ -67,7 +69,7 @@ use crate::hold::Guard;
 use crate::lock::Lock;
 use crate::options::Wait;
 use crate::pauses::Pauses;
-use crate::request::mismatch;
+use crate::request::FULL;
 
 /// The permits of a whole place.
 const PLACE: NonZeroU32 = NonZeroU32::new(3).unwrap();
@@ -83,6 +85,10 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// The longest pause between two lists of a proposed round.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// How often the counter is read while a party is inside of a double barrier. A store keeps a
+/// counter for much longer than this after its last use.
+const UPKEEP: Duration = Duration::from_secs(60 * 60);
 
 /// The most parties of a barrier. This many are tested, with the program `gather`. A list of more
 /// places would take a store too long.
@@ -117,6 +123,8 @@ pub(crate) struct Party {
     has_agreed: bool,
     /// The error of the last request, if it has failed.
     trouble: Option<Error>,
+    /// While the party is inside of a double barrier, the task that keeps the counter in use.
+    upkeep: JoinSet<()>,
 }
 
 /// How the wait of a party for the others has ended.
@@ -246,7 +254,14 @@ impl Places {
             }
             as_given => as_given,
         };
-        let guard = self.place.take(Some(wait)).await?;
+        let guard = match self.place.take(Some(wait)).await {
+            Err(error) if error.kind() == ErrorKind::CapacityMismatch => {
+                let in_use = shared.inspect(self.counter.name()?).await;
+                let capacity = in_use?.first().map(|ticket| ticket.capacity);
+                return Err(capacity.map_or(error, |capacity| self.mismatch(capacity)));
+            }
+            taken => taken?,
+        };
         Ok(Party {
             places: self.clone(),
             ticket: guard.grant_id().ticket(),
@@ -258,7 +273,21 @@ impl Places {
             last: None,
             has_agreed: false,
             trouble: None,
+            upkeep: JoinSet::new(),
         })
+    }
+
+    /// The error when the name is in use with this capacity.
+    fn mismatch(&self, in_use: u32) -> Error {
+        let asked = format!("a barrier for {} parties", self.parties);
+        let in_use = match (in_use == FULL.get(), in_use / PLACE, in_use % PLACE) {
+            (true, ..) => "as a mutex or read/write lock".to_owned(),
+            (_, parties, 0) => {
+                format!("as a barrier for {parties} parties, or as a semaphore of {in_use}")
+            }
+            _ => format!("as a semaphore of {in_use}"),
+        };
+        Error::capacity_mismatch(&asked, &in_use)
     }
 
     /// Takes a place in the middle of the wait. The store may be down, and the party has a place
@@ -290,9 +319,24 @@ impl Party {
         &self.guard
     }
 
-    /// Begins the stay inside of a double barrier. The counter need not be watched meanwhile.
+    /// Begins the stay inside of a double barrier. The counter is not watched meanwhile. It is read
+    /// now and then, because a store removes a counter that nobody uses.
     pub(crate) fn enter(mut self) -> Self {
         self.watching = None;
+        let shared = Arc::clone(&self.places.counter.client().shared);
+        let name = self.guard.lease().request.name.clone();
+        let wait = self.places.counter.wait;
+        let keeper = shared.keeper.clone();
+        let upkeep = async move {
+            loop {
+                shared.alarm(shared.clock.now().after(UPKEEP)).await;
+                let read = shared.count_for_holder(&name, CountOp::Read, wait);
+                if let Err(error) = read.await {
+                    tracing::debug!(%error, "the counter of a barrier cannot be read");
+                }
+            }
+        };
+        self.upkeep.spawn_on(upkeep, &keeper);
         self
     }
 
@@ -486,7 +530,10 @@ impl Party {
                 return Err(error);
             }
             match self.try_to_leave().await {
-                Ok(Leaving::Done(all)) => return Ok(all),
+                Ok(Leaving::Done(all)) => {
+                    self.upkeep = JoinSet::new();
+                    return Ok(all);
+                }
                 Ok(Leaving::Again) => {}
                 Ok(Leaving::After(time)) => {
                     let again = clock.now().after(time);
@@ -531,17 +578,24 @@ impl Party {
         }
     }
 
-    /// As [`see_news`](Self::see_news), also in the grace of a shutdown, in which no counter is
-    /// watched.
+    /// Waits until the counter has changed, until the place is lost, or until the time is over. In
+    /// the grace of a shutdown no counter is watched, so this reads it now and then.
     async fn see_news_of_inside(&mut self, until: Instant) -> Result<(), Error> {
-        match self.see_news(until).await {
-            Err(error) if error.kind() == ErrorKind::Lost(LostReason::Shutdown) => {
-                let shared = Arc::clone(&self.places.counter.client().shared);
-                shared.alarm(shared.clock.now().after(PAUSE)).await;
-                self.read().await
+        let shared = Arc::clone(&self.places.counter.client().shared);
+        let before = self.seen.version;
+        while self.seen.version == before
+            && shared.clock.now() < until
+            && self.guard.loss().is_none()
+        {
+            match self.see_news(until).await {
+                Err(error) if error.kind() == ErrorKind::Lost(LostReason::Shutdown) => {
+                    shared.alarm(shared.clock.now().after(PAUSE)).await;
+                    self.read().await?;
+                }
+                outcome => outcome?,
             }
-            outcome => outcome,
         }
+        Ok(())
     }
 
     /// Handles a counter that has changed since the round was complete. The change says that the
@@ -561,6 +615,8 @@ impl Party {
     /// whole.
     pub(crate) async fn missing(&self) -> u32 {
         let shared = &self.places.counter.client().shared;
+        let mut watching = self.places.counter.watch().ok();
+        let mut version = self.seen.version;
         loop {
             if self.guard.loss().is_some() {
                 return std::future::pending().await;
@@ -578,7 +634,18 @@ impl Party {
                 }
                 Err(_) => PAUSE,
             };
-            shared.alarm(shared.clock.now().after(look_again)).await;
+            let news = async {
+                let Some(watching) = &mut watching else {
+                    return std::future::pending().await;
+                };
+                while let Ok(counted) = watching.seen(&mut None).await {
+                    if std::mem::replace(&mut version, counted.version) != counted.version {
+                        return;
+                    }
+                }
+                std::future::pending().await
+            };
+            let _ = shared.by(shared.clock.now().after(look_again), news).await;
         }
     }
 
@@ -636,7 +703,7 @@ impl Party {
         };
         let own = request.capacity;
         match places.iter().find(|place| place.capacity != own.get()) {
-            Some(place) => Err(mismatch(own, place.capacity)),
+            Some(place) => Err(self.places.mismatch(place.capacity)),
             None => Ok(places),
         }
     }
@@ -714,6 +781,26 @@ impl Party {
         let shared = &self.places.counter.client().shared;
         shared.alarm(shared.clock.now().after(PAUSE)).await;
         Ok(())
+    }
+}
+
+impl Drop for Party {
+    /// If the party is inside of a double barrier, the others that leave or look for missing
+    /// parties learn of its end: the keeper sets the counter to its value after it has released the
+    /// place.
+    fn drop(&mut self) {
+        let shared = &self.places.counter.client().shared;
+        if shared.is_forked() {
+            return self.upkeep.detach_all();
+        }
+        if let Some(value) = self.last.and_then(|last| signed(last).ok())
+            && !self.upkeep.is_empty()
+        {
+            let only_if = Some(OnlyIf::Value(value));
+            let request = &self.guard.lease().request;
+            let change = CountOp::Set { value, only_if };
+            shared.change_at_end(request.id, request.name.clone(), change);
+        }
     }
 }
 

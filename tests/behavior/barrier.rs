@@ -4,6 +4,7 @@
 mod double;
 mod kit;
 mod processes;
+mod servers;
 
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use crate::store::{DEFAULT, Kind, LEASE, SOON, Store, kind, soon, tickets};
 
 pub(crate) use self::kit::facts as facts_of_the_kit;
 pub(crate) use self::processes::facts as facts_of_processes;
+pub(crate) use self::servers::facts as facts_of_servers;
 
 /// Facts about one process, for stores with counters.
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
@@ -207,8 +209,13 @@ async fn a_barrier_that_is_not_usable_is_refused(store: Store) {
 
     let two = waits(&locks.barrier("a", 2).ttl(LEASE));
     tickets(&locks, "a", 1).await;
-    let three = locks.barrier("a", 3).wait_for_all().await;
-    assert_eq!(kind(three), ErrorKind::CapacityMismatch);
+    let three = locks.barrier("a", 3).wait_for_all().await.unwrap_err();
+    assert_eq!(three.kind(), ErrorKind::CapacityMismatch);
+    let told = three.to_string();
+    assert!(
+        told.contains("for 3 parties") && told.contains("for 2 parties"),
+        "{told}"
+    );
     assert_eq!(
         kind(locks.mutex("a").acquire().await),
         ErrorKind::CapacityMismatch

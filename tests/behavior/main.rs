@@ -142,6 +142,7 @@ fn facts_of(store: Kind) -> Vec<Trial> {
         if store.timings().answers == Answers::AServer {
             trials.extend(counters::facts_of_servers(store));
             trials.extend(election::facts_of_servers(store));
+            trials.extend(barrier::facts_of_servers(store));
         }
     }
     if store.tls().is_some() {

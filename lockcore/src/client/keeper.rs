@@ -6,6 +6,7 @@
 //! Taking tickets is in `acquire`, connections are in `supervise`, and the list of due work is in
 //! `table`.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::ThreadId;
 use std::time::Duration;
@@ -27,8 +28,9 @@ use crate::backend::{
 use crate::clock::Instant;
 use crate::error::{Error, LostReason};
 use crate::log::{Silence, guarded};
+use crate::options::Wait;
 use crate::pauses::{Pauses, jittered};
-use crate::request::Request;
+use crate::request::{Id, Request};
 
 /// The longest sleep while something is due. Timers stand still while the machine is suspended, but
 /// the lease clock does not. After a resume the keeper catches up within this time.
@@ -520,7 +522,7 @@ async fn depart(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
             Ok(answers) => {
                 let before = batch.len();
                 let mut answers = answers.into_iter();
-                let mut missing = Vec::new();
+                let (mut missing, mut gone) = (Vec::new(), Vec::new());
                 // The store may send too few answers. Then the remaining tickets count as not
                 // answered.
                 batch.retain_mut(|cleanup| {
@@ -529,11 +531,14 @@ async fn depart(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
                     // that failed, that attempt may have removed the ticket.
                     let held = cleanup.held.take();
                     missing.extend(held.filter(|_| answer == Released::NotFound));
-                    answer == Released::Failed
+                    let stays = answer == Released::Failed;
+                    gone.extend((!stays).then_some(cleanup.request.id));
+                    stays
                 });
                 for lease in missing {
                     guarded(|| shared.missing(&lease));
                 }
+                change_counters(&shared, &gone).await;
                 shared.cleaned_up(before - batch.len());
                 if batch.is_empty() {
                     return;
@@ -557,9 +562,31 @@ async fn depart(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
                     "could not release at the store; what is left there ends with its lease"
                 );
             });
+            for cleanup in &batch {
+                shared.table().at_end.remove(&cleanup.request.id);
+            }
             return shared.cleaned_up(batch.len());
         }
         let again = shared.clock.now().after(pauses.draw());
         shared.alarm(again).await;
+    }
+}
+
+/// Makes the changes that [`Shared::change_at_end`] has asked for. If one fails, those who watch
+/// the counter learn later that the ticket has ended.
+async fn change_counters(shared: &Arc<Shared>, gone: &[Id]) {
+    // Tickets of one name ask for the same change.
+    let changes: HashMap<_, _> = {
+        let mut table = shared.table();
+        let changes = gone.iter().filter_map(|id| table.at_end.remove(id));
+        changes.collect()
+    };
+    for (counter, op) in changes {
+        let changed = shared.count_for_holder(&counter, op, Wait::For(Duration::ZERO));
+        if let Err(error) = changed.await {
+            shared.log(Level::DEBUG, move || {
+                tracing::debug!(%error, "could not tell others that a ticket has ended");
+            });
+        }
     }
 }

@@ -11,8 +11,10 @@ use super::backlog::{Backlog, Demand, Overload};
 use super::lease::Lease;
 use super::pace::{BATCH, Outcome, Pace};
 use super::tracked::{Cleanup, Kind, RenewalStage, Stage, Tracked};
+use crate::backend::CountOp;
 use crate::clock::Instant;
 use crate::hash::Prehashed;
+use crate::name::Name;
 use crate::request::Id;
 
 /// How many tickets one round checks for the [sweep](Table::sweep). This many take some 100 µs.
@@ -39,6 +41,8 @@ pub(crate) struct Table {
     pub(crate) alarms_set: u64,
     /// Tickets that the keeper must remove at the store. No request for this has been sent yet.
     pub(crate) cleanups: Vec<Cleanup>,
+    /// Changes of counters that the keeper makes when it has cleaned up after these tickets.
+    pub(crate) at_end: Prehashed<Id, (Name, CountOp)>,
     /// How many of the leases are kept after their use.
     kept: usize,
     /// How many clean-ups are not finished, both queued and in progress.
@@ -91,6 +95,7 @@ impl Table {
             alarms: BTreeMap::new(),
             alarms_set: 0,
             cleanups: Vec::new(),
+            at_end: Prehashed::default(),
             kept: 0,
             cleanups_open: 0,
             idle_awaited: false,

@@ -9,7 +9,7 @@ use super::lease::Lease;
 use super::shared::Shared;
 use super::table::{Phase, Table};
 use super::tracked::{Cleanup, RenewalStage, Stage, Tracked};
-use crate::backend::Wake;
+use crate::backend::{CountOp, Wake};
 use crate::clock::Instant;
 use crate::error::Error;
 use crate::log::guarded;
@@ -248,6 +248,13 @@ impl Shared {
     pub(crate) fn clean_up(&self, cleanup: Cleanup) {
         self.table().clean_up(cleanup);
         self.due_changed.notify_one();
+    }
+
+    /// Lets the keeper change a counter when it has cleaned up after a ticket. Others who watch this
+    /// counter learn in this way that the ticket has ended. Called before the ticket is given to
+    /// the keeper.
+    pub(crate) fn change_at_end(&self, id: Id, counter: Name, op: CountOp) {
+        self.table().at_end.insert(id, (counter, op));
     }
 
     /// The same as [`clean_up`](Self::clean_up), unless the table does not have the ticket any more.

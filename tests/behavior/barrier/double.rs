@@ -9,13 +9,15 @@ use tests::eventually::eventually;
 use tokio::task::JoinHandle;
 
 use super::{ANSWERED, BRIEF};
-use crate::store::{DEFAULT, Kind, SOON, Store, soon, tickets};
+use crate::store::{DEFAULT, Kind, LEASE, SOON, Store, soon, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
         parties_enter_together_and_leave_together
         the_next_group_enters_when_all_have_left
         a_party_that_drops_its_place_is_missing
+        the_others_learn_of_a_dropped_place_long_before_its_lease_would_end
+        a_party_leaves_in_the_grace_of_a_shutdown
         a_party_that_enters_at_the_last_moment_is_inside
         a_party_that_does_not_leave_is_waited_for
     ]
@@ -137,6 +139,64 @@ async fn a_party_that_drops_its_place_is_missing(store: Store) {
         assert_eq!(left(party).await, Left::NotAll);
     }
     tickets(&locks, "a", 0).await;
+}
+
+async fn the_others_learn_of_a_dropped_place_long_before_its_lease_would_end(store: Store) {
+    for leaves_first in [false, true] {
+        let locks = store.client();
+        let barrier = locks.double_barrier("a", 2).wait(LEASE);
+        let (first, second) = tokio::join!(barrier.enter(), barrier.enter());
+        let (first, second) = (first.unwrap(), second.unwrap());
+        let other = tokio::spawn(async move {
+            if !leaves_first {
+                assert_eq!(second.missing().await, 1);
+            }
+            second.leave().await
+        });
+        if leaves_first {
+            eventually("it has left", SOON, async || {
+                let places = locks.inspect("a").await.unwrap();
+                places.iter().any(|place| place.permits == 1)
+            })
+            .await;
+        }
+
+        drop(first);
+
+        assert_eq!(soon(other).await.unwrap().unwrap(), Left::NotAll);
+        tickets(&locks, "a", 0).await;
+    }
+}
+
+async fn a_party_leaves_in_the_grace_of_a_shutdown(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    let enter = |locks: &Locks| {
+        let barrier = barrier(locks);
+        async move { barrier.enter().await.unwrap() }
+    };
+    let [first, second, third] =
+        <[_; 3]>::from(tokio::join!(enter(&locks), enter(&locks), enter(&other)));
+    // One party leaves before the shutdown begins, and waits for the others.
+    let first = leaves(first);
+    eventually("it has left", SOON, async || {
+        let places = other.inspect("a").await.unwrap();
+        places.iter().any(|place| place.permits == 1)
+    })
+    .await;
+
+    let ends = locks.clone();
+    let ends = tokio::spawn(async move { ends.shutdown(4 * SOON).await });
+    eventually("it is shut down", SOON, async || {
+        locks.mutex("b").try_acquire().await.is_err()
+    })
+    .await;
+
+    let leaving = [first, leaves(second), leaves(third)];
+    for party in leaving {
+        assert_eq!(left(party).await, Left::All);
+    }
+    soon(ends).await.unwrap().unwrap();
+    tickets(&other, "a", 0).await;
 }
 
 /// How long before the end of the first party's wait the second party comes. This is about as long

@@ -21,6 +21,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_party_that_gave_up_before_the_round_was_proposed_is_not_in_it
         a_party_whose_time_is_over_goes_on_if_it_was_counted
         a_party_does_not_wait_much_longer_than_it_was_told
+        a_party_that_stays_inside_for_long_can_leave
         a_store_that_has_lost_its_data_lets_nobody_go_on
         a_party_that_was_frozen_beyond_its_lease_joins_the_next_round
         a_client_that_is_shut_down_does_not_wait
@@ -285,6 +286,30 @@ async fn a_party_does_not_wait_much_longer_than_it_was_told(_: Store) {
     })
     .await;
     second.abort();
+}
+
+/// A store keeps a counter that nobody uses for 30 days.
+async fn a_party_that_stays_inside_for_long_can_leave(_: Store) {
+    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+    let kit = Kit::new();
+    let locks = kit.client_with(Locks::builder().ttl(4 * DAY)).unwrap();
+    let barrier = locks.double_barrier("a", 2).wait(100 * DAY);
+    let (first, second) = tokio::join!(barrier.enter(), barrier.enter());
+    let (first, second) = (first.unwrap(), second.unwrap());
+    for day in 0..32 {
+        kit.clock().advance(DAY);
+        eventually("it is renewed", SOON, async || {
+            [&first, &second]
+                .iter()
+                .all(|party| party.remaining() > 5 * DAY / 2)
+        })
+        .await;
+        assert!(first.is_valid() && second.is_valid(), "day {day}");
+    }
+
+    let (first, second) = soon(async { tokio::join!(first.leave(), second.leave()) }).await;
+
+    assert_eq!((first.unwrap(), second.unwrap()), (Left::All, Left::All));
 }
 
 async fn a_store_that_has_lost_its_data_lets_nobody_go_on(_: Store) {

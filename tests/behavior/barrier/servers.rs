@@ -1,0 +1,45 @@
+//! Tests of barriers at real servers. A proxy cuts a party off.
+
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use lockcore::Wait;
+use tests::eventually::eventually;
+
+use super::{passed, waits};
+use crate::faults::patient;
+use crate::store::{DEFAULT, Kind, SOON, Store, tickets};
+
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, DEFAULT;
+        a_party_that_was_cut_off_for_longer_than_its_lease_takes_another_place
+    ]
+}
+
+/// A store with sessions allows no shorter ttl.
+const TTL: Duration = Duration::from_secs(4);
+
+async fn a_party_that_was_cut_off_for_longer_than_its_lease_takes_another_place(store: Store) {
+    let server = store.kind.start();
+    let (proxy, url) = server.process().unwrap().through_a_proxy();
+    let cut_off = patient(url).ttl(TTL).build().unwrap();
+    let elsewhere = patient(server.url()).build().unwrap();
+    let mut events = cut_off.events();
+    let first = waits(&cut_off.barrier("a", 2).wait(Wait::Forever));
+    tickets(&elsewhere, "a", 1).await;
+
+    proxy.cut();
+    let lost =
+        async { while !matches!(events.recv().await, Some(lockcore::Event::Lost { .. })) {} };
+    tokio::time::timeout(4 * TTL, lost).await.expect("lost");
+    eventually("its lease ends", 4 * TTL, async || {
+        elsewhere.inspect("a").await.unwrap().is_empty()
+    })
+    .await;
+    assert!(!first.is_finished());
+    proxy.restore();
+
+    tickets(&elsewhere, "a", 1).await;
+    let second = waits(&elsewhere.barrier("a", 2).wait(2 * SOON));
+    assert!(passed(second).await && !passed(first).await);
+}
