@@ -144,6 +144,10 @@ impl Lock {
     /// The ttl does not limit the work, because the client renews the lease while the process
     /// lives. [`renew`](Self::renew) turns the renewal off. Default: the client's default
     /// (`LOCK_TTL`).
+    ///
+    /// At a store with sessions, such as ZooKeeper, a ttl can be no longer than the session that the
+    /// server gave. A lease that is renewed has the smaller of the two. A lease without renewal is
+    /// refused.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self

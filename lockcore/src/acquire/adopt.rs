@@ -45,6 +45,9 @@ pub(crate) async fn adopt(
         .await?
     {
         Progress::Granted(_) => pending.into_lease().ok_or_else(Error::not_adopted),
-        Progress::Lost | Progress::Waiting | Progress::AskAgain { .. } => Err(Error::not_adopted()),
+        Progress::Lost
+        | Progress::Waiting
+        | Progress::TtlTooLong(_)
+        | Progress::AskAgain { .. } => Err(Error::not_adopted()),
     }
 }

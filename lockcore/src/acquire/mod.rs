@@ -218,6 +218,7 @@ async fn at_the_store(
     let one_operation = began.after(shared.op_timeout);
     let mut enqueue_by = budget.give_up.max(at_least).min(one_operation);
     let mut fresh = Some(began);
+    let mut ttl = spec.ttl;
     let lanes = &spec.client.lanes;
     // Only used if the store has no line. A leader continues at the pace of the leader before it.
     let mut pace = leader.and_then(|number| lanes.pace(spec.name, number));
@@ -242,7 +243,7 @@ async fn at_the_store(
                 }
                 // A reading of the clock, if nothing was awaited since it was taken.
                 let now = fresh.take();
-                let pending = place.insert(arm(spec, budget.waits)?);
+                let pending = place.insert(arm(spec, ttl, budget.waits)?);
                 match pending.enqueue(now, enqueue_by, budget.give_up).await {
                     // The store has answered earlier requests of this caller. This request was cut
                     // off only because less time was left than an operation may take.
@@ -272,6 +273,11 @@ async fn at_the_store(
                     lanes.out_of_line(spec.name, number);
                 }
             }
+            Progress::TtlTooLong(longest) => {
+                *place = None;
+                ttl = longest;
+                continue;
+            }
             Progress::AskAgain { retry_in } => {
                 *place = None;
                 let now = shared.clock.now();
@@ -289,14 +295,14 @@ async fn at_the_store(
     }
 }
 
-fn arm(spec: &Spec<'_>, wait: bool) -> Result<Pending, Error> {
+fn arm(spec: &Spec<'_>, ttl: Duration, wait: bool) -> Result<Pending, Error> {
     let shared = &spec.client.shared;
     let request = Request {
         name: spec.name.clone(),
         id: shared.new_id()?,
         permits: spec.permits,
         capacity: spec.capacity,
-        ttl: spec.ttl,
+        ttl,
         wait,
         highest_seen: shared.highest_seen(),
         owner: Arc::clone(spec.owner),

@@ -28,6 +28,9 @@ pub(crate) enum Progress {
     Waiting,
     /// The store does not know the ticket any more, or the ticket ran out before it could be used.
     Lost,
+    /// The lease is renewed, and its ttl is longer than this connection allows. Nothing was sent.
+    /// The caller asks again, with this ttl.
+    TtlTooLong(Duration),
     /// The store has no line and has refused. There is no ticket, and the caller asks again: see
     /// [`Pace`].
     AskAgain {
@@ -268,6 +271,10 @@ impl Asked {
                 waited,
             } = reached.map_err(|error| self.failed(lease, error))?;
             self.runtime = Some(runtime);
+            let longest = connected.verbs().longest_ttl();
+            if lease.renew && lease.request.ttl > longest && !lease.is_ambiguous() {
+                return Ok(Progress::TtlTooLong(longest));
+            }
             let now = fresh.take().filter(|_| !waited);
             // If the future is dropped here, nothing was sent.
             let pass = match shared.admit(connected.enqueues(), 1, give_up).await {

@@ -129,6 +129,14 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
         self.enqueue(request)
     }
 
+    /// The longest ttl that a ticket of this connection can have, if that is less than
+    /// [`Capability::longest_ttl`]. It is the length of the session at a store with
+    /// [sessions](Capability::sessions), which the server decides. The core asks for no longer ttl
+    /// for a lease that it renews. By default there is no such limit.
+    fn longest_ttl(&self) -> Duration {
+        Duration::MAX
+    }
+
     /// Extends tickets to the ttl of these requests, counted from now. One answer per ticket, in
     /// order. Never creates a ticket.
     ///

@@ -51,6 +51,17 @@ impl Shared {
         self.send(&reached.connected, by, sent, verb).await
     }
 
+    /// The longest ttl that a ticket can have. At a store with sessions only the connection knows
+    /// it, so this waits for the connection.
+    pub(crate) async fn longest_ttl(self: &Arc<Self>, by: Instant) -> Result<Duration, StoreError> {
+        let longest = self.capability.longest_ttl;
+        if !self.capability.sessions {
+            return Ok(longest);
+        }
+        let reached = self.connection(Where::Here, by).await?;
+        Ok(longest.min(reached.connected.verbs().longest_ttl()))
+    }
+
     /// The tickets of a name, oldest first, as the store shows them.
     pub(crate) async fn inspect(self: &Arc<Self>, name: &Name) -> Result<Vec<TicketInfo>, Error> {
         let by = self.clock.now().after(self.op_timeout);

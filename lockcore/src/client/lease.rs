@@ -220,9 +220,9 @@ impl Lease {
         Duration::from_nanos(self.ttl.load(Ordering::SeqCst))
     }
 
-    /// The longest time for which a renewal can make the lease valid.
-    pub(crate) fn longest(&self) -> Duration {
-        let ttl = self.ttl();
+    /// The longest time for which a renewal can make the lease valid, if the store gives so much.
+    pub(crate) fn longest(&self, given: Duration) -> Duration {
+        let ttl = self.ttl().min(given);
         ttl.saturating_sub(drift(ttl))
     }
 

@@ -237,8 +237,8 @@ impl Guard {
     ///
     /// `ttl` is at least the present ttl, and at most the longest that the store allows
     /// ([`Capability::longest_ttl`](crate::backend::Capability::longest_ttl)). At a store with
-    /// sessions, the longest ttl is the length of the session, and a renewal gives the time that is
-    /// left of the session. With the present ttl, the call only renews.
+    /// sessions, the longest ttl is the length of the session that the server gave, and a renewal
+    /// gives the time that the session certainly lasts, which is a part of it. With the present ttl, the call only renews.
     /// [`max_hold`](crate::Lock::max_hold) ends the lease even if its ttl is longer. A ticket with
     /// a longer ttl is not handed over inside this process: the next waiter asks for a ticket with
     /// its own ttl.
@@ -287,10 +287,12 @@ impl Guard {
 
     async fn extended(&self, ttl: Duration) -> Result<(), Error> {
         let (shared, lease) = (self.shared(), &self.held.0.lease);
-        let longest = shared.capability.longest_ttl;
         if let Some(error) = self.loss() {
             return Err(error);
         }
+        let by = shared.clock.now().after(shared.op_timeout);
+        let longest = shared.longest_ttl(by).await;
+        let longest = longest.map_err(Error::from)?;
         let present = lease.ttl();
         if ttl < present || ttl > longest {
             return Err(Error::config(format!(
@@ -305,7 +307,6 @@ impl Guard {
             // The next waiter has asked for the shorter ttl, so it must not get this ticket.
             self.held.0.client.lanes.retire(lease);
         }
-        let by = shared.clock.now().after(shared.op_timeout);
         loop {
             // Read before the renewal, because another guard may make the ttl longer again while
             // this waits.

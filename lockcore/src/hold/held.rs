@@ -226,7 +226,8 @@ impl Held {
     /// [`Config`](crate::ErrorKind::Config) when `duration` is longer than the lock's
     /// [ttl](crate::Lock::ttl), less a hundredth of it and 5 ms, or longer than
     /// [`max_hold`](crate::Lock::max_hold) leaves. [`Guard::extend`](crate::Guard::extend) makes
-    /// the ttl longer.
+    /// the ttl longer. At a store with sessions, also when it is longer than the session certainly
+    /// lasts.
     ///
     /// [`Busy`](crate::ErrorKind::Busy) when somebody [asks for the lock](crate::Locks::revoke), and
     /// its holder has to give it up before `duration` is over.
@@ -238,24 +239,28 @@ impl Held {
         if self.is_valid() && self.remaining() >= duration {
             return Ok(());
         }
-        let ensured = self.renew().await.and_then(|()| self.lasts(duration));
+        let ensured = self.renewed().await;
+        let ensured = ensured.and_then(|given| self.lasts(duration, given));
         ensured.map_err(|error| self.failed(error))
     }
 
-    /// Checks, after a renewal, that the lease lasts for `duration`. The error tells whether the
-    /// options or the store are the reason.
-    fn lasts(&self, duration: Duration) -> Result<(), Error> {
+    /// Checks, after a renewal that gave so much time, that the lease lasts for `duration`. The error
+    /// tells whether the options or the store are the reason.
+    fn lasts(&self, duration: Duration, given: Duration) -> Result<(), Error> {
         let remaining = self.remaining();
         if remaining >= duration {
             return Ok(());
         }
         let cannot = format!("cannot be ensured for {duration:?}");
         let lease = &self.0.lease;
-        if duration > lease.longest() {
+        if duration > lease.longest(given) {
             let ttl = lease.ttl();
-            return Err(Error::config(format!(
-                "{cannot}: a renewal gives {ttl:?}; ask with a longer ttl, or extend it"
-            )));
+            return Err(Error::config(match given < ttl {
+                true => format!("{cannot}: the store gives only {given:.1?} of the ttl of {ttl:?}"),
+                false => format!(
+                    "{cannot}: a renewal gives {ttl:?}; ask with a longer ttl, or extend it"
+                ),
+            }));
         }
         if let Some(error) = self.cut_by_an_ask(&cannot) {
             return Err(error);
@@ -281,13 +286,24 @@ impl Held {
 
     /// Renews the lease now. Fails if the lease is lost, or if the store does not answer.
     pub(crate) async fn renew(&self) -> Result<(), Error> {
+        self.renewed().await.map(drop)
+    }
+
+    /// As [`renew`](Self::renew). Returns how much time the store gave.
+    async fn renewed(&self) -> Result<Duration, Error> {
         let shared = self.shared();
+        let mut given = Duration::ZERO;
         if self.is_valid() {
             let by = shared.clock.now().after(shared.op_timeout);
             // The lease has applied the answer, and the last line tells whether it is lost.
-            let _: Renewed = shared.renew_now(&self.0.lease, by).await?;
+            given = match shared.renew_now(&self.0.lease, by).await? {
+                Renewed::Granted { valid_for }
+                | Renewed::AskedBack { valid_for, .. }
+                | Renewed::Waiting { valid_for, .. } => valid_for,
+                Renewed::Lost | Renewed::Failed => Duration::ZERO,
+            };
         }
-        self.loss().map_or(Ok(()), Err)
+        self.loss().map_or(Ok(given), Err)
     }
 }
 

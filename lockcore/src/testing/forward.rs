@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::backend::{
     Adoption, Answer, Backend, BoxFuture, Capability, Connection, Count, Counted, Departure,
@@ -56,6 +57,11 @@ pub trait Forward: fmt::Debug + Send + Sync + 'static {
     /// See [`Connection::enqueue`].
     fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
         self.inner().enqueue(request)
+    }
+
+    /// See [`Connection::longest_ttl`].
+    fn longest_ttl(&self) -> Duration {
+        self.inner().longest_ttl()
     }
 
     /// See [`Connection::renew`].

@@ -3,19 +3,25 @@
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::ErrorKind;
+use lockcore::{ErrorKind, Locks};
 use tests::stalls::awake_since;
 use tests::zookeeper_server::ZooKeeperServer;
 
-use super::{builder, counted};
-use crate::store::{Kind, SOON, Store, begin, give_back, tickets};
+use super::counted;
+use crate::faults::{is_renewed, patient};
+use crate::giving_up::polled;
+use crate::store::{Kind, SOON, Store, begin, give_back, soon, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         a_client_that_ends_leaves_no_session
-        a_ttl_beyond_the_session_is_refused_with_both_numbers
+        a_ttl_beyond_the_session_without_renewal_is_refused_with_both_numbers
+        a_renewed_lease_with_a_ttl_beyond_the_session_has_that_of_the_session
+        an_extension_beyond_the_session_is_refused_and_changes_nothing
     ]
 }
+
+const SESSION: Duration = Duration::from_secs(5);
 
 /// A session that is not closed stays at the server, and is counted, until its timeout.
 async fn a_client_that_ends_leaves_no_session(_: Store) {
@@ -43,18 +49,67 @@ async fn a_client_that_ends_leaves_no_session(_: Store) {
     }
 }
 
-async fn a_ttl_beyond_the_session_is_refused_with_both_numbers(_: Store) {
-    let server = ZooKeeperServer::with(&["maxSessionTimeout=5000"]);
-    let locks = builder(server.url())
-        .ttl(Duration::from_secs(7))
-        .build()
-        .unwrap();
+async fn a_ttl_beyond_the_session_without_renewal_is_refused_with_both_numbers(_: Store) {
+    let (_server, locks) = with_short_sessions();
+    let long = locks.mutex("a").renew(false);
 
-    let error = locks.mutex("a").acquire().await.unwrap_err();
+    let error = long.acquire().await.unwrap_err();
 
     assert_eq!(error.kind(), ErrorKind::Config);
     let text = error.to_string();
-    assert!(text.contains("7s") && text.contains("5s"), "{text}");
-    let short = locks.mutex("a").ttl(Duration::from_secs(5));
+    assert!(text.contains("30s") && text.contains("5s"), "{text}");
+    let short = long.ttl(Duration::from_secs(5));
     give_back(short.acquire().await.unwrap()).await;
+}
+
+/// As with `tryLock(3, 30)` of people who come from other libraries.
+async fn a_renewed_lease_with_a_ttl_beyond_the_session_has_that_of_the_session(_: Store) {
+    let (_server, locks) = with_short_sessions();
+    for lock in [locks.mutex("a"), locks.semaphore("s", 3).permits(2)] {
+        let guard = lock.clone().acquire().await.unwrap();
+        let waits = begin(lock.wait(SOON));
+
+        let remaining = guard.remaining();
+        assert!(remaining <= SESSION, "{remaining:?}");
+        assert!(remaining > SESSION / 2, "{remaining:?}");
+        assert!(polled(guard.in_danger(), 1).await.is_none(), "{guard:?}");
+        is_renewed(&guard, SESSION).await;
+        assert!(polled(guard.in_danger(), 1).await.is_none(), "{guard:?}");
+        let error = guard.ensure(2 * SESSION).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+
+        give_back(guard).await;
+        give_back(soon(waits).await.unwrap().unwrap()).await;
+    }
+}
+
+async fn an_extension_beyond_the_session_is_refused_and_changes_nothing(_: Store) {
+    let (_server, locks) = with_short_sessions();
+    let lock = locks.rwlock("a").read().ttl(SESSION / 2);
+    let mut guard = lock.acquire().await.unwrap();
+
+    let error = guard.extend(Duration::from_secs(60)).await.unwrap_err();
+
+    assert_eq!(error.kind(), ErrorKind::Config);
+    let text = error.to_string();
+    for part in ["1m", "5s", "2s 500ms"] {
+        assert!(text.contains(part), "no {part} in {text}");
+    }
+    let remaining = guard.remaining();
+    assert!(remaining <= SESSION / 2, "{remaining:?}");
+    guard.try_upgrade().await.unwrap().release().await.unwrap();
+    // The session is the reason, and not a slow store.
+    guard.extend(SESSION).await.unwrap();
+    let error = guard.ensure(2 * SESSION).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    guard.ensure(SESSION / 2).await.unwrap();
+    give_back(guard).await;
+}
+
+/// The server gives sessions of five seconds, and the client asks for leases of thirty.
+fn with_short_sessions() -> (ZooKeeperServer, Locks) {
+    let server = ZooKeeperServer::with(&["maxSessionTimeout=5000"]);
+    let locks = patient(server.url()).ttl(Duration::from_secs(30));
+    let locks = locks.build().unwrap();
+    (server, locks)
 }

@@ -159,6 +159,10 @@ impl Connection for ZooKeeperConnection {
         Box::pin(tickets::enqueue(self.session(), request))
     }
 
+    fn longest_ttl(&self) -> Duration {
+        self.session.timeout
+    }
+
     fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>> {
         Box::pin(tickets::renew(self.session(), tickets))
     }

@@ -307,8 +307,8 @@ pub(super) async fn check(session: Arc<Session>) -> Result<Vec<String>, StoreErr
     let mut warnings = Vec::new();
     if given < asked {
         warnings.push(format!(
-            "asked for a session of {asked:?} (LOCK_TTL), and the server gave {given:?}; longer ttls are refused. \
-             Raise the server's maxSessionTimeout"
+            "asked for a session of {asked:?} (LOCK_TTL), and the server gave {given:?}; leases that are \
+             renewed get that, and a longer ttl without renewal is refused. Raise the server's maxSessionTimeout"
         ));
     }
     if given > asked {

@@ -124,7 +124,8 @@ fn begin(session: &Arc<Session>, request: &Request, parent: &Parent) -> Begin {
     }))
 }
 
-/// Refuses a ttl that the session cannot guarantee.
+/// Refuses a ttl that the session cannot guarantee. The core sends it only for a lease that is not
+/// renewed.
 fn can_be_kept(session: &Session, request: &Request) -> Result<(), StoreError> {
     let timeout = session.timeout;
     if request.ttl > timeout {
@@ -133,7 +134,7 @@ fn can_be_kept(session: &Session, request: &Request) -> Result<(), StoreError> {
             Fault::Config,
             format!(
                 "ZooKeeper: a ttl of {ttl:?} is longer than the session of {timeout:?} that the server gave \
-                 (asked for {asked:?}): set LOCK_TTL to the longest ttl, or session_timeout in the URL; the server's \
+                 (asked for {asked:?}), and the lease is not to be renewed: set LOCK_TTL to the longest ttl, or session_timeout in the URL; the server's \
                  limit is its maxSessionTimeout"
             ),
         ));
