@@ -15,10 +15,10 @@ pub struct SqliteFile {
     folder: TempDir,
 }
 
-/// A writer that keeps the file locked until this value is dropped.
+/// A transaction that lasts until this value is dropped.
 #[derive(Debug)]
-#[must_use = "the file is free when this is dropped"]
-pub struct Writer(Option<SqliteConnection>);
+#[must_use = "the transaction ends when this is dropped"]
+pub struct Transaction(Option<SqliteConnection>);
 
 impl SqliteFile {
     /// Makes the folder. The first client makes the file.
@@ -69,20 +69,27 @@ impl SqliteFile {
     }
 
     /// Begins a write transaction, which lasts until the returned value is dropped.
-    pub fn lock(&self) -> Writer {
+    pub fn lock(&self) -> Transaction {
+        self.begin("BEGIN IMMEDIATE")
+    }
+
+    /// Begins a read transaction, which lasts until the returned value is dropped.
+    pub fn read(&self) -> Transaction {
+        self.begin("BEGIN; SELECT * FROM store")
+    }
+
+    fn begin(&self, statements: &'static str) -> Transaction {
         let path = self.path();
         elsewhere(async move {
             let mut connection = connect(&path).await;
-            sqlx::query("BEGIN IMMEDIATE")
-                .execute(&mut connection)
-                .await
-                .unwrap();
-            Writer(Some(connection))
+            let begun = sqlx::raw_sql(statements).execute(&mut connection).await;
+            begun.unwrap();
+            Transaction(Some(connection))
         })
     }
 }
 
-impl Drop for Writer {
+impl Drop for Transaction {
     fn drop(&mut self) {
         // This returns when the file is closed.
         if let Some(connection) = self.0.take() {

@@ -1,11 +1,15 @@
 //! Tests with files that are locked, removed, replaced or broken.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
+use std::io::Write as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
+use lockcore::backend::{self, EventSink, Namespace};
 use lockcore::{ErrorKind, LostReason};
 use tests::eventually::eventually;
 
@@ -21,6 +25,8 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_file_that_is_replaced_costs_the_lock_and_tokens_still_rise
         a_broken_file_is_an_error_and_no_lock
         a_damaged_counter_is_an_error_and_stays_as_it_is
+        a_file_or_a_folder_that_may_not_be_written_is_named
+        ready_warns_of_a_log_that_a_reader_keeps_large
     ]
 }
 
@@ -207,4 +213,61 @@ async fn a_damaged_counter_is_an_error_and_stays_as_it_is(store: Store) {
         assert_eq!(store.file().query("SELECT data FROM counters"), [damaged]);
         store.file().query("DELETE FROM counters");
     }
+}
+
+/// SQLite itself says only that it cannot open the file.
+async fn a_file_or_a_folder_that_may_not_be_written_is_named(store: Store) {
+    let locks = client(&store);
+    locks.counter("a").add(1).await.unwrap();
+    drop(locks);
+    let (file, folder) = (store.file().path(), store.file().folder().to_owned());
+    let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode));
+    let in_folder = format!("make files in the folder {}", folder.display());
+    let log = PathBuf::from(format!("{}-wal", file.display()));
+    eventually("the file is closed", SOON, async || !log.exists()).await;
+    for (of_file, of_folder, expected) in [
+        (0o444, 0o755, format!("read and write {}", file.display())),
+        (0o666, 0o555, in_folder),
+    ] {
+        mode(&file, of_file).unwrap();
+        mode(&folder, of_folder).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_latch"));
+        command.arg("a").env("LOCK_URL", store.file().url());
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        if fs::metadata(&file).unwrap().uid() == 0 {
+            command.uid(65_534); // root may write everything
+        }
+        let mut child = command.spawn().unwrap();
+        child.stdin.take().unwrap().write_all(b"add 1\n").unwrap();
+        let output = child.wait_with_output().unwrap();
+
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert!(told.contains(&expected), "{told}");
+        assert!(!told.contains("code: 14"), "{told}");
+        let answer = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(answer.trim(), "FAILED Config");
+        mode(&folder, 0o755).unwrap();
+    }
+}
+
+async fn ready_warns_of_a_log_that_a_reader_keeps_large(store: Store) {
+    let locks = client(&store);
+    locks.counter("a").add(1).await.unwrap();
+    let events = EventSink::new(1, Namespace::new("test").unwrap(), |_| ());
+    let connection = backend::open(&store.file().url()).unwrap().connect(events);
+    let connection = connection.await.unwrap();
+    assert_eq!(connection.check().await.unwrap(), Vec::<String>::new());
+    let reader = store.file().read();
+
+    store.file().query(
+        "CREATE TABLE other (data BLOB); INSERT INTO other VALUES (randomblob(70000000)); DELETE FROM other;",
+    );
+
+    let warnings = connection.check().await.unwrap();
+    assert!(warnings[0].contains("-wal has "), "{warnings:?}");
+    assert!(warnings[0].contains("read transaction"), "{warnings:?}");
+    drop(reader);
 }

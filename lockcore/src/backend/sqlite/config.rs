@@ -182,35 +182,59 @@ fn is_mounted(file: &Path) -> bool {
     }
 }
 
-/// Whether this process lacks a right that it needs on the file, or on the files that SQLite puts
-/// beside it.
-pub(super) fn is_forbidden(file: &Path) -> bool {
+/// The right that this process lacks on the file, on the files that SQLite puts beside it, or on
+/// their folder. SQLite itself only says that it cannot open the file.
+pub(super) fn lacks(file: &Path) -> Option<String> {
     use rustix::fs::{Access, access};
     use rustix::io::Errno;
 
-    let refused = |path: &Path, how| {
-        let outcome = access(path, how);
-        matches!(outcome, Err(Errno::ACCESS | Errno::PERM | Errno::ROFS))
-    };
-    let beside = |suffix: &str| {
-        let mut path = file.as_os_str().to_owned();
-        path.push(suffix);
-        PathBuf::from(path)
+    let refused = |path: &Path, how| match access(path, how) {
+        Err(Errno::ROFS) => Some(" (its file system is mounted read-only)"),
+        Err(Errno::ACCESS | Errno::PERM) => Some(""),
+        _ => None,
     };
     let (read_and_write, make) = (
         Access::READ_OK | Access::WRITE_OK,
         Access::WRITE_OK | Access::EXEC_OK,
     );
-    ["", "-wal", "-shm"]
-        .map(beside)
-        .iter()
-        .any(|path| refused(path, read_and_write))
-        || file.parent().is_some_and(|folder| refused(folder, make))
+    for path in ["", "-wal", "-shm"].map(|suffix| beside(file, suffix)) {
+        if let Some(why) = refused(&path, read_and_write) {
+            let path = path.display();
+            return Some(format!("this process may not read and write {path}{why}"));
+        }
+    }
+    let folder = file.parent()?;
+    let why = refused(folder, make)?;
+    let folder = folder.display();
+    Some(format!(
+        "this process may not make files in the folder {folder}{why}, and SQLite puts two beside the file"
+    ))
 }
 
-/// Warnings for an operator about the location of the file.
+/// A file that SQLite puts beside the file.
+fn beside(file: &Path, suffix: &str) -> PathBuf {
+    let mut path = file.as_os_str().to_owned();
+    path.push(suffix);
+    PathBuf::from(path)
+}
+
+/// A larger log shows that a reader keeps SQLite from writing it back into the file. Without such a
+/// reader it has a few MiB.
+const LARGE_LOG: u64 = 64 << 20;
+
+/// Warnings for an operator about the location of the file, and about its log.
 pub(super) fn warnings(file: &Path) -> Vec<String> {
     let mut warnings = Vec::new();
+    let log = beside(file, "-wal");
+    if let Ok(metadata) = fs::metadata(&log)
+        && metadata.len() > LARGE_LOG
+    {
+        warnings.push(format!(
+            "{} has {} MiB, and grows as long as another program keeps a read transaction open: end that transaction",
+            log.display(),
+            metadata.len() >> 20
+        ));
+    }
     if let Some(kind) = network_file_system(file) {
         warnings.push(format!(
             "{} lies on {kind}: processes on other machines do not see the locks of this one, and the file may break; \

@@ -495,6 +495,18 @@ struct Failed {
 /// The meaning of a failure for the request. Its transaction has been rolled back, or will be when
 /// the file is closed.
 fn failed(path: &Path, error: &sqlx::Error) -> Failed {
+    // SQLite does not report the reason.
+    let may_lack_a_right = matches!(
+        primary_code(error),
+        Some(SQLITE_CANTOPEN | SQLITE_READONLY | SQLITE_PERM)
+    );
+    if may_lack_a_right && let Some(why) = config::lacks(path) {
+        let text = format!("cannot use {}: {why}", path.display());
+        return Failed {
+            error: StoreError::new(Fault::Config, text),
+            must_reopen: true,
+        };
+    }
     let (fault, must_reopen, hint) = match primary_code(error) {
         Some(SQLITE_BUSY | SQLITE_LOCKED) => (Fault::Retry, false, ""),
         Some(SQLITE_FULL) => (
@@ -509,8 +521,6 @@ fn failed(path: &Path, error: &sqlx::Error) -> Failed {
             " (this process may not write the file, or the folder it lies in)",
         ),
         Some(SQLITE_PERM | SQLITE_AUTH) => (Fault::Config, true, ""),
-        // SQLite does not report the reason.
-        Some(SQLITE_CANTOPEN) if config::is_forbidden(path) => (Fault::Config, true, ""),
         Some(SQLITE_CANTOPEN) => (
             Fault::Retry,
             true,
