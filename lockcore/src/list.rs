@@ -19,6 +19,10 @@ impl Locks {
     /// exception: in a Redis Cluster a name may be missing if its slot moves, or if a replica takes
     /// over from its master, while the list is made. On Redis a name may be listed twice.
     ///
+    /// A store keeps the beginning of a long name and a hash of the rest. Of such a name the list has
+    /// only the beginning, and [`is_whole`](NameInUse::is_whole) is false. To inspect or free this
+    /// lock, a caller must know its whole name.
+    ///
     /// The costs differ. On **Redis** the listing walks over *all* keys of the database, even with
     /// a prefix (`SCAN`; never `KEYS`). A step has ten keys per name of a page. The server serves
     /// other requests between two steps. In a cluster the listing walks over each master. On

@@ -201,8 +201,9 @@ impl Page {
 pub struct NameInUse {
     /// The name, or its beginning.
     pub name: String,
-    /// Whether `name` is the whole name. If a name is longer than its store keeps, only its
-    /// beginning is known.
+    /// Whether `name` is the whole name. Of a name with more than 512 bytes,
+    /// only the beginning is known. [`inspect`](crate::Locks::inspect) and
+    /// [`force_release`](crate::Locks::force_release) need the whole name.
     pub is_whole: bool,
 }
 

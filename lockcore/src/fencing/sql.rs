@@ -84,6 +84,13 @@
 //! again under the same token counts 0, and looks like a refusal. They have no `ON CONFLICT …
 //! WHERE`.
 //!
+//! **Isolation.** With `READ COMMITTED`, the default of PostgreSQL, a guarded write waits for an
+//! earlier transaction on the same row, and then compares the token that this transaction has
+//! written. With `REPEATABLE READ` and `SERIALIZABLE` it fails instead, with SQLSTATE 40001. This
+//! error says nothing about the fence: the late write of an earlier holder can cause it for the
+//! newest holder. So repeat the whole transaction, as always after this error. The repetition is
+//! written or refused.
+//!
 //! # A table of fences
 //!
 //! Use a table of fences for a write that has no single row for the token. [`FENCES`] makes the
@@ -151,7 +158,8 @@ pub const FENCES: &str = include_str!("sql/fences.sql");
 /// Rows affected: 1 means that the token has passed; **0 means that it is refused**, and the
 /// transaction must be rolled back. Run this statement first in the transaction of the write. The
 /// row stays locked until the transaction ends. So a write under another token comes wholly before
-/// or wholly after this transaction.
+/// or wholly after this transaction. With `REPEATABLE READ` and `SERIALIZABLE`, PostgreSQL may end
+/// this statement with SQLSTATE 40001. Then repeat the transaction: see [above](self).
 ///
 /// MySQL and MariaDB need two statements instead, and the flag `CLIENT_FOUND_ROWS`. The number of
 /// rows of the second statement is the result:
