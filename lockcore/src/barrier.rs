@@ -23,6 +23,9 @@ use crate::places::{MOST_PARTIES, Places};
 /// barrier uses the locks and the [`Counter`](crate::Counter) of its name, so nothing else may have
 /// that name.
 ///
+/// A failover of Redis may lose places and the [`Counter`](crate::Counter). A party whose place or
+/// round is lost gets an error.
+///
 /// Each party costs three requests to the store per round. Each client with waiting parties costs
 /// about eight more requests, for any number of parties, and each round costs two more. The parties
 /// of a client share the lists of all places. The store sends two messages to each client that

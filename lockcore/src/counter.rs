@@ -30,6 +30,11 @@ use crate::options::Wait;
 /// not reach this limit. Changes that nobody tells the store of can: those of thousands of
 /// processes that make one change each and end, and those whose futures are dropped.
 ///
+/// **A failover of Redis may lose changes** that the old master has acknowledged and the new one has
+/// not received. The client repeats its latest changes at the new master: see
+/// [which](crate::guide::redis#counters). With [`durability`](crate::guide::redis#durability), a
+/// change that was acknowledged is not lost.
+///
 /// At SQLite and ZooKeeper, changes of a counter at the same time get in each other's way, and the
 /// client sends them again. Thousands of them take long. A change that has not been carried out
 /// when its [`wait`](Self::wait) is over fails with `Unavailable`.

@@ -19,6 +19,9 @@ use crate::options::Wait;
 /// days after its last use, or for as long as [`keep`](Self::keep) says, and for as long as somebody
 /// waits. It also keeps a latch that has opened, so whoever comes later passes at once.
 ///
+/// **A failover of Redis may lose a count-down**, and the latch then stays shut: see [`Counter`]. So
+/// wait with a [bound](Self::wait).
+///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), lockcore::Error> {

@@ -21,6 +21,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_frozen_master_is_replaced_and_lets_nobody_in_when_it_wakes
         a_lock_unknown_to_the_new_master_is_lost_and_its_late_write_refused
         a_release_that_the_new_master_had_not_received_is_repeated_there
+        counts_that_the_new_master_had_not_received_are_repeated_there_and_count_once
         a_release_that_one_new_master_refuses_is_repeated_and_holds_up_none_at_another
         releases_that_always_fail_at_the_new_master_hold_up_no_other
         a_master_that_is_down_costs_the_locks_of_other_masters_nothing
@@ -146,6 +147,42 @@ async fn a_release_that_the_new_master_had_not_received_is_repeated_there(_: Sto
         () = works_again(&others, "a", LONG_WAIT) => {}
         () = releases_elsewhere => {}
     }
+}
+
+/// The new master has received a part of the changes. Others change the counter there meanwhile.
+async fn counts_that_the_new_master_had_not_received_are_repeated_there_and_count_once(_: Store) {
+    let cluster = Cluster::start(TIMEOUT);
+    let locks = client(&cluster.url());
+    let old = cluster.master_of(&key("a"));
+    let there = elsewhere(&cluster, old, "there");
+    let sum = locks.counter("a");
+    for total in 1..=10 {
+        assert_eq!(sum.add(1).await.unwrap().value, total);
+    }
+    cluster.wait_until_replicated();
+    cluster.stop_replication(old);
+    for total in 11..=20 {
+        assert_eq!(sum.add(1).await.unwrap().value, total);
+    }
+
+    old.kill();
+
+    let others = builder(cluster.url())
+        .op_timeout(LONG_WAIT)
+        .build()
+        .unwrap();
+    others.counter("a").add(1_000).await.unwrap();
+    eventually("all changes are there", LONG_WAIT, async || {
+        // This request to another master may show the client the new map.
+        drop(locks.mutex(&there).wait(SOON).acquire().await);
+        others
+            .counter("a")
+            .get()
+            .await
+            .is_ok_and(|now| now.value == 1_020)
+    })
+    .await;
+    assert_eq!(sum.add(1).await.unwrap().value, 1_021);
 }
 
 /// A new master that has the setting `min-replicas-to-write` refuses all writes until it has its

@@ -23,6 +23,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_master_that_only_the_sentinels_have_given_up_is_left
         a_lock_unknown_to_the_new_master_is_lost_and_its_late_write_refused
         a_release_that_the_new_master_had_not_received_is_repeated_there
+        counts_that_the_new_master_had_not_received_are_repeated_there_and_count_once
         a_release_that_the_new_master_refuses_at_first_is_repeated_until_it_is_done
         releases_that_always_fail_at_the_new_master_hold_up_no_other
         a_master_that_counts_its_replicas_grants_nothing_that_could_be_lost
@@ -201,6 +202,65 @@ async fn a_release_that_the_new_master_had_not_received_is_repeated_there(_: Sto
     let next = tokio::time::timeout(LONG_WAIT, next).await;
     give_back(next.expect("it is still taken").unwrap().unwrap()).await;
     nothing_left(&set, &["a"]).await;
+}
+
+/// The new master has received some of the changes, and others change the counters there before this
+/// client does. A value and a latch are counters too.
+async fn counts_that_the_new_master_had_not_received_are_repeated_there_and_count_once(_: Store) {
+    let set = Sentinels::start(NEVER);
+    let (locks, quiet) = (client(&set.url()), client(&set.url()));
+    let (sum, quiet_sum) = (locks.counter("sum"), quiet.counter("sum"));
+    let (latch, highest) = (locks.latch("latch"), locks.counter("highest"));
+    assert!(latch.try_set(5).await.unwrap());
+    for total in 1..=10 {
+        assert_eq!(sum.add(1).await.unwrap().value, total);
+    }
+    assert_eq!(latch.count_down().await.unwrap(), 4);
+    highest.set(7).await.unwrap();
+    set.wait_until_replicated();
+    set.stop_replication();
+    for total in 11..=20 {
+        assert_eq!(sum.add(1).await.unwrap().value, total);
+    }
+    assert_eq!(quiet_sum.add(100).await.unwrap().value, 120);
+    assert_eq!(latch.count_down().await.unwrap(), 3);
+    let seen = highest.set(8).await.unwrap();
+    let swapped = highest.compare_and_set(seen.version, 9).await.unwrap();
+    assert_eq!(swapped.unwrap().value, 9);
+
+    set.fail_over();
+
+    // A client that has changed nothing before.
+    let others = client(&set.url());
+    others.counter("sum").add(1_000).await.unwrap();
+    eventually("all changes are there", LONG_WAIT, async || {
+        others
+            .counter("sum")
+            .get()
+            .await
+            .is_ok_and(|now| now.value == 1_120)
+    })
+    .await;
+    eventually("the latch is as it was", LONG_WAIT, async || {
+        others
+            .latch("latch")
+            .count()
+            .await
+            .is_ok_and(|count| count == 3)
+    })
+    .await;
+    eventually("it was set", LONG_WAIT, async || {
+        others
+            .counter("highest")
+            .get()
+            .await
+            .is_ok_and(|now| now.value == 9)
+    })
+    .await;
+    // What these clients do next counts on top of it.
+    assert_eq!(sum.add(1).await.unwrap().value, 1_121);
+    assert_eq!(quiet_sum.add(1).await.unwrap().value, 1_122);
+    assert_eq!(latch.count_down().await.unwrap(), 2);
 }
 
 /// A new master that has the setting `min-replicas-to-write` refuses all writes until it has its

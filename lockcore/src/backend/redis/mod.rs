@@ -2,6 +2,7 @@
 
 mod adopt;
 mod capacities;
+mod changed;
 mod cluster;
 mod config;
 mod connection;
@@ -51,6 +52,7 @@ use group::Opened;
 use opening::{checked, settings};
 use released::{BATCH, Elsewhere};
 use sentinels::Sentinels;
+use watch::ChangedElsewhere;
 use watch::Watch;
 
 /// Opens `redis://…`.
@@ -164,7 +166,15 @@ impl Backend for Redis {
                     // This copy has no watch. So the task does not keep the watch alive, and ends
                     // when the connection drops the watch.
                     let repeats = connection.clone();
-                    watch.spawn(release_again(repeats, watch.released_elsewhere(), timer));
+                    let elsewhere = watch.released_elsewhere();
+                    watch.spawn(release_again(
+                        repeats.clone(),
+                        elsewhere,
+                        Arc::clone(&timer),
+                    ));
+                    if connection.group.is_none() {
+                        watch.spawn(change_again(repeats, watch.changed_elsewhere(), timer));
+                    }
                     connection.watch = Some(Arc::new(watch));
                     Ok(Arc::new(connection) as Arc<dyn Connection>)
                 })
@@ -260,6 +270,49 @@ async fn released_again(connection: &RedisConnection, elsewhere: &Elsewhere) -> 
     }
 }
 
+/// Repeats at this server the changes of counters that an earlier master has acknowledged, until the
+/// server has them, or they are too old. No caller waits for it, but a request about one of these
+/// counters repeats the changes of this counter by itself: see `count`.
+async fn change_again(connection: RedisConnection, elsewhere: ChangedElsewhere, timer: Timer) {
+    let mut pauses = Pauses::default();
+    let ChangedElsewhere { changed, master } = elsewhere;
+    loop {
+        let mut has_failed = false;
+        for name in changed.names(|of, _| *of == *master) {
+            let ask = |count| count_here(connection.clone(), count);
+            has_failed |= changed.catch_up(&name, &master, ask).await.is_err();
+        }
+        if !has_failed {
+            return;
+        }
+        timer(pauses.draw()).await;
+    }
+}
+
+/// Sends a request about a counter to this server.
+async fn count_here(
+    mut connection: RedisConnection,
+    count: Arc<Count>,
+) -> Result<Counted, StoreError> {
+    counters::count(&mut connection, &count, false, counters::Publish::Plain).await
+}
+
+/// [`count_here`], at a master that another server may replace. First repeats the changes of this
+/// counter that an earlier master has acknowledged.
+async fn count_at_master(
+    connection: RedisConnection,
+    elsewhere: ChangedElsewhere,
+    count: Arc<Count>,
+) -> Result<Counted, StoreError> {
+    let ChangedElsewhere { changed, master } = elsewhere;
+    let ask = |count| count_here(connection.clone(), count);
+    changed.catch_up(&count.name, &master, ask).await?;
+    let telling = changed.telling(&count);
+    let counted = count_here(connection.clone(), telling).await?;
+    changed.note(&master, &count, &counted);
+    Ok(counted)
+}
+
 impl Connection for RedisConnection {
     fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
         self.enqueue_within(request, Duration::MAX)
@@ -334,13 +387,13 @@ impl Connection for RedisConnection {
     }
 
     fn count(&self, count: Arc<Count>) -> Answer<Counted> {
-        let (mut connection, group) = (self.clone(), self.group.clone());
+        let (connection, group) = (self.clone(), self.group.clone());
+        let elsewhere = self.watch.as_ref().map(|watch| watch.changed_elsewhere());
         Box::pin(async move {
-            match group {
-                Some(group) => durable::count(group, connection, count).await,
-                None => {
-                    counters::count(&mut connection, &count, false, counters::Publish::Plain).await
-                }
+            match (group, elsewhere) {
+                (Some(group), _) => durable::count(group, connection, count).await,
+                (None, Some(elsewhere)) => count_at_master(connection, elsewhere, count).await,
+                (None, None) => count_here(connection, count).await,
             }
         })
     }

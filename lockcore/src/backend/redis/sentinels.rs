@@ -22,6 +22,7 @@ use redis::{
 use tokio::sync::{oneshot, watch};
 use url::Url;
 
+use super::changed::Changed;
 use super::dial::{Part, Server, login, prepared};
 use super::durability::{self, Durability};
 use super::released::Released;
@@ -51,6 +52,7 @@ pub(super) struct Sentinels {
     master: RedisConnectionInfo,
     durability: Option<Durability>,
     pub(super) released: Arc<Released>,
+    pub(super) changed: Arc<Changed>,
     /// The master that a connection of this client was the last to find.
     latest: watch::Sender<Option<Address>>,
 }
@@ -124,6 +126,7 @@ impl Sentinels {
             master,
             durability,
             released: Arc::default(),
+            changed: Arc::default(),
             latest: watch::Sender::new(None),
         })
     }

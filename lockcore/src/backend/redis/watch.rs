@@ -9,6 +9,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use super::changed::Changed;
 use super::dial::{Driver, Server};
 use super::released::Elsewhere;
 use super::sentinels::Sentinels;
@@ -48,6 +49,12 @@ struct Tasks {
     /// started.
     running: JoinSet<()>,
     again: Instant,
+}
+
+/// The latest changes of counters of a client, and the master of one of its connections.
+pub(super) struct ChangedElsewhere {
+    pub(super) changed: Arc<Changed>,
+    pub(super) master: Arc<str>,
 }
 
 impl Watch {
@@ -132,6 +139,14 @@ impl Watch {
     pub(super) fn released_elsewhere(&self) -> Elsewhere {
         Elsewhere {
             released: Arc::clone(&self.listening.sentinels.released),
+            master: Arc::clone(&self.address),
+        }
+    }
+
+    /// The latest changes of counters, and the master at which they are to be repeated.
+    pub(super) fn changed_elsewhere(&self) -> ChangedElsewhere {
+        ChangedElsewhere {
+            changed: Arc::clone(&self.listening.sentinels.changed),
             master: Arc::clone(&self.address),
         }
     }

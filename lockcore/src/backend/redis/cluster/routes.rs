@@ -17,12 +17,15 @@ use super::seeds::Seeds;
 use super::slots;
 use super::task::Task;
 use super::whole::Whole;
+use crate::backend::events::Timer;
 use crate::backend::redis::connection::RedisConnection;
+use crate::backend::redis::counters::{self, Publish};
 use crate::backend::redis::hop::{Hop, Redirect};
 use crate::backend::redis::released::BATCH;
 use crate::backend::redis::tickets;
 use crate::backend::redis::views::Address;
-use crate::backend::{EventSink, Fault, Released, StoreError};
+use crate::backend::{Count, Counted, EventSink, Fault, Released, StoreError};
+use crate::name::Name;
 use crate::pauses::Pauses;
 
 /// One connection to the cluster.
@@ -335,6 +338,9 @@ impl Routes {
                 let is_done = failed.is_empty();
                 failed.clear();
                 failing.clear();
+                if is_done {
+                    routes.repeat_all_changes(&timer).await;
+                }
                 drop((again, routes)); // the client may end during the pause
                 match is_done {
                     true => {
@@ -367,6 +373,47 @@ impl Routes {
                 failed.push_front(again);
             }
         }
+    }
+
+    /// Repeats the changes of all counters whose names are at other masters by now. What fails is
+    /// repeated by the next request for this counter, or after the next new map.
+    async fn repeat_all_changes(self: &Arc<Self>, timer: &Timer) {
+        let map = self.state().map.clone();
+        let has = |old: &str, name: &Name| {
+            let new = map.master(slots::of_name(name));
+            new.is_none_or(|new| new.to_string() == old)
+        };
+        for name in self.context.seeds.changed.names(has) {
+            tokio::select! {
+                _ = self.repeat_changes(&name) => {}
+                () = timer(self.context.op_timeout) => {}
+            }
+        }
+    }
+
+    /// Repeats the changes of a counter that an earlier master of its slot has acknowledged.
+    pub(super) async fn repeat_changes(self: &Arc<Self>, name: &Name) -> Result<(), StoreError> {
+        let master = self
+            .state()
+            .map
+            .master(slots::of_name(name))
+            .map(Address::to_string);
+        let Some(master) = master else { return Ok(()) };
+        let changed = &self.context.seeds.changed;
+        let ask = |count| async move { Ok(self.count(count).await?.answer) };
+        changed.catch_up(name, &master.into(), ask).await
+    }
+
+    /// Sends a request about a counter to the master of its slot.
+    pub(super) async fn count(
+        self: &Arc<Self>,
+        count: Arc<Count>,
+    ) -> Result<Answered<Counted>, StoreError> {
+        let verb = |mut link: RedisConnection| {
+            let count = Arc::clone(&count);
+            async move { counters::count(&mut link, &count, false, Publish::InSlot).await }
+        };
+        self.ask(slots::of_name(&count.name), verb).await
     }
 
     fn nodes_to_ask(&self) -> BTreeSet<Address> {

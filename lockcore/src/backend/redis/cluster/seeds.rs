@@ -14,6 +14,7 @@ use super::map::Map;
 use super::question::Question;
 use super::receivers::Receivers;
 use super::slots;
+use crate::backend::redis::changed::Changed;
 use crate::backend::redis::dial::{Part, Server, login};
 use crate::backend::redis::layout;
 use crate::backend::redis::opening::{checked, settings};
@@ -48,6 +49,7 @@ pub(in crate::backend::redis) struct Seeds {
     pub(super) receivers: Receivers,
     pub(super) question: Arc<Question>,
     pub(super) released: Arc<Released>,
+    pub(super) changed: Changed,
     /// Nodes that had not answered when a question was given up. Later questions do not wait for
     /// these nodes.
     silent: Mutex<BTreeSet<Address>>,
@@ -77,6 +79,7 @@ impl Seeds {
             receivers: Receivers::default(),
             question: Arc::default(),
             released: Arc::default(),
+            changed: Changed::default(),
             silent: Mutex::default(),
             known: Mutex::default(),
         })

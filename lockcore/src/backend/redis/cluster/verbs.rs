@@ -15,7 +15,6 @@ use super::routes::{Answered, Routes};
 use super::slots::of_name as slot_of;
 use super::task::Task;
 use crate::backend::redis::connection::RedisConnection;
-use crate::backend::redis::counters::{self, Publish};
 use crate::backend::redis::hop::Hop;
 use crate::backend::redis::{adopt, capacities, config, tickets};
 use crate::backend::{
@@ -141,11 +140,11 @@ impl Connection for ClusterConnection {
     fn count(&self, count: Arc<Count>) -> Answer<Counted> {
         let routes = Arc::clone(&self.0);
         Box::pin(async move {
-            let verb = |mut link: RedisConnection| {
-                let count = Arc::clone(&count);
-                async move { counters::count(&mut link, &count, false, Publish::InSlot).await }
-            };
-            Ok(routes.ask(slot_of(&count.name), verb).await?.answer)
+            routes.repeat_changes(&count.name).await?;
+            let changed = &routes.context.seeds.changed;
+            let Answered { answer, node, .. } = routes.count(changed.telling(&count)).await?;
+            changed.note(&node.label, &count, &answer);
+            Ok(answer)
         })
     }
 

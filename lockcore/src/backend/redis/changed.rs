@@ -1,0 +1,359 @@
+//! The changes of counters that a master has acknowledged shortly before another server has replaced
+//! it. The new master may not have received them. So the client repeats these changes there, each
+//! with its own id. If the new master has received a change, it finds the id, and the change does not
+//! count again.
+//!
+//! - *The server must not have forgotten the id.* A client tells the server which ids it may forget.
+//!   Here these ids are held back for as long as their changes may be repeated. As soon as an id is
+//!   told, its change is not repeated any more. The server itself remembers an id for a minute, and a
+//!   change is repeated for half a minute.
+//! - *Others have changed the counter at the new master meanwhile.* An addition counts in any order.
+//!   A change with a condition is carried out only if its condition holds there too. A value, and a
+//!   set without a condition, are repeated only if there is no newer version: see [`repetition`].
+//! - *The client itself changes the counter at the new master.* Its request waits until the earlier
+//!   changes of this counter are repeated.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::backend::{Count, CountOp, Counted, Fault, OnlyIf, StoreError};
+use crate::clock::{Clock, Instant};
+use crate::name::Name;
+use crate::request::Id;
+
+/// For how long the id of an answered change is held back. From the promotion of a replica until
+/// clients leave the old master it takes a second or two.
+const RECENT: Duration = Duration::from_secs(3);
+
+/// A change that is older than this is not repeated, because the server may have forgotten its id.
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// The most ids of answered changes that are held back for one counter. A server remembers 5,000
+/// changes of a counter, those of all clients together, and then refuses others. So this is enough
+/// for 100 clients that change one counter all the time.
+const MOST_OF_ONE: usize = 50;
+
+/// With more changes than this, those that are not recent any more are removed.
+const MANY: usize = 10_000;
+
+/// The latest changes of all connections of a client.
+#[derive(Debug, Default)]
+pub(super) struct Changed {
+    all: Mutex<Changes>,
+    /// Held while changes are repeated, so that they are repeated in their order.
+    turn: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct Changes {
+    /// The oldest of each counter come first.
+    of: HashMap<Name, VecDeque<Recent>>,
+    number: usize,
+}
+
+/// A change that was acknowledged.
+#[derive(Clone, Debug)]
+struct Recent {
+    at: Instant,
+    /// The address of the master that has acknowledged the change.
+    master: Arc<str>,
+    count: Arc<Count>,
+    /// The version of the counter after the change.
+    version: u64,
+    /// Whether the client allows the server to forget the id.
+    is_answered: bool,
+}
+
+impl Changed {
+    /// Remembers a change that the master has acknowledged.
+    pub(super) fn note(&self, master: &Arc<str>, count: &Arc<Count>, counted: &Counted) {
+        if count.op == CountOp::Read {
+            return;
+        }
+        let at = Clock::BOOT.now();
+        let mut all = self.all();
+        if all.number >= MANY {
+            all.of.retain(|_, changes| {
+                changes.retain(|change| change.at.until(at) <= RECENT);
+                !changes.is_empty()
+            });
+            all.number = all.of.values().map(VecDeque::len).sum();
+            if all.number >= MANY {
+                return;
+            }
+        }
+        all.number += 1;
+        all.of
+            .entry(count.name.clone())
+            .or_default()
+            .push_back(Recent {
+                at,
+                master: Arc::clone(master),
+                count: Arc::clone(count),
+                version: counted.version,
+                is_answered: false,
+            });
+    }
+
+    /// The same request, but without the ids that are held back, and with earlier ids that are not
+    /// held back any more.
+    pub(super) fn telling(&self, count: &Arc<Count>) -> Arc<Count> {
+        let now = Clock::BOOT.now();
+        let mut all = self.all();
+        let Some(changes) = all.of.get_mut(&count.name) else {
+            return Arc::clone(count);
+        };
+        let mut told: HashSet<Id> = count.answered.iter().copied().collect();
+        for change in changes.iter_mut() {
+            change.is_answered |= told.remove(&change.count.id);
+        }
+        let mut too_many = changes.len().saturating_sub(MOST_OF_ONE);
+        let before = changes.len();
+        changes.retain(|change| {
+            let is_old = too_many > 0 || change.at.until(now) > RECENT;
+            let ends = change.is_answered && is_old;
+            too_many -= usize::from(ends && too_many > 0);
+            if ends {
+                told.insert(change.count.id);
+            }
+            !ends
+        });
+        let (gone, is_empty) = (before - changes.len(), changes.is_empty());
+        all.number -= gone;
+        if is_empty {
+            all.of.remove(&count.name);
+        }
+        Arc::new(Count {
+            answered: told.into_iter().collect(),
+            ..Count::clone(count)
+        })
+    }
+
+    /// The counters that have changes which another master has acknowledged. `has` tells of a master
+    /// whether it has a name.
+    pub(super) fn names(&self, has: impl Fn(&str, &Name) -> bool) -> Vec<Name> {
+        let all = self.all();
+        let of = all.of.iter();
+        of.filter(|(name, changes)| changes.iter().any(|change| !has(&change.master, name)))
+            .map(|(name, _)| name.clone())
+            .collect()
+    }
+
+    /// Repeats at this master the changes of a counter that another master has acknowledged, oldest
+    /// first. `ask` sends a request to this master.
+    ///
+    /// If this fails, or the future is dropped, the rest is repeated by the next call.
+    pub(super) async fn catch_up<F>(
+        &self,
+        name: &Name,
+        master: &Arc<str>,
+        ask: impl Fn(Arc<Count>) -> F,
+    ) -> Result<(), StoreError>
+    where
+        F: Future<Output = Result<Counted, StoreError>>,
+    {
+        if self.next(name, master).is_none() {
+            return Ok(());
+        }
+        let _turn = self.turn.lock().await;
+        while let Some(change) = self.next(name, master) {
+            let repeated = async {
+                let read = match change.count.op {
+                    CountOp::Set { only_if: None, .. } | CountOp::Write(_) => {
+                        Some(ask(reads(name, &change)).await?)
+                    }
+                    _ => None,
+                };
+                match repetition(&change, read.as_ref()) {
+                    Some(count) => ask(count).await.map(|counted| counted.version),
+                    None => Ok(change.version),
+                }
+            };
+            match repeated.await {
+                Ok(version) => self.is_at(&change, master, version),
+                // The counter is damaged at this master, or the user may not change it.
+                Err(error) if error.fault() == Fault::Config => {
+                    self.is_at(&change, master, change.version);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// The oldest change of a counter that is to be repeated at this master.
+    fn next(&self, name: &Name, master: &str) -> Option<Recent> {
+        let now = Clock::BOOT.now();
+        let mut all = self.all();
+        let changes = all.of.get_mut(name)?;
+        let before = changes.len();
+        changes.retain(|change| change.at.until(now) <= LONGEST);
+        let gone = before - changes.len();
+        let next = changes.iter().find(|change| *change.master != *master);
+        let next = next.cloned();
+        if changes.is_empty() {
+            all.of.remove(name);
+        }
+        all.number -= gone;
+        next
+    }
+
+    /// Notes that this master has a change, which has made this version there. A later change of
+    /// this client may have the condition that nobody has changed the counter since. Its condition is
+    /// the new version now.
+    fn is_at(&self, done: &Recent, master: &Arc<str>, version: u64) {
+        let mut all = self.all();
+        for change in all.of.get_mut(&done.count.name).into_iter().flatten() {
+            if change.count.id == done.count.id {
+                change.master = Arc::clone(master);
+                change.version = version;
+            }
+            let CountOp::Set {
+                value,
+                only_if: Some(OnlyIf::Version(since)),
+            } = change.count.op
+            else {
+                continue;
+            };
+            if since == done.version && *change.master != **master {
+                let only_if = Some(OnlyIf::Version(version));
+                change.count = Arc::new(Count {
+                    op: CountOp::Set { value, only_if },
+                    ..Count::clone(&change.count)
+                });
+            }
+        }
+    }
+
+    fn all(&self) -> MutexGuard<'_, Changes> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn reads(name: &Name, change: &Recent) -> Arc<Count> {
+    Arc::new(Count::new(name.clone(), change.count.id, CountOp::Read))
+}
+
+/// The request that repeats a change. `read` is the counter at the new master, for a value and for a
+/// set without a condition. These would undo every later change. So they are repeated only if the
+/// counter there is older than after the change, and a set only on the condition that nobody changes
+/// the counter in between. Versions
+/// follow the clocks of the servers, so this decides rightly if the clocks differ by less than the
+/// time between the two changes.
+fn repetition(change: &Recent, read: Option<&Counted>) -> Option<Arc<Count>> {
+    let count = Count {
+        answered: Vec::new(),
+        ..Count::clone(&change.count)
+    };
+    let op = match (&count.op, read) {
+        (_, Some(read)) if read.version >= change.version => return None,
+        (CountOp::Set { value, .. }, Some(read)) => CountOp::Set {
+            value: *value,
+            only_if: Some(OnlyIf::Version(read.version)),
+        },
+        (op, _) => op.clone(),
+    };
+    Some(Arc::new(Count { op, ..count }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Outcome;
+    use crate::name::Namespace;
+
+    fn change(op: CountOp, answered: Vec<Id>) -> Arc<Count> {
+        let name = Name::new(Namespace::new("test").unwrap(), "a").unwrap();
+        let count = Count::new(name, Id::draw().unwrap(), op);
+        Arc::new(Count { answered, ..count })
+    }
+
+    fn add(answered: Vec<Id>) -> Arc<Count> {
+        let (delta, floor) = (1, None);
+        change(CountOp::Add { delta, floor }, answered)
+    }
+
+    fn counted(version: u64) -> Counted {
+        Counted::new(1, 1, version, Outcome::Applied)
+    }
+
+    #[tokio::test]
+    async fn changes_of_another_master_are_repeated_in_order_and_once() {
+        let (changed, old, new) = (Changed::default(), Arc::from("old"), Arc::from("new"));
+        let all = [add(Vec::new()), add(Vec::new()), add(Vec::new())];
+        for count in &all {
+            changed.note(&old, count, &counted(5));
+        }
+        changed.note(&new, &add(Vec::new()), &counted(9));
+        let name = &all[0].name;
+        let of_new = |master: &str, _: &Name| master == "new";
+        assert_eq!(changed.names(of_new), std::slice::from_ref(name));
+        let asked = Mutex::new(Vec::new());
+        let ask = |count: Arc<Count>| {
+            asked.lock().unwrap().push(count.id);
+            let answer = match asked.lock().unwrap().len() {
+                2 => Err(StoreError::new(Fault::Retry, "not now")),
+                _ => Ok(counted(6)),
+            };
+            std::future::ready(answer)
+        };
+
+        let failed = changed.catch_up(name, &new, ask).await.unwrap_err();
+        assert_eq!(failed.fault(), Fault::Retry);
+        changed.catch_up(name, &new, ask).await.unwrap();
+        changed.catch_up(name, &new, ask).await.unwrap();
+
+        let ids = all.map(|count| count.id);
+        assert_eq!(*asked.lock().unwrap(), [ids[0], ids[1], ids[1], ids[2]]);
+        assert_eq!(changed.names(of_new), []);
+    }
+
+    #[test]
+    fn the_ids_of_the_latest_changes_are_held_back_and_what_is_told_is_not_repeated() {
+        let (changed, master) = (Changed::default(), Arc::from("old"));
+        let mut last = Vec::new();
+        let mut told = Vec::new();
+        let mut ids = Vec::new();
+        for _ in 0..MOST_OF_ONE + 20 {
+            let count = add(std::mem::take(&mut last));
+            told.extend(changed.telling(&count).answered.iter().copied());
+            changed.note(&master, &count, &counted(1));
+            last.push(count.id);
+            ids.push(count.id);
+        }
+        // The change that notes the last id has not come yet.
+        let stays = |id: &Id| {
+            changed
+                .all()
+                .of
+                .values()
+                .flatten()
+                .any(|it| it.count.id == *id)
+        };
+        assert_eq!(told, ids[..told.len()]);
+        assert!((15..=20).contains(&told.len()), "{}", told.len());
+        assert!(!told.iter().any(stays) && ids[told.len()..].iter().all(stays));
+    }
+
+    #[test]
+    fn a_set_is_repeated_only_if_nobody_has_changed_the_counter_later() {
+        let set = |only_if| CountOp::Set { value: 7, only_if };
+        let recent = |op| Recent {
+            at: Clock::BOOT.now(),
+            master: Arc::from("old"),
+            count: change(op, Vec::new()),
+            version: 50,
+            is_answered: false,
+        };
+        let repeated = |op, read: Option<u64>| {
+            let read = read.map(counted);
+            repetition(&recent(op), read.as_ref()).map(|count| count.op.clone())
+        };
+        assert_eq!(repeated(set(None), Some(50)), None);
+        assert_eq!(repeated(set(None), Some(60)), None);
+        let if_version = |version| set(Some(OnlyIf::Version(version)));
+        assert_eq!(repeated(set(None), Some(40)), Some(if_version(40)));
+        assert_eq!(repeated(if_version(9), None), Some(if_version(9)));
+    }
+}
