@@ -62,7 +62,10 @@ impl Shop {
 
     /// Starts the tool. It is killed when the test ends.
     pub fn start(&self, words: &[&str]) -> Running {
-        let child = self.tool(words).stderr(Stdio::piped()).spawn().unwrap();
+        let mut tool = self.tool(words);
+        // Not the output of the test: a command that is left behind would keep it open.
+        tool.stdout(Stdio::null()).stderr(Stdio::piped());
+        let child = tool.spawn().unwrap();
         Running(child)
     }
 
