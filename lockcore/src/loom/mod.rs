@@ -130,6 +130,7 @@ fn client() -> Arc<Shared> {
             ttl: Duration::from_secs(10),
             wait: Wait::Forever,
             fair: Fair::Local(BOUND),
+            through_outages: false,
         },
         ..Settings::of_tests()
     };
