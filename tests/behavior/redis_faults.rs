@@ -7,6 +7,7 @@ mod data;
 mod failovers;
 mod floods;
 mod keepers;
+mod moved;
 mod outages;
 mod refusals;
 mod replies;
@@ -33,6 +34,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         failovers::facts,
         floods::facts,
         keepers::facts,
+        moved::facts,
     ];
     groups.into_iter().flat_map(|facts| facts(store)).collect()
 }

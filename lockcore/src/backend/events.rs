@@ -33,6 +33,9 @@ pub enum News {
     Changed(Name),
     /// Wake-ups, and changes of watched counters, may have been missed.
     Gap,
+    /// This address leads to another server than before. The store has closed the connections to
+    /// the earlier server.
+    Moved(String),
 }
 
 impl std::fmt::Debug for EventSink {

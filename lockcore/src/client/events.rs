@@ -36,6 +36,10 @@ pub enum Event {
         /// Why the lock was lost.
         reason: LostReason,
     },
+    /// This address leads to another server than before, or the server was restarted before all
+    /// connections of the client had noticed. The client has left the earlier server: it asks the
+    /// new one about every ticket, and a lock that the new one does not have is lost.
+    Moved(String),
     /// The listener was slow, and this number of events was dropped.
     Missed(u64),
 }

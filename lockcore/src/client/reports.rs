@@ -6,7 +6,7 @@ use humantime::format_duration;
 use tracing::Level;
 
 use super::backlog::Overload;
-use super::events::{EventListener, GrantListener, Teller};
+use super::events::{Event, EventListener, GrantListener, Teller};
 use super::lease::Lease;
 use super::settings::Defaults;
 use super::shared::Shared;
@@ -90,6 +90,20 @@ impl Shared {
                 tracing::warn!(store, owner = &*owner, ?after, "the lock store is back");
             });
         }
+    }
+
+    /// The address leads to another server than before.
+    pub(crate) fn moved(&self, address: String) {
+        let (store, owner) = (self.store().to_owned(), Arc::clone(&self.owner));
+        self.teller.tell(|| Event::Moved(address.clone()));
+        self.log(Level::WARN, move || {
+            tracing::warn!(
+                store,
+                owner = &*owner,
+                address,
+                "the address leads to another server, which may not have the locks"
+            );
+        });
     }
 
     /// Reports what the store has answered to renewals. A ticket counts as refused when its renewal

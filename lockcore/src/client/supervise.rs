@@ -187,6 +187,7 @@ fn sink(shared: &Arc<Shared>, link: &Link) -> (EventSink, oneshot::Receiver<()>)
             News::Recheck(id, after) => client.recheck(id, after),
             News::Changed(name) => client.watches.changed(&name),
             News::Gap => client.renew_everything(),
+            News::Moved(address) => client.moved(address),
         }
     };
     let client = Arc::downgrade(shared);

@@ -10,6 +10,7 @@ use super::connection::RedisConnection;
 use super::dial::{Part, Server, login, prepared};
 use super::durability::{self, Durability};
 use super::errors::failed;
+use super::siblings::{self, Siblings};
 use crate::backend::{Fault, StoreError, hosts, query};
 use crate::error::Error;
 #[cfg(feature = "redis-tls")]
@@ -24,6 +25,7 @@ pub(super) fn server(url: &Url) -> Result<Server, Error> {
         tls: None,
         part: Part::Alone,
         durability,
+        siblings: Siblings::default(),
     })
 }
 
@@ -42,6 +44,7 @@ pub(super) fn encrypted_server(url: &Url, tls: &Tls) -> Result<Server, Error> {
         tls: Some(tls),
         part: Part::Alone,
         durability,
+        siblings: Siblings::default(),
     })
 }
 
@@ -87,6 +90,7 @@ pub(super) fn server_at_socket(url: &Url) -> Result<Server, Error> {
         tls: None,
         part: Part::Alone,
         durability,
+        siblings: Siblings::default(),
     })
 }
 
@@ -217,6 +221,9 @@ pub(super) async fn check(connection: RedisConnection) -> Result<Vec<String>, St
         }
         None => None,
     };
+    if let Some(server) = &connection.driver.server {
+        siblings::check(server).await?;
+    }
     let mut connection = connection.connection;
     let mut warnings = Vec::new();
     let info: Result<String, _> = redis::cmd("INFO").query_async(&mut connection).await;

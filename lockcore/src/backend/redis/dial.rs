@@ -7,6 +7,7 @@
 
 use std::fmt;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -24,6 +25,7 @@ use url::Url;
 use super::durability::Durability;
 use super::errors::not_connected;
 use super::gathering::{Gathering, InFlight};
+use super::siblings::Siblings;
 use crate::backend::{Fault, StoreError, hosts};
 #[cfg(feature = "redis-tls")]
 use crate::tls::Connector;
@@ -39,6 +41,8 @@ pub(super) struct Server {
     /// The disks and replicas that must have a write before it counts. `None` if the server alone
     /// is enough.
     pub(super) durability: Option<Durability>,
+    /// The connections to this address that are open.
+    pub(super) siblings: Siblings,
 }
 
 /// The role of a server for the client. Error messages depend on it, because they say where to
@@ -78,6 +82,8 @@ pub(super) struct Driver {
     pub(super) in_flight: InFlight,
     /// Whether the last ticket that was taken on this connection had to wait.
     pub(super) has_waited: AtomicBool,
+    /// The server, if the connection has [siblings](Server::siblings).
+    pub(super) server: Option<Arc<Server>>,
 }
 
 impl Driver {
@@ -114,6 +120,7 @@ impl Server {
             task,
             in_flight,
             has_waited: AtomicBool::new(false),
+            server: None,
         };
         Ok((connection, driver))
     }

@@ -17,7 +17,7 @@ use crate::request::Id;
 /// The driver drops this sink when the connection breaks or its runtime ends. The sink owns
 /// `events`, and the core learns of the end when `events` is dropped.
 pub(super) fn sink(
-    events: EventSink,
+    events: Arc<EventSink>,
     watched: Arc<Watched>,
 ) -> impl Fn(PushInfo) -> Result<(), Infallible> + Send + Sync {
     move |push| {

@@ -21,6 +21,7 @@ pub(crate) mod quorum;
 mod released;
 mod rights;
 mod sentinels;
+mod siblings;
 mod tickets;
 mod turn;
 mod views;
@@ -160,6 +161,7 @@ impl Backend for Redis {
                 let sentinels = Arc::clone(sentinels);
                 Box::pin(async move {
                     let (master, watch) = Watch::begin(&sentinels).await?;
+                    let master = Arc::new(master);
                     let timer = events.timer();
                     let mut connection = watch.meanwhile(connected(&master, events)).await?;
                     watch.leave_when_moved(&connection.driver);
@@ -191,19 +193,20 @@ impl Backend for Redis {
 }
 
 /// Connects to a server, and checks that it accepts locks and that the user has the rights.
-async fn connected(server: &Server, events: EventSink) -> Result<RedisConnection, StoreError> {
+async fn connected(server: &Arc<Server>, events: EventSink) -> Result<RedisConnection, StoreError> {
     let channel = layout::channel(events.receiver());
     let namespace = events.namespace().clone();
     let channels = layout::wake_channel(&namespace, &channel);
     let op_timeout = events.op_timeout();
     let (open, ended) = oneshot::channel::<()>();
     let watched = Arc::default();
-    let sink = events::sink(events, Arc::clone(&watched));
+    let events = Arc::new(events);
+    let sink = events::sink(Arc::clone(&events), Arc::clone(&watched));
     let config = settings().set_push_sender(move |push| {
         let _goes_with_the_connection = &open;
         sink(push)
     });
-    let (connection, driver) = server.connect(config).await?;
+    let (connection, mut driver) = server.connect(config).await?;
     let mut subscribes = connection.clone();
     // Resolves when the server has confirmed the subscription. No ticket is requested before that,
     // so no wake-up is missed.
@@ -215,7 +218,12 @@ async fn connected(server: &Server, events: EventSink) -> Result<RedisConnection
             None => Ok(None),
         }
     };
-    let ((), opened) = tokio::try_join!(checked, opened)?;
+    let run_id = siblings::run_id(server, connection.clone());
+    let ((), opened, run_id) = tokio::try_join!(checked, opened, run_id)?;
+    if let Some(run_id) = run_id {
+        server.siblings.join(server, run_id, &driver, &events);
+        driver.server = Some(Arc::clone(server));
+    }
     let group = match opened {
         Some(opened) => {
             let key = layout::some_key(&namespace);

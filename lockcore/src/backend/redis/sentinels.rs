@@ -26,6 +26,7 @@ use super::changed::Changed;
 use super::dial::{Part, Server, login, prepared};
 use super::durability::{self, Durability};
 use super::released::Released;
+use super::siblings::Siblings;
 use super::views::{Address, SWITCH, View, Views, is_majority, switched_to};
 use crate::backend::meant::nearest;
 use crate::backend::{Fault, StoreError, hosts, query};
@@ -118,6 +119,7 @@ impl Sentinels {
                 tls: None,
                 part: Part::Sentinel,
                 durability: None,
+                siblings: Siblings::default(),
             })
         });
         Ok(Self {
@@ -191,6 +193,7 @@ impl Sentinels {
             },
             part: Part::Master,
             durability: self.durability,
+            siblings: Siblings::default(),
         })
     }
 

@@ -20,6 +20,7 @@ use crate::backend::redis::layout;
 use crate::backend::redis::opening::{checked, settings};
 use crate::backend::redis::released::Released;
 use crate::backend::redis::sentinels::info;
+use crate::backend::redis::siblings::Siblings;
 use crate::backend::redis::views::Address;
 use crate::backend::{Fault, StoreError, hosts};
 use crate::clock::{Clock, Instant};
@@ -126,6 +127,7 @@ impl Seeds {
             tls,
             part,
             durability: None,
+            siblings: Siblings::default(),
         })
     }
 

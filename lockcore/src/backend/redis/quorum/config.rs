@@ -8,6 +8,7 @@ use url::Url;
 
 use super::super::config::check as check_server;
 use super::super::dial::{Part, Server, login, prepared};
+use super::super::siblings::Siblings;
 use super::nodes::Links;
 use super::tally::majority;
 use crate::backend::{StoreError, hosts};
@@ -68,6 +69,7 @@ pub(super) fn servers(url: &Url) -> Result<Vec<Server>, Error> {
             tls: None,
             part: Part::Voter,
             durability: None,
+            siblings: Siblings::default(),
         })
     });
     servers.collect()
