@@ -230,13 +230,19 @@ impl MultiHeld {
         remaining.min().unwrap_or(Duration::MAX)
     }
 
-    /// Resolves when one of the locks is lost or released: see [`Held::lost`].
+    /// Resolves when one of the locks is lost or released: see [`Held::lost`]. If one is lost, the
+    /// others are released. In this case the call returns the lock that was lost, and why.
     ///
     /// # Cancel safety
     ///
     /// Safe: it only waits.
     pub async fn lost(&self) -> (&Held, LostReason) {
-        first_lost(self.iter()).await
+        let first = first_lost(self.iter()).await;
+        let not_held = self
+            .iter()
+            .filter_map(|held| Some((held, held.lost_reason()?)));
+        let mut lost = not_held.filter(|(_, reason)| *reason != LostReason::Released);
+        lost.next().unwrap_or(first)
     }
 
     /// Resolves when somebody asks for one of the locks. Tells who asks and why: see
