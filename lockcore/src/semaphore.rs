@@ -29,6 +29,10 @@ const LOOKS: u32 = 8;
 /// A semaphore is fair: a small request does not overtake a large request that waits. A request
 /// takes all its permits at once.
 ///
+/// On a quorum of Redis servers (`redlock://`), a semaphore of two permits needs all of three
+/// servers or four of five, and a larger one more, up to all of them. So one server that is down can
+/// make it [`Unavailable`](crate::ErrorKind::Unavailable), while a mutex needs a majority only.
+///
 /// Permits have a lease, like every lock here: they are free again when the lease of a dead holder
 /// ends. With [`permits(k)`](Self::permits)`.`[`ttl(…)`](Lock::ttl)`.`[`renew(false)`](Lock::renew)
 /// the permits are free after the ttl even if their holder lives. The `PermitExpirableSemaphore` of
@@ -95,6 +99,32 @@ impl Semaphore {
     /// ```
     pub async fn acquire(&self) -> Result<Guard, Error> {
         self.permits(1).acquire().await
+    }
+
+    /// Acquires one permit if one is free: short for `permits(1).try_acquire()`.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Lock::try_acquire`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe, like [`Lock::try_acquire`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lockcore::Error> {
+    /// let locks = lockcore::Locks::connect("memory:")?;
+    /// let uploads = locks.semaphore("uploads", 1);
+    /// let one = uploads.try_acquire().await?;
+    /// assert!(uploads.try_acquire().await.is_err());
+    /// # drop(one);
+    /// # Ok(()) }
+    /// ```
+    pub async fn try_acquire(&self) -> Result<Guard, Error> {
+        self.permits(1).try_acquire().await
     }
 
     /// How many permits can be taken now: the free permits, or 0 if a caller waits. No caller may
