@@ -60,8 +60,11 @@ pub(crate) fn check_line(what: &str, text: &str) -> Result<(), Error> {
         None if text.len() > LONGEST_TEXT => format!("it has {} bytes", text.len()),
         None => return Ok(()),
     };
+    // A text that is much too long would fill the log.
+    let shown: String = text.chars().take(LONGEST_TEXT).collect();
+    let more = if shown.len() < text.len() { "…" } else { "" };
     Err(Error::config(format!(
-        "the {what} {text:?} is not usable: it takes up to {LONGEST_TEXT} bytes without control characters and line \
+        "the {what} {shown:?}{more} is not usable: it takes up to {LONGEST_TEXT} bytes without control characters and line \
          breaks, and {has}"
     )))
 }

@@ -210,3 +210,12 @@ async fn an_operation_timeout_without_end_is_usable() {
     permit.release().await.unwrap();
     locks.shutdown(Duration::MAX).await.unwrap();
 }
+
+#[test]
+fn an_owner_that_is_much_too_long_is_not_repeated_in_the_error() {
+    let owner = "x".repeat(10_000_000);
+    let error = Builder::default().url("memory:").owner(owner).build();
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("it has 10000000 bytes"), "{error:.200}");
+    assert!(error.len() < 300, "{error:.200}");
+}
