@@ -125,7 +125,8 @@ impl Counter {
     ///
     /// [`Unavailable`](crate::ErrorKind::Unavailable) when the store is down;
     /// [`Config`](crate::ErrorKind::Config) for a name or a [`keep`](Self::keep) that is not usable,
-    /// and for a store without counters.
+    /// and for a store without counters; [`Lost`](crate::ErrorKind::Lost) after a
+    /// [shutdown](crate::Locks::shutdown) of the client: the store was not asked.
     ///
     /// # Cancel safety
     ///
@@ -141,8 +142,9 @@ impl Counter {
     /// [`Config`](crate::ErrorKind::Config) when the sum is beyond [`MAX`](Self::MAX) or its
     /// negative; nothing is changed in this case. [`Unavailable`](crate::ErrorKind::Unavailable)
     /// when nothing was changed because the store is down or refuses, or because others were in the
-    /// way for the whole [wait](Self::wait). [`Unknown`](crate::ErrorKind::Unknown) when the change was sent and its answer never came:
-    /// the change was made once, or not at all. The other errors are those of [`get`](Self::get).
+    /// way for the whole [wait](Self::wait). [`Unknown`](crate::ErrorKind::Unknown) when the change
+    /// was sent and its answer never came: the change was made once, or not at all. The other
+    /// errors are those of [`get`](Self::get).
     ///
     /// # Cancel safety
     ///

@@ -251,7 +251,7 @@ impl Error {
 
     /// The error of a request for a lock after the shutdown of the client.
     pub(crate) fn shut_down() -> Self {
-        let text = "not taken: the client was shut down";
+        let text = "not carried out: the client was shut down";
         let mut error = Self::new(ErrorKind::Lost(LostReason::Shutdown), text);
         error.0.was_held = false;
         error

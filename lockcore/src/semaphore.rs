@@ -220,7 +220,8 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) and [`Config`](crate::ErrorKind::Config).
+    /// [`Unavailable`](crate::ErrorKind::Unavailable), [`Config`](crate::ErrorKind::Config), and
+    /// [`Lost`](crate::ErrorKind::Lost) after a [shutdown](crate::Locks::shutdown) of the client.
     ///
     /// # Cancel safety
     ///
@@ -272,6 +273,8 @@ impl Semaphore {
     ///   is down or refuses the change.
     /// - [`Unknown`](crate::ErrorKind::Unknown) when the change was sent and its answer never came.
     ///   The change was made once, or not at all.
+    /// - [`Lost`](crate::ErrorKind::Lost) after a [shutdown](crate::Locks::shutdown) of the client.
+    ///   Nothing is changed.
     ///
     /// # Cancel safety
     ///

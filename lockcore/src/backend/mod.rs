@@ -250,11 +250,8 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     ///
     /// A store that has no counters need not implement this: see [`Capability::counters`].
     fn count(&self, count: Arc<Count>) -> Answer<Counted> {
-        let text = format!("{}: this store has no counters", count.name);
-        Box::pin(std::future::ready(Err(StoreError::new(
-            Fault::Config,
-            text,
-        ))))
+        let _ = count;
+        unsupported("keep counters, latches, barriers and the values of locks")
     }
 
     /// Starts to watch the counter of a name. From the answer on, the store sends [`News::Changed`]
@@ -263,11 +260,8 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     ///
     /// The core calls this only if the store [pushes](Capability::watches) changes.
     fn watch(&self, name: Name) -> Answer<()> {
-        let text = format!("{name}: this store does not push the changes of counters");
-        Box::pin(std::future::ready(Err(StoreError::new(
-            Fault::Config,
-            text,
-        ))))
+        let _ = name;
+        unsupported("push the changes of counters")
     }
 
     /// Ends [`watch`](Self::watch). If this fails, the store may send news of the name until the

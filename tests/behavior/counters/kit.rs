@@ -34,6 +34,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_shutdown_ends_the_waiting
         waiters_that_are_dropped_leave_no_watch
         a_store_without_counters_says_so
+        a_client_that_is_shut_down_asks_nothing_about_a_counter
     ]
 }
 
@@ -554,4 +555,24 @@ async fn a_store_without_counters_says_so(_: Store) {
         assert_eq!(error.kind(), ErrorKind::Config);
         assert!(error.to_string().contains("has no counters"), "{error}");
     }
+}
+
+async fn a_client_that_is_shut_down_asks_nothing_about_a_counter(_: Store) {
+    let kit = Kit::new();
+    let locks = kit.client().unwrap();
+    let counter = locks.counter("a");
+    counter.add(1).await.unwrap();
+    locks.shutdown(SOON).await.unwrap();
+
+    for error in [
+        counter.add(1).await.unwrap_err(),
+        counter.get().await.unwrap_err(),
+        locks.latch("a").count_down().await.unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::Lost(LostReason::Shutdown));
+        assert!(!error.was_held());
+        assert!(error.to_string().contains("not carried out"), "{error}");
+    }
+    let later = kit.another_process().client().unwrap();
+    assert_eq!(later.counter("a").get().await.unwrap().value, 1);
 }

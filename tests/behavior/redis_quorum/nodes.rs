@@ -36,6 +36,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_ticket_is_shown_as_held_although_a_node_does_not_answer
         a_node_that_does_not_answer_hides_no_other_capacity
         the_same_server_under_two_names_is_refused
+        a_quorum_says_that_it_keeps_no_counters
         a_number_that_is_written_to_some_nodes_only_leaves_nothing
         a_shutdown_during_the_first_use_ends_it_and_leaves_nothing
     ]
@@ -383,6 +384,20 @@ async fn the_same_server_under_two_names_is_refused(_: Store) {
         .acquire()
         .await;
     assert_eq!(kind(error), ErrorKind::Config);
+}
+
+async fn a_quorum_says_that_it_keeps_no_counters(_: Store) {
+    let set = Quorum::start(3);
+    let locks = client(&set.url());
+
+    for error in [
+        locks.counter("a").get().await.unwrap_err(),
+        locks.latch("a").count_down().await.unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::Config);
+        let text = error.to_string();
+        assert!(text.contains("this store cannot keep counters"), "{text}");
+    }
 }
 
 /// Two nodes write a greater number for the ticket, and their replies are lost. Another node is
