@@ -8,8 +8,9 @@
 //!   told, its change is not repeated any more. The server itself remembers an id for a minute, and a
 //!   change is repeated for half a minute.
 //! - *Others have changed the counter at the new master meanwhile.* An addition counts in any order.
-//!   A change with a condition is carried out only if its condition holds there too. A value, and a
-//!   set without a condition, are repeated only if there is no newer version: see [`repetition`].
+//!   A change with a condition is carried out only if its condition holds there too. For a value the
+//!   fencing token decides. A set without a condition is repeated only if there is no newer version:
+//!   see [`repetition`].
 //! - *The client itself changes the counter at the new master.* Its request waits until the earlier
 //!   changes of this counter are repeated.
 
@@ -17,7 +18,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::backend::{Count, CountOp, Counted, Fault, OnlyIf, StoreError};
+use crate::backend::{Count, CountOp, Counted, Fault, OnlyIf, Outcome, StoreError};
 use crate::clock::{Clock, Instant};
 use crate::name::Name;
 use crate::request::Id;
@@ -36,6 +37,7 @@ const MOST_OF_ONE: usize = 50;
 
 /// With more changes than this, those that are not recent any more are removed.
 const MANY: usize = 10_000;
+const SWEPT_EVERY: Duration = Duration::from_millis(100);
 
 /// The latest changes of all connections of a client.
 #[derive(Debug, Default)]
@@ -50,6 +52,8 @@ struct Changes {
     /// The oldest of each counter come first.
     of: HashMap<Name, VecDeque<Recent>>,
     number: usize,
+    /// When there were too many the last time.
+    swept: Option<Instant>,
 }
 
 /// A change that was acknowledged.
@@ -66,14 +70,19 @@ struct Recent {
 }
 
 impl Changed {
-    /// Remembers a change that the master has acknowledged.
+    /// Remembers a change that the master has acknowledged. A change that was refused is not
+    /// repeated: at another master it might be carried out.
     pub(super) fn note(&self, master: &Arc<str>, count: &Arc<Count>, counted: &Counted) {
-        if count.op == CountOp::Read {
+        if count.op == CountOp::Read || counted.outcome != Outcome::Applied {
             return;
         }
         let at = Clock::BOOT.now();
         let mut all = self.all();
         if all.number >= MANY {
+            if all.swept.is_some_and(|swept| swept.until(at) < SWEPT_EVERY) {
+                return;
+            }
+            all.swept = Some(at);
             all.of.retain(|_, changes| {
                 changes.retain(|change| change.at.until(at) <= RECENT);
                 !changes.is_empty()
@@ -99,6 +108,10 @@ impl Changed {
     /// The same request, but without the ids that are held back, and with earlier ids that are not
     /// held back any more.
     pub(super) fn telling(&self, count: &Arc<Count>) -> Arc<Count> {
+        // A server takes no ids from a read.
+        if count.op == CountOp::Read {
+            return Arc::clone(count);
+        }
         let now = Clock::BOOT.now();
         let mut all = self.all();
         let Some(changes) = all.of.get_mut(&count.name) else {
@@ -166,15 +179,19 @@ impl Changed {
                     _ => None,
                 };
                 match repetition(&change, read.as_ref()) {
-                    Some(count) => ask(count).await.map(|counted| counted.version),
-                    None => Ok(change.version),
+                    Some(count) => {
+                        let counted = ask(count).await?;
+                        let is_applied = counted.outcome == Outcome::Applied;
+                        Ok::<_, StoreError>(is_applied.then_some(counted.version))
+                    }
+                    None => Ok(None),
                 }
             };
             match repeated.await {
                 Ok(version) => self.is_at(&change, master, version),
                 // The counter is damaged at this master, or the user may not change it.
                 Err(error) if error.fault() == Fault::Config => {
-                    self.is_at(&change, master, change.version);
+                    self.is_at(&change, master, None);
                 }
                 Err(error) => return Err(error),
             }
@@ -199,16 +216,21 @@ impl Changed {
         next
     }
 
-    /// Notes that this master has a change, which has made this version there. A later change of
-    /// this client may have the condition that nobody has changed the counter since. Its condition is
-    /// the new version now.
-    fn is_at(&self, done: &Recent, master: &Arc<str>, version: u64) {
+    /// Notes that this master has been asked for a change, and which version the change has made
+    /// there. A later change of this client may have the condition that nobody has changed the
+    /// counter since. Its condition is the new version now. With `None` the change was not carried
+    /// out there, because others have changed the counter. Then the conditions of the later changes
+    /// stay as they are, and do not hold.
+    fn is_at(&self, done: &Recent, master: &Arc<str>, version: Option<u64>) {
         let mut all = self.all();
         for change in all.of.get_mut(&done.count.name).into_iter().flatten() {
             if change.count.id == done.count.id {
                 change.master = Arc::clone(master);
-                change.version = version;
+                change.version = version.unwrap_or(change.version);
             }
+            let Some(version) = version else {
+                continue;
+            };
             let CountOp::Set {
                 value,
                 only_if: Some(OnlyIf::Version(since)),
@@ -236,18 +258,28 @@ fn reads(name: &Name, change: &Recent) -> Arc<Count> {
 }
 
 /// The request that repeats a change. `read` is the counter at the new master, for a value and for a
-/// set without a condition. These would undo every later change. So they are repeated only if the
-/// counter there is older than after the change, and a set only on the condition that nobody changes
-/// the counter in between. Versions
-/// follow the clocks of the servers, so this decides rightly if the clocks differ by less than the
-/// time between the two changes.
+/// set without a condition. These would undo every later change.
+///
+/// A value is repeated unless a later holder, or this holder later, has written there. A set is
+/// repeated only if the counter there is older than after the change, and on the condition that
+/// nobody changes the counter in between. Versions follow the clocks of the servers, so this decides
+/// rightly if the clocks differ by less than the time between the two changes. If the sets of two
+/// clients are both missing there, the one that is repeated first stays.
 fn repetition(change: &Recent, read: Option<&Counted>) -> Option<Arc<Count>> {
     let count = Count {
         answered: Vec::new(),
         ..Count::clone(&change.count)
     };
+    let is_newer = |read: &Counted| read.version >= change.version;
     let op = match (&count.op, read) {
-        (_, Some(read)) if read.version >= change.version => return None,
+        (CountOp::Write(text), Some(read)) => {
+            let there = read.written.as_ref().map(|there| there.token);
+            if there > Some(text.token) || (there == Some(text.token) && is_newer(read)) {
+                return None;
+            }
+            count.op.clone()
+        }
+        (_, Some(read)) if is_newer(read) => return None,
         (CountOp::Set { value, .. }, Some(read)) => CountOp::Set {
             value: *value,
             only_if: Some(OnlyIf::Version(read.version)),
@@ -260,8 +292,9 @@ fn repetition(change: &Recent, read: Option<&Counted>) -> Option<Arc<Count>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::Outcome;
+    use crate::backend::Written;
     use crate::name::Namespace;
+    use crate::token::{FencingToken, GrantId};
 
     fn change(op: CountOp, answered: Vec<Id>) -> Arc<Count> {
         let name = Name::new(Namespace::new("test").unwrap(), "a").unwrap();
@@ -355,5 +388,73 @@ mod tests {
         let if_version = |version| set(Some(OnlyIf::Version(version)));
         assert_eq!(repeated(set(None), Some(40)), Some(if_version(40)));
         assert_eq!(repeated(if_version(9), None), Some(if_version(9)));
+    }
+
+    #[test]
+    fn a_value_is_repeated_unless_a_later_holder_has_written() {
+        let token = |number: u64| FencingToken::of_exclusive(GrantId::of_ticket(number, 0));
+        let write = |number, text: &str| CountOp::Write(Written::new(token(number), text));
+        let recent = Recent {
+            at: Clock::BOOT.now(),
+            master: Arc::from("old"),
+            count: change(write(6, "six"), Vec::new()),
+            version: 50,
+            is_answered: false,
+        };
+        let is_repeated = |there: Option<u64>, version| {
+            let mut read = counted(version);
+            read.written = there.map(|number| Written::new(token(number), "there"));
+            repetition(&recent, Some(&read)).is_some()
+        };
+        // An earlier holder's value was repeated first, which has made a newer version.
+        assert!(is_repeated(Some(5), 60));
+        assert!(is_repeated(None, 60));
+        assert!(is_repeated(Some(6), 40));
+        assert!(!is_repeated(Some(6), 50));
+        assert!(!is_repeated(Some(7), 40));
+    }
+
+    #[tokio::test]
+    async fn a_refused_change_is_not_repeated_and_no_later_one_follows_from_it() {
+        let (changed, old, new) = (Changed::default(), Arc::from("old"), Arc::from("new"));
+        let set = |version| CountOp::Set {
+            value: 7,
+            only_if: Some(OnlyIf::Version(version)),
+        };
+        let refused = change(set(1), Vec::new());
+        changed.note(&old, &refused, &Counted::new(1, 1, 5, Outcome::Kept));
+        let (first, second) = (change(set(1), Vec::new()), change(set(5), Vec::new()));
+        changed.note(&old, &first, &counted(5));
+        changed.note(&old, &second, &counted(6));
+        let asked = Mutex::new(Vec::new());
+        // Another client has changed the counter at the new master.
+        let ask = |count: Arc<Count>| {
+            asked.lock().unwrap().push((count.id, count.op.clone()));
+            std::future::ready(Ok(Counted::new(1, 1, 9, Outcome::Kept)))
+        };
+
+        changed.catch_up(&first.name, &new, ask).await.unwrap();
+
+        let asked = asked.into_inner().unwrap();
+        assert_eq!(asked, [(first.id, set(1)), (second.id, set(5))]);
+    }
+
+    #[test]
+    fn a_read_takes_no_ids_with_it() {
+        let (changed, master) = (Changed::default(), Arc::from("old"));
+        let mut last = Vec::new();
+        for _ in 0..MOST_OF_ONE + 20 {
+            let count = add(std::mem::take(&mut last));
+            let told = changed.telling(&count);
+            changed.note(&master, &count, &counted(1));
+            last.push(count.id);
+            drop(told);
+        }
+        let before = changed.all().number;
+
+        let told = changed.telling(&change(CountOp::Read, Vec::new()));
+
+        assert!(told.answered.is_empty());
+        assert_eq!(changed.all().number, before);
     }
 }
