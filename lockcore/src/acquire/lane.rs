@@ -271,8 +271,9 @@ impl<H> Lane<H> {
 
     /// Lets one more task use the ticket that the process holds, if that is possible and fair.
     pub(super) fn serve(&mut self, exclusive: bool, at: Moment) -> Option<(Arc<Lease>, u16)> {
-        let ttl = self.ttl;
         let tenure = self.current.as_mut()?;
+        // The session of a store may give less than the lane asks for.
+        let ttl = self.ttl.min(tenure.lease.ttl());
         // All users of a ticket use the same permits. So `queue::granted`, the rule that counts
         // permits, does not decide here. A reader does not join an exclusive ticket, because that
         // would keep the readers of other processes out. Nobody joins a ticket that is being

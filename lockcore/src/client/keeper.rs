@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::ThreadId;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tracing::Level;
 
 use super::calls::Where;
@@ -245,8 +246,8 @@ async fn close(shared: &Shared) {
 
 /// Renews a batch. If the keeper has no connection and does not get one within [`OWN`], the batch is
 /// sent on a connection that a runtime of a caller lends. That runtime may be blocked from now on,
-/// or the connection may be dead. So as soon as the keeper has its own connection, the batch is sent
-/// on that one, whatever becomes of the first attempt. A ticket may be renewed twice by this.
+/// or the connection may be dead. So if the keeper gets its own connection before the first attempt
+/// has ended, the batch is sent on that one too. A ticket may be renewed twice by this.
 async fn renew(shared: Arc<Shared>, kind: Kind, leases: Vec<Arc<Lease>>) {
     let mut renewing = Renewing {
         shared: Arc::clone(&shared),
@@ -581,12 +582,14 @@ async fn change_counters(shared: &Arc<Shared>, gone: &[Id]) {
         let changes = gone.iter().filter_map(|id| table.at_end.remove(id));
         changes.collect()
     };
-    for (counter, op) in changes {
+    // All at once, so that a store that does not answer takes one operation timeout.
+    let changed = changes.into_iter().map(|(counter, op)| async move {
         let changed = shared.count_for_holder(&counter, op, Wait::For(Duration::ZERO));
         if let Err(error) = changed.await {
             shared.log(Level::DEBUG, move || {
                 tracing::debug!(%error, "could not tell others that a ticket has ended");
             });
         }
-    }
+    });
+    join_all(changed).await;
 }

@@ -140,6 +140,9 @@ impl Pace {
         if !self.window.is_settled() {
             return None;
         }
+        if answered == 0 {
+            return None;
+        }
         let measured = answered as f64 / took.as_secs_f64();
         // The machine or the store may stall, so a single measurement counts as a quarter.
         let rate = self
@@ -213,7 +216,7 @@ mod tests {
         assert_eq!(busy(&mut pace, at(1_500)), Some(2_000.0));
 
         // The machine stalls.
-        assert_eq!(busy(&mut pace, at(2_000)), Some(1_500.0));
+        assert_eq!(busy(&mut pace, at(2_000)), None);
         assert_eq!(busy(&mut pace, at(2_100)), None);
 
         pace.idle();
