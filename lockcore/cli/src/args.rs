@@ -18,9 +18,10 @@ const LONGEST_OWNER: usize = 64;
 /// have a password.
 ///
 /// Exit codes: the code of the command that was run; 64 wrong arguments; 69 the store does not
-/// answer or refuses; 70 the lock was lost and the command was ended; 75 held by another, or the
-/// wait is over; 78 a mistake in the configuration; 126 and 127 as in a shell; 128 and the number of
-/// the signal that ended the command, or lockcore.
+/// answer or refuses, or the latch was never set; 70 the lock was lost and the command was ended; 71
+/// the machine refuses to start a process; 75 held by another, or the wait is over; 78 a mistake in
+/// the configuration; 126 and 127 as in a shell; 128 and the number of the signal that ended the
+/// command, or lockcore.
 #[derive(Debug, Parser)]
 #[command(name = "lockcore", version, max_term_width = 100)]
 pub(crate) struct Args {
@@ -77,16 +78,18 @@ impl Command {
 
 /// Runs a command while this process holds a lock, as flock(1) does on one machine.
 ///
-/// The lease is renewed while the command runs. If the lock is lost, the command is ended. The
-/// command finds the name in LOCKCORE_NAME, and for an exclusive lock the fencing token in
+/// The lease is renewed while the command runs. If the lock is lost, the command is ended. When the
+/// command has ended by itself, the lock is released, even if the command leaves processes behind.
+/// The command finds the name in LOCKCORE_NAME, and for an exclusive lock the fencing token in
 /// LOCKCORE_TOKEN.
 ///
-/// SIGTERM, SIGUSR1 and SIGUSR2 are passed on. On a terminal, Ctrl-C reaches the command from the
-/// terminal itself. Without a terminal, SIGINT, SIGQUIT and SIGHUP are passed on too, and the
-/// command and all that it starts are one process group, which gets the signals together.
+/// Signals are passed on. Without a terminal, the command and all that it starts are one process
+/// group, which gets them together. After such a signal, or the loss of the lock, the tool waits
+/// until all of them have ended. With a terminal, only the command itself gets the signals, and
+/// Ctrl-C reaches all from the terminal.
 ///
-/// On Linux, if lockcore itself is killed, the kernel kills the command (not what the command has
-/// started).
+/// On Linux, if lockcore itself is killed, the kernel kills the command, but not what the command
+/// has started, and not a command that changes its user (sudo).
 #[derive(Debug, clap::Args)]
 pub(crate) struct Run {
     /// The name of the lock

@@ -9,9 +9,12 @@ use std::fs::File;
 use std::io;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Command, ExitCode, ExitStatus};
+use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::process::{
-    Pid, Signal, getpid, getppid, kill_process, kill_process_group, set_parent_process_death_signal,
+    Pid, Signal, getpid, getppid, kill_process, kill_process_group,
+    set_parent_process_death_signal, test_kill_process_group,
 };
 
 use crate::exit::{self, Exit};
@@ -20,12 +23,18 @@ use crate::exit::{self, Exit};
 /// the help nor the completions know it.
 const START: &str = "__start";
 
+/// How often the tool looks whether a process group is empty. No event tells this of processes that
+/// are not our children.
+const LOOK: Duration = Duration::from_millis(20);
+
 /// A command that was started.
 pub(crate) struct Child {
     process: tokio::process::Child,
     pid: Option<Pid>,
     /// Whether the command has a process group of its own.
     has_group: bool,
+    /// Whether a signal that ends programs was sent.
+    is_told_to_end: bool,
 }
 
 impl Child {
@@ -62,31 +71,47 @@ impl Child {
             process,
             pid,
             has_group,
+            is_told_to_end: false,
         })
     }
 
     /// Whether a signal that this tool has received is to be passed on. A terminal sends its signals
     /// to the command as well.
     pub(crate) fn is_passed(&self, signal: Signal) -> bool {
-        let of_terminal = [Signal::INT, Signal::QUIT, Signal::HUP].contains(&signal);
+        let of_terminal = [Signal::INT, Signal::QUIT].contains(&signal);
         self.has_group || !of_terminal
     }
 
     /// Sends a signal. If the command has ended, nothing happens.
-    pub(crate) fn signal(&self, signal: Signal) {
-        // The process is not reaped before `ended` has resolved, so its number names no other.
-        let Some(pid) = self.pid.filter(|_| self.process.id().is_some()) else {
-            return;
+    pub(crate) fn signal(&mut self, signal: Signal) {
+        self.is_told_to_end |= ![Signal::USR1, Signal::USR2, Signal::CONT].contains(&signal);
+        let sent = match self.pid {
+            // The number of a group is not given to a new process while the group has members.
+            Some(pid) if self.has_group => kill_process_group(pid, signal),
+            // The process is not reaped before `ended` has resolved, so its number names no other.
+            Some(pid) if self.process.id().is_some() => kill_process(pid, signal),
+            _ => return,
         };
-        let _ = match self.has_group {
-            true => kill_process_group(pid, signal),
-            false => kill_process(pid, signal),
-        };
+        if let Err(error) = sent
+            && error != Errno::SRCH
+        {
+            eprintln!("lockcore: the command gets no signal and goes on: {error}");
+        }
     }
 
-    /// Resolves when the command has ended. Cancel safety: safe.
+    /// Resolves when the command has ended. If it was told to end and has a group, all others of
+    /// the group must have ended too: they may still work. Cancel safety: safe.
     pub(crate) async fn ended(&mut self) -> io::Result<ExitStatus> {
-        self.process.wait().await
+        let status = self.process.wait().await?;
+        while self.is_told_to_end && self.has_others() {
+            tokio::time::sleep(LOOK).await;
+        }
+        Ok(status)
+    }
+
+    fn has_others(&self) -> bool {
+        let group = self.pid.filter(|_| self.has_group);
+        group.is_some_and(|group| test_kill_process_group(group).is_ok())
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lockcore::{Error, Locks};
 
@@ -13,8 +13,10 @@ use crate::show;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How often each operation is tried. The median is shown.
 const TIMES: usize = 9;
-/// Longer than the default ttl, and shorter than the longest that any store allows.
-const LONGER: Duration = Duration::from_secs(60);
+/// How long the store keeps the counter that was tried: the shortest possible time.
+const KEPT: Duration = Duration::from_secs(60);
+/// Shorter than any session, and longer than the operations under the lock take.
+const TTL: Duration = Duration::from_secs(2);
 
 pub(crate) async fn doctor(locks: &Locks) -> Result<ExitCode, Exit> {
     let began = Instant::now();
@@ -23,8 +25,11 @@ pub(crate) async fn doctor(locks: &Locks) -> Result<ExitCode, Exit> {
     say("connects, and its settings are read", Ok(began.elapsed()))?;
 
     // A name of its own: nobody waits for it.
-    let name = format!("lockcore-doctor-{}", std::process::id());
-    let lock = locks.mutex(&name);
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    let name = format!("lockcore-doctor-{}-{}", std::process::id(), now.as_nanos());
+    let lock = locks.mutex(&name).ttl(TTL);
     let (name, lock) = (&name, &lock);
     let mut failed = 0;
     let mut tried = |what: &str, took: Result<Duration, Error>| {
@@ -38,7 +43,7 @@ pub(crate) async fn doctor(locks: &Locks) -> Result<ExitCode, Exit> {
     let guard = lock.try_acquire().await?;
     tried(
         "renews a lease",
-        median(|| async { guard.extend(LONGER).await }).await,
+        median(|| async { guard.extend(TTL).await }).await,
     )?;
     tried(
         "shows who holds a name",
@@ -51,7 +56,7 @@ pub(crate) async fn doctor(locks: &Locks) -> Result<ExitCode, Exit> {
     )?;
     tried(
         "changes a counter",
-        median(|| async { locks.counter(name).set(0).await.map(drop) }).await,
+        median(|| async { locks.counter(name).keep(KEPT).set(0).await.map(drop) }).await,
     )?;
     match failed {
         0 => Ok(ExitCode::SUCCESS),

@@ -67,7 +67,9 @@ fn with_client(command: Command, namespace: Option<String>) -> Result<ExitCode, 
         .map_err(|error| Exit::internal(format!("cannot start the runtime: {error}")))?;
     runtime.block_on(async {
         let mut builder = lockcore::Builder::from_env()?;
-        if std::env::var("LOCK_URL").is_ok_and(|url| url.starts_with("memory:")) {
+        // As the library reads it: in upper or lower case, with or without spaces around it.
+        let is_memory = |url: String| url.trim().to_ascii_lowercase().starts_with("memory:");
+        if std::env::var("LOCK_URL").is_ok_and(is_memory) {
             let text = "memory: is the memory of this one process, so its locks exclude nobody; \
                         set LOCK_URL to a store that the other processes use too";
             return Err(Exit::new(exit::CONFIG, text));
@@ -81,13 +83,13 @@ fn with_client(command: Command, namespace: Option<String>) -> Result<ExitCode, 
         let locks = builder.build()?;
         let mut signals = Signals::listen()?;
         let outcome = carry_out(command, &locks, &mut signals).await;
-        let end = until_signal(&mut signals, locks.shutdown(END)).await;
-        match end {
-            Ok(Err(error)) if outcome.is_ok() => Err(error.into()),
-            Ok(_) => outcome,
-            // The second signal ends at once.
-            Err(interrupted) => outcome.and(Err(interrupted)),
+        // Signals that came until now have had their effect. The next one ends the tool at once.
+        signals.forget();
+        if let Ok(Err(error)) = until_signal(&mut signals, locks.shutdown(END)).await {
+            // The outcome stands: a command that has run has run.
+            eprintln!("lockcore: {error}");
         }
+        outcome
     })
 }
 

@@ -19,6 +19,8 @@ const OTHERS: [Number; 2] = [Number::USR1, Number::USR2];
 pub(crate) struct Signals {
     to_end: Vec<(Number, unix::Signal)>,
     others: Vec<(Number, unix::Signal)>,
+    /// If this process was started to ignore SIGCHLD, the kernel would forget how commands end.
+    _ends_of_commands: unix::Signal,
 }
 
 impl Signals {
@@ -40,12 +42,24 @@ impl Signals {
         Ok(Self {
             to_end: listen(&TO_END)?,
             others: listen(&OTHERS)?,
+            _ends_of_commands: unix::signal(SignalKind::child())?,
         })
     }
 
     /// The next signal. Cancel safety: safe, because a signal is kept until it is received.
     pub(crate) async fn next(&mut self) -> Signal {
         next_of(self.to_end.iter_mut().chain(&mut self.others)).await
+    }
+
+    /// Drops the signals that have come and were not received. Returns the first of those that ask
+    /// this process to end.
+    pub(crate) fn forget(&mut self) -> Option<Signal> {
+        while next_of(self.others.iter_mut()).now_or_never().is_some() {}
+        let mut first = None;
+        while let Some(signal) = self.next_to_end().now_or_never() {
+            first = first.or(Some(signal));
+        }
+        first
     }
 
     /// The next signal that asks this process to end. Cancel safety: safe.

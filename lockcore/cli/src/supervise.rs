@@ -26,6 +26,10 @@ pub(crate) async fn supervise(
     if let Ok(token) = held.fencing_token() {
         variables.push(("LOCKCORE_TOKEN", token.as_i64().to_string()));
     }
+    // What has come before the command starts is not for the command.
+    if let Some(signal) = signals.forget() {
+        return Err(Exit::interrupted(signal));
+    }
     let mut child = Child::start(&under.command, &variables)?;
     let name = show::on_one_line(name);
     let (mut is_lost, mut is_asked) = (false, false);
@@ -45,7 +49,7 @@ pub(crate) async fn supervise(
                 eprintln!("lockcore: {name}: the lock is lost ({reason:?}): {then}");
                 match under.on_lost {
                     OnLost::Term => {
-                        terminate(&child);
+                        terminate(&mut child);
                         kill_at = Some(Instant::now() + under.grace);
                     }
                     OnLost::Kill => child.signal(Signal::KILL),
@@ -64,7 +68,7 @@ pub(crate) async fn supervise(
                     },
                 );
                 if under.on_revoke == OnRevoke::Term {
-                    terminate(&child);
+                    terminate(&mut child);
                 }
             }
             signal = signals.next() => {
@@ -86,7 +90,7 @@ pub(crate) async fn supervise(
 }
 
 /// A command that is stopped acts on SIGTERM only after SIGCONT.
-fn terminate(child: &Child) {
+fn terminate(child: &mut Child) {
     child.signal(Signal::TERM);
     child.signal(Signal::CONT);
 }

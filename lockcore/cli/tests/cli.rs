@@ -78,7 +78,7 @@ fn a_lock_that_is_held_has_an_exit_code_of_its_own_and_a_holder() {
         "{said}"
     );
     assert_eq!(
-        shop.code(&["run", "-w", "50ms", "-E", "9", "job", "touch", "ran"]),
+        shop.code(&["run", "-w", "1s", "-E", "9", "job", "touch", "ran"]),
         9
     );
     assert!(!shop.path("ran").exists());
@@ -106,7 +106,7 @@ fn the_command_is_ended_when_the_lock_is_lost() {
     let shop = Shop::new();
     let script =
         "trap 'echo ended > end; exit' TERM; echo began > begin; while :; do sleep 0.1; done";
-    let ttl = ["--ttl", "1s"];
+    let ttl = ["--ttl", "5s"];
     let holder = shop.start(&[&["run"], &ttl[..], &["job", "sh", "-c", script]].concat());
     shop.written("begin");
 
@@ -129,7 +129,7 @@ fn a_command_that_ignores_the_end_or_is_stopped_is_killed() {
         ("stopped", "echo $$ > stopped; kill -STOP $$; sleep 1000"),
     ] {
         let words = [
-            "run", "--ttl", "1s", "--grace", "200ms", name, "sh", "-c", script,
+            "run", "--ttl", "5s", "--grace", "200ms", name, "sh", "-c", script,
         ];
         let holder = shop.start(&words);
         let pid = shop.written(name);
@@ -185,9 +185,11 @@ fn a_command_does_not_outlive_a_tool_that_is_killed() {
 #[test]
 fn a_signal_reaches_all_that_the_command_has_started() {
     let shop = Shop::new();
-    // Without a terminal the command and the processes that it starts are one group.
-    let script = "sleep 1000 & echo $! > pid; wait";
-    let mut words = vec!["run", "job", "sh", "-c", script];
+    // Without a terminal the command and the processes that it starts are one group. One of them
+    // needs some time to end.
+    let cleans_up = "trap 'until [ -e go ]; do sleep 0.05; done; exit' TERM; echo > ready";
+    let script = format!("({cleans_up}; while :; do sleep 0.1; done) & echo $! > pid; wait");
+    let mut words = vec!["run", "job", "sh", "-c", &script];
     let tool = shop.tool(&words);
     let mut detached = std::process::Command::new("setsid");
     words.clear();
@@ -202,6 +204,7 @@ fn a_signal_reaches_all_that_the_command_has_started() {
     detached.current_dir(shop.path("")).stdin(Stdio::null());
     let mut holder = detached.spawn().unwrap();
     let pid = shop.written("pid");
+    shop.written("ready");
     let owner = shop.prints(&["inspect", "--json", "job"]);
     // The owner is host/pid/client.
     let lockcore = owner
@@ -217,6 +220,10 @@ fn a_signal_reaches_all_that_the_command_has_started() {
         .status();
 
     assert!(kill.unwrap().success());
+    // The command itself ends at once, and the lock stays taken while the other process works.
+    assert_eq!(shop.code(&["run", "-w", "1s", "job", "true"]), 75);
+    assert!(runs(&pid));
+    std::fs::write(shop.path("go"), "").unwrap();
     until("the end of the tool", || holder.try_wait().unwrap());
     until("the end of the process behind the command", || {
         (!runs(&pid)).then_some(())
@@ -397,7 +404,7 @@ fn a_script_waits_for_a_latch_and_counts() {
     let shop = Shop::new();
     shop.prints(&["latch", "set", "ready", "2"]);
     assert_eq!(shop.code(&["latch", "set", "ready", "2"]), 75);
-    assert_eq!(shop.code(&["latch", "wait", "-w", "50ms", "ready"]), 75);
+    assert_eq!(shop.code(&["latch", "wait", "-w", "1s", "ready"]), 75);
 
     assert_eq!(shop.prints(&["latch", "down", "ready"]), "1\n");
     assert_eq!(shop.prints(&["latch", "down", "ready"]), "0\n");
