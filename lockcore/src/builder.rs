@@ -233,7 +233,7 @@ impl Builder {
     /// user of the Redis server needs no password, write any.
     ///
     /// In a user or password, `%25` stands for `%`, `%40` for `@`, `%23` for `#`, `%2F` for `/`,
-    /// `%3F` for `?`.
+    /// `%3F` for `?`. In an option behind a `?`, `%26` stands for `&`.
     pub fn url(mut self, url: impl Into<String>) -> Self {
         self.url = Some(url.into());
         self

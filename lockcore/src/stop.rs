@@ -16,6 +16,9 @@ use tokio::time::timeout;
 use crate::error::Error;
 use crate::locks::Locks;
 
+/// Two signals within this time are one.
+const DOUBLED: Duration = Duration::from_millis(500);
+
 /// Resolves when the process gets a signal to stop: Ctrl-C or SIGTERM. Service managers and
 /// container runtimes send SIGTERM before they kill a process. On Windows there is only Ctrl-C.
 ///
@@ -70,8 +73,8 @@ pub fn stop_signal() -> impl Future<Output = ()> + Send + 'static {
 
 impl Locks {
     /// Runs a server until it ends, and then [shuts this client down](Self::shutdown). After the
-    /// first [signal to stop](stop_signal), both have at most this time. A second signal ends both
-    /// at once.
+    /// first [signal to stop](stop_signal), both have at most this time. A second signal, half a
+    /// second later or more, ends both at once.
     ///
     /// A signal that comes after this call and before the first poll is not missed. The server must
     /// end by itself after the first signal, when the requests that it has taken
@@ -131,6 +134,8 @@ impl Locks {
                 if !is_stopped {
                     first.await;
                 }
+                // `timeout` and some service managers send the signal twice, at once.
+                tokio::time::sleep(DOUBLED).await;
                 stop_signal().await;
             };
             let server = async {

@@ -33,8 +33,8 @@
 //!     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
 //!     // Ctrl-C or SIGTERM
 //!     let server = axum::serve(listener, app).with_graceful_shutdown(lockcore::stop_signal());
-//!     // After a signal, requests may end within five seconds. Then they are stopped, and their
-//!     // locks are released. A second signal ends the server at once.
+//!     // After a signal, requests that hold their lock may end within five seconds. Then they are
+//!     // stopped, and their locks are released. Those in line get 503 at once. A second signal ends all.
 //!     locks.run_until_stopped(server, Duration::from_secs(5)).await?.transpose()?;
 //!     Ok(())
 //! }
