@@ -144,7 +144,9 @@ impl Template {
                 let path = path.trim_end_matches('.');
                 let name = path.split('.').next().unwrap_or_default();
                 let is_whole = sign == "#" || rest[path.len()..].starts_with("}}");
-                if is_whole && arguments.iter().any(|it| it.unraw() == name) {
+                // In `ticket#id={id}` the name is a text beside the placeholder.
+                let is_used = sign == "#" && self.uses(name);
+                if is_whole && !is_used && arguments.iter().any(|it| it.unraw() == name) {
                     let end = if sign == "#" { "" } else { "}}" };
                     let message = format!(
                         "`{sign}{path}{end}` is text, so every call has the same lock: write `{{{path}}}`; if it is meant \
@@ -155,6 +157,13 @@ impl Template {
             }
         }
         Ok(())
+    }
+
+    /// Whether a placeholder is this argument.
+    fn uses(&self, argument: &str) -> bool {
+        let is_it =
+            |piece: &Piece| matches!(piece, Piece::Name { name, .. } if name.unraw() == argument);
+        self.pieces.iter().any(is_it)
     }
 
     /// Returns the parts that build the key. The names of arguments become arguments of `format!`,

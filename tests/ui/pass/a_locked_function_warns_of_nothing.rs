@@ -19,6 +19,7 @@ mod bodies_on_one_line {
 
     #[distributed_lock(key = "a")] pub async fn call() -> Result<(), Error> { Ok(()) }
     #[distributed_lock(key = "a:{id}")] async fn value(id: u64) -> Result<u64, Error> { Ok(id) }
+    #[distributed_lock(key = "ticket#id={id}")] async fn sign(id: u64) -> Result<u64, Error> { Ok(id) }
     #[distributed_lock(key = "a:{id}")] async fn sum(id: u64) -> Result<u64, Error> { Ok(id + 1) }
     #[distributed_lock(key = "a")] async fn awaits() -> Outcome<()> { call().await }
     #[distributed_lock(key = "a")] async fn tries() -> Outcome<()> { call().await?; Ok(()) }
