@@ -356,6 +356,10 @@ impl Record {
     }
 
     /// Whether the counter exists.
+    #[cfg_attr(
+        not(any(feature = "sqlite", feature = "zookeeper")),
+        allow(dead_code, reason = "other stores do not ask this")
+    )]
     pub(crate) fn exists(&self) -> bool {
         self.generation != 0
     }

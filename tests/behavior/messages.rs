@@ -300,7 +300,8 @@ async fn the_error_of_somebody_who_has_no_lock_yet_does_not_say_that_it_was_held
         errors.push(locks.mutex("c").acquire().await.unwrap_err());
         // The candidate has the mutex, and cannot tell the observers. It has not begun to lead.
         kit.fail_next(Verb::Count, fault);
-        errors.push(locks.election("d").campaign().await.unwrap_err());
+        let election = locks.election("d").wait(Duration::ZERO);
+        errors.push(election.campaign().await.unwrap_err());
     }
 
     for error in errors {

@@ -10,7 +10,7 @@ use super::connection::RedisConnection;
 use super::dial::{Part, Server, login, prepared};
 use super::durability::{self, Durability};
 use super::errors::failed;
-use super::siblings::{self, Siblings};
+use super::siblings::Siblings;
 use crate::backend::{Fault, StoreError, hosts, query};
 use crate::error::Error;
 #[cfg(feature = "redis-tls")]
@@ -221,9 +221,6 @@ pub(super) async fn check(connection: RedisConnection) -> Result<Vec<String>, St
         }
         None => None,
     };
-    if let Some(server) = &connection.driver.server {
-        siblings::check(server).await?;
-    }
     let mut connection = connection.connection;
     let mut warnings = Vec::new();
     let info: Result<String, _> = redis::cmd("INFO").query_async(&mut connection).await;

@@ -8,10 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use redis::aio::MultiplexedConnection;
 use tokio::task::AbortHandle;
 
-use super::dial::{Driver, Part, Server};
 use super::errors::failed;
-use super::opening::settings;
-use crate::backend::{EventSink, Fault, News, StoreError};
+use crate::backend::{EventSink, News, StoreError};
 
 /// The connections to one address that are open.
 #[derive(Debug, Default)]
@@ -26,26 +24,26 @@ struct Sibling {
 }
 
 impl Siblings {
-    /// Notes a connection that was just opened. Ends the connections to other servers, which are
+    /// Notes a connection to this address that was just opened, and how to end it. Ends the connections to other servers, which are
     /// older.
     pub(super) fn join(
         &self,
-        server: &Server,
+        address: &str,
         run_id: Arc<str>,
-        driver: &Driver,
+        end: AbortHandle,
         events: &Arc<EventSink>,
     ) {
-        self.end_others(server, &run_id);
+        self.end_others(address, &run_id);
         self.list().push(Sibling {
             run_id,
-            end: driver.end(),
+            end,
             events: Arc::downgrade(events),
         });
     }
 
     /// The address leads to the server with this run id. Ends the connections to other servers, and
     /// reports the first of them. Returns whether there was one.
-    fn end_others(&self, server: &Server, run_id: &str) -> bool {
+    pub(super) fn end_others(&self, address: &str, run_id: &str) -> bool {
         let mut list = self.list();
         list.retain(|sibling| !sibling.end.is_finished());
         let (stay, others): (Vec<_>, Vec<_>) =
@@ -54,7 +52,7 @@ impl Siblings {
         drop(list);
         let mut told = others.iter().filter_map(|sibling| sibling.events.upgrade());
         if let Some(events) = told.next() {
-            events.tell(News::Moved(server.info.addr().to_string()));
+            events.tell(News::Moved(address.to_owned()));
         }
         others.iter().for_each(|sibling| sibling.end.abort());
         !others.is_empty()
@@ -66,14 +64,10 @@ impl Siblings {
 }
 
 /// The identity of a server. It differs between two servers, and between two starts of one. `None`
-/// if the user may not ask for it, or if something else than the URL chooses the server.
+/// if the user may not ask for it.
 pub(super) async fn run_id(
-    server: &Server,
     mut connection: MultiplexedConnection,
 ) -> Result<Option<Arc<str>>, StoreError> {
-    if server.part != Part::Alone {
-        return Ok(None);
-    }
     let mut question = redis::cmd("INFO");
     question.arg("server");
     let answer: Result<String, _> = question.query_async(&mut connection).await;
@@ -87,25 +81,5 @@ pub(super) async fn run_id(
             tracing::debug!(%error, "it stays unchecked whether all connections lead to one server");
             Ok(None)
         }
-    }
-}
-
-/// Connects once more, and checks that the address still leads to the server of the open
-/// connections. Otherwise it ends them.
-///
-/// # Errors
-///
-/// `Retry` if the address leads to another server.
-pub(super) async fn check(server: &Server) -> Result<(), StoreError> {
-    let (connection, _driver) = server.connect(settings()).await?;
-    match run_id(server, connection).await? {
-        Some(run_id) if server.siblings.end_others(server, &run_id) => Err(StoreError::replace(
-            Fault::Retry,
-            format!(
-                "{} leads to another server than before; the client leaves the earlier one",
-                server.info.addr()
-            ),
-        )),
-        _ => Ok(()),
     }
 }
