@@ -353,7 +353,7 @@ impl Party {
         let mut lists = true;
         loop {
             if let Some(reason) = self.guard.lost_reason() {
-                return self.has_lost_place(reason).await;
+                return self.handle_lost_place(reason).await;
             }
             let listed = match self.round()? {
                 Round::Complete if self.has_agreed => return Ok(Gathered::All),
@@ -436,7 +436,7 @@ impl Party {
 
     /// Handles the loss of the place. A party that has agreed to no round takes another place. The
     /// same is true of a party that gives up the proposal to which it has agreed.
-    async fn has_lost_place(&mut self, reason: LostReason) -> Result<Gathered, Error> {
+    async fn handle_lost_place(&mut self, reason: LostReason) -> Result<Gathered, Error> {
         let lost = self.guard.lost_for(reason);
         if !matches!(reason, LostReason::Expired | LostReason::Taken) {
             return Err(lost);

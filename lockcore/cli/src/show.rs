@@ -43,7 +43,7 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Who has a ticket, and the text that the application has set.
+/// The owner of a ticket: machine, process and client, and behind them the application's text.
 pub(crate) fn owner(place: &TicketInfo) -> String {
     let owner = on_one_line(&place.owner);
     match &place.owner_text {

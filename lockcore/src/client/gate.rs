@@ -129,11 +129,14 @@ impl Drop for Pass {
 pub(crate) struct Replaced;
 
 impl Connected {
-    pub(crate) fn new(connection: Arc<dyn Connection>, in_flight: u32) -> Self {
+    /// With `sessions`, renewals and proofs of life share the connection with all other requests.
+    /// So its gates begin narrow. Otherwise they begin wide, so that a burst is sent at once.
+    pub(crate) fn new(connection: Arc<dyn Connection>, in_flight: u32, sessions: bool) -> Self {
+        let gate = |least| Gate::between(least, in_flight, !sessions);
         Self {
             connection,
-            enqueues: Gate::between(FEWEST_ENQUEUES, in_flight),
-            releases: Gate::between(BATCH as u32, in_flight),
+            enqueues: gate(FEWEST_ENQUEUES),
+            releases: gate(BATCH as u32),
             answers: Answers::default(),
         }
     }
@@ -211,10 +214,11 @@ impl Answers {
 
 impl Gate {
     /// A gate that lets at least `least` and at most `most` requests through at a time. With
-    /// `u32::MAX` all requests pass.
-    fn between(least: u32, most: u32) -> Self {
+    /// `u32::MAX` all requests pass. It begins with `most` if it is wide, and else with `least`.
+    fn between(least: u32, most: u32, is_wide: bool) -> Self {
         let bounded = most < u32::MAX;
-        let window = Window::between(least as usize, most as usize);
+        let narrow = Window::between(least as usize, most as usize);
+        let window = if is_wide { narrow.wide() } else { narrow };
         let limit = window.limit();
         Self {
             least: least.clamp(1, most.max(1)),
@@ -348,7 +352,7 @@ mod tests {
 
     #[test]
     fn a_gate_lets_requests_through_that_fit_and_the_others_in_order() {
-        let gate = Gate::between(10, 10);
+        let gate = Gate::between(10, 10, false);
         let mut first = pin!(gate.wait_for_pass(8));
         let mut large = pin!(gate.wait_for_pass(100));
         let mut small = pin!(gate.wait_for_pass(1));
@@ -407,7 +411,7 @@ mod tests {
 
     #[test]
     fn a_closed_gate_sends_waiters_away() {
-        let gate = Gate::between(1, 1);
+        let gate = Gate::between(1, 1, false);
         let mut first = pin!(gate.wait_for_pass(1));
         let mut second = pin!(gate.wait_for_pass(1));
         let Poll::Ready(Ok(_in_flight)) = poll(first.as_mut()) else {
@@ -424,7 +428,7 @@ mod tests {
 
     #[test]
     fn passes_that_do_not_come_back_are_replaced_once() {
-        let gate = Gate::between(2, 2);
+        let gate = Gate::between(2, 2, false);
         let starved = [gate.try_pass(1), gate.try_pass(1)];
         assert!(starved.iter().all(Option::is_some));
         let mut waits = pin!(gate.wait_for_pass(2));
@@ -448,7 +452,7 @@ mod tests {
 
     #[test]
     fn a_gate_becomes_wider_while_answers_come_soon_and_narrower_when_they_do_not_come() {
-        let gate = Gate::between(2, 6);
+        let gate = Gate::between(2, 6, false);
         let passes = |gate: &Gate| std::iter::from_fn(|| gate.try_pass(1)).collect::<Vec<_>>();
         assert_eq!(passes(&gate).len(), 2);
         for _ in 0..10 {
@@ -469,5 +473,7 @@ mod tests {
         drop(passes(&gate));
         assert!(gate.try_pass(100).is_some());
         assert_eq!(passes(&gate).len(), 2);
+
+        assert_eq!(passes(&Gate::between(2, 6, true)).len(), 6);
     }
 }

@@ -218,8 +218,8 @@ async fn attempt(
     let by = shared.clock.now().after(shared.op_timeout);
     match shared.by(by, &mut opening.0).await {
         Some(Ok(Ok(connection))) => {
-            let in_flight = shared.capability.in_flight;
-            Ok(Connected::new(connection, in_flight))
+            let (in_flight, sessions) = (shared.capability.in_flight, shared.capability.sessions);
+            Ok(Connected::new(connection, in_flight, sessions))
         }
         Some(Ok(Err(error))) => Err(Attempt::Failed(error)),
         Some(Err(ended)) if ended.is_cancelled() => Err(Attempt::RuntimeEnded),

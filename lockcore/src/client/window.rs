@@ -33,6 +33,14 @@ impl Window {
         }
     }
 
+    /// The limit begins with `most` instead.
+    pub(super) fn wide(self) -> Self {
+        Self {
+            limit: self.most,
+            ..self
+        }
+    }
+
     pub(super) fn limit(&self) -> usize {
         self.limit
     }

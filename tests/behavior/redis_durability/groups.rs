@@ -22,7 +22,7 @@ use crate::store::{Kind, SOON, Store, begin, give_back, kind};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT, "redis_durability";
-        many_tasks_at_once_share_a_few_waits
+        many_tasks_at_once_share_two_waits
         many_tasks_that_come_and_go_need_fewer_waits_than_locks
         a_request_costs_one_round_trip_and_a_release_no_wait
         a_request_that_is_given_up_leaves_nothing_and_takes_no_other_with_it
@@ -38,7 +38,7 @@ async fn poll_once<F: Future + ?Sized>(future: &mut Pin<Box<F>>) -> bool {
     std::future::poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx).is_ready())).await
 }
 
-async fn many_tasks_at_once_share_a_few_waits(_: Store) {
+async fn many_tasks_at_once_share_two_waits(_: Store) {
     const TASKS: usize = 64;
     let (master, replicas) = servers(1).await;
     let locks = client(&durable(&master, 1));
@@ -46,7 +46,7 @@ async fn many_tasks_at_once_share_a_few_waits(_: Store) {
     replicas[0].freeze();
     let before = waits(&master);
 
-    // The first poll makes most requests. The client sends the first group at once, and the rest
+    // The first poll makes all requests. The client sends the first group at once, and the rest
     // when the `WAIT` of this group is over.
     let acquires = (0..TASKS).map(|task| locks.mutex(format!("n{task}")));
     let acquires: Vec<_> = acquires.collect();
@@ -57,7 +57,7 @@ async fn many_tasks_at_once_share_a_few_waits(_: Store) {
 
     let guards = all.await;
     assert_eq!(guards.len(), TASKS);
-    assert!(waits(&master) - before <= 8, "{}", waits(&master) - before);
+    assert!(waits(&master) - before <= 2, "{}", waits(&master) - before);
     for guard in guards {
         give_back(guard.unwrap()).await;
     }
