@@ -59,6 +59,7 @@ mod without_line;
 mod zookeeper_faults;
 
 use libtest_mimic::{Arguments, Trial};
+use lockcore::backend::Capability;
 use store::Kind;
 use tests::stores::{self, Answers, Suite};
 
@@ -94,26 +95,20 @@ fn facts_of(store: Kind) -> Vec<Trial> {
     if store.suite() == Suite::Exclusion {
         return trials;
     }
+    if store.suite() == Suite::Whole {
+        trials.extend(facts_of_the_core(store));
+    } else {
+        assert!(
+            another_stands_for(store),
+            "no store with the capability of {store:?} runs the facts of the core"
+        );
+    }
     trials.extend(leases::facts(store));
-    trials.extend(giving_up::facts(store));
-    trials.extend(starved::facts(store));
-    trials.extend(runtimes::facts(store));
-    trials.extend(local::facts(store));
-    trials.extend(reentry::facts(store));
     trials.extend(downgrade::facts(store));
-    trials.extend(multi::facts(store));
-    trials.extend(any::facts(store));
     trials.extend(revoke::facts(store));
-    trials.extend(upgrade::facts(store));
     trials.extend(detach::facts(store));
     trials.extend(listing::facts(store));
-    trials.extend(messages::facts(store));
-    trials.extend(logs::facts(store));
-    trials.extend(views::facts(store));
-    trials.extend(part::facts(store));
     trials.extend(permits::facts(store));
-    trials.extend(extend::facts(store));
-    trials.extend(owners::facts(store));
     trials.extend(fencing::facts(store));
     trials.extend(stress::facts(store));
     trials.extend(hostile::facts(store));
@@ -149,6 +144,38 @@ fn facts_of(store: Kind) -> Vec<Trial> {
         trials.extend(tls::facts(store));
     }
     trials
+}
+
+/// The facts that use only what every store does in the same way. They run on one store of each
+/// kind of capability, and on every store with `--long`. Leases, permits and downgrades are not
+/// here: renewals and resizes are verbs of the store.
+fn facts_of_the_core(store: Kind) -> Vec<Trial> {
+    let groups = [
+        any::facts,
+        extend::facts,
+        giving_up::facts,
+        local::facts,
+        logs::facts,
+        messages::facts,
+        multi::facts,
+        owners::facts,
+        part::facts,
+        reentry::facts,
+        runtimes::facts,
+        starved::facts,
+        upgrade::facts,
+        views::facts,
+    ];
+    groups.into_iter().flat_map(|facts| facts(store)).collect()
+}
+
+/// Whether the facts of the core run on another store with the same capability. They follow no
+/// counters, so it does not matter whether the store pushes changes of these.
+fn another_stands_for(store: Kind) -> bool {
+    let without = |capability: Capability| capability.watches(false);
+    stores::ALL.iter().any(|other| {
+        other.suite() == Suite::Whole && without(other.capability()) == without(store.capability())
+    })
 }
 
 /// Facts of the core, on a store whose clock and failures the test controls, and facts that need no

@@ -23,6 +23,7 @@ use lockcore::backend::{self, Backend, Capability};
 use lockcore::{Builder, Error, Locks};
 
 use crate::certificates::{Authority, Identity};
+use crate::fact;
 use crate::proxy::Proxy;
 
 /// Every store of this build.
@@ -40,8 +41,8 @@ pub const ALL: &[&dyn Store] = &[
 
 /// The stores that a client reaches by their URL alone, each once.
 pub fn by_url() -> impl Iterator<Item = &'static dyn Store> {
-    let whole = |store: &&dyn Store| store.suite() == Suite::Whole;
-    ALL.iter().copied().filter(whole)
+    let is_named = |store: &&dyn Store| store.suite() != Suite::Exclusion;
+    ALL.iter().copied().filter(is_named)
 }
 
 /// A store. Its server need not run.
@@ -123,9 +124,20 @@ impl<S: Server> Server for Shared<S> {
 pub enum Suite {
     /// All facts that its capability allows.
     Whole,
+    /// All but the groups that test only the core, above the contract of a store. These run on
+    /// another store with the same capability, and on this one only with `--long`.
+    Verbs,
     /// Only the facts about exclusion. The store is another form of a store that runs all facts. It
     /// has another kind of connection or a special setting, or its client needs more than a URL.
     Exclusion,
+}
+
+impl Suite {
+    /// The suite of a store that is another form of a store which runs the whole suite. With
+    /// `--long` both run all of it.
+    fn of_another_form(suite: Suite) -> Suite {
+        if fact::long() { Suite::Whole } else { suite }
+    }
 }
 
 /// How a store's timing differs from others.

@@ -29,9 +29,10 @@ pub struct Capability {
     /// lease, and repeats this until the store acknowledges it.
     pub sessions: bool,
     /// How many enqueues the core sends on a connection at the same time, at most. The same limit
-    /// counts for the tickets of releases. While answers come late, the core sends fewer. Further requests wait in the core until it is their turn, in order
-    /// of arrival. Renewals do not wait for a turn. So a burst of requests delays a renewal by no
-    /// more than this many requests take. With `u32::MAX` no request waits.
+    /// counts for the tickets of releases. While answers come late, the core sends fewer. Further
+    /// requests wait in the core until it is their turn, in order of arrival. Renewals do not wait
+    /// for a turn. So a burst of requests delays a renewal by no more than this many requests take.
+    /// With `u32::MAX` no request waits.
     pub in_flight: u32,
     /// How many renewals of held tickets the core has in flight at most. The core has at most a
     /// quarter of this number of renewals of waiters in flight beside them.

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use lockcore::backend::{self, Capability};
 
 use super::redis::{Redis, USER, grant_in_a_cluster};
-use super::{Histories, Marks, Server, ServerProcess, Store, Timings};
+use super::{Histories, Marks, Server, ServerProcess, Store, Suite, Timings};
 use crate::proxy::Proxy;
 use crate::redis_cluster::{Cluster as Nodes, NEVER};
 use crate::redis_server::RedisServer;
@@ -30,6 +30,11 @@ impl Store for Cluster {
         backend::open("redis+cluster://127.0.0.1")
             .unwrap()
             .capability()
+    }
+
+    /// Its capability is that of `redis:`, so the core cannot tell them apart.
+    fn suite(&self) -> Suite {
+        Suite::of_another_form(Suite::Verbs)
     }
 
     fn timings(&self) -> Timings {

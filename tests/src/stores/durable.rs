@@ -10,7 +10,6 @@ use lockcore::backend::{self, Capability};
 
 use super::redis::{Redis, USER, grant, grant_durability};
 use super::{Histories, Marks, Server, ServerProcess, Shared, Store, Suite, Timings};
-use crate::fact;
 use crate::redis_server::{self, RedisServer};
 use crate::watch::SECRET;
 
@@ -37,13 +36,9 @@ impl Store for Durable {
         backend::open(&url).unwrap().capability()
     }
 
-    /// Only with `--long` the whole suite runs. In other runs it would take longer than it is
-    /// worth, because the verbs are those of `redis:`.
+    /// More would take longer than it is worth, because the verbs are those of `redis:`.
     fn suite(&self) -> Suite {
-        match fact::long() {
-            true => Suite::Whole,
-            false => Suite::Exclusion,
-        }
+        Suite::of_another_form(Suite::Exclusion)
     }
 
     fn timings(&self) -> Timings {

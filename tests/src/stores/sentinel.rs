@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use lockcore::backend::{self, Capability};
 
 use super::redis::{Redis, USER, grant, grant_at_sentinel};
-use super::{Histories, Marks, Server, ServerProcess, Store, Timings};
+use super::{Histories, Marks, Server, ServerProcess, Store, Suite, Timings};
 use crate::redis_sentinels::{NEVER, Sentinels, one_that_names, url};
 use crate::redis_server::RedisServer;
 use crate::watch::SECRET;
@@ -26,6 +26,11 @@ impl Store for Sentinel {
     fn capability(&self) -> Capability {
         let url = "redis+sentinel://127.0.0.1/mymaster";
         backend::open(url).unwrap().capability()
+    }
+
+    /// Its capability is that of `redis:`, so the core cannot tell them apart.
+    fn suite(&self) -> Suite {
+        Suite::of_another_form(Suite::Verbs)
     }
 
     fn timings(&self) -> Timings {
