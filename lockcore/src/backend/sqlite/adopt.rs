@@ -1,11 +1,14 @@
 //! Tickets that go from one client to another.
 
-use super::file::{File, NEVER, column};
+use rusqlite::params;
+
+use super::file::{File, NEVER};
 use super::layout;
+use super::statements::column;
 use super::tickets::{millis, unsigned};
 use crate::backend::{Adoption, Enqueued, StoreError};
 
-pub(super) async fn adopt(
+pub(super) fn adopt(
     file: &mut File,
     adoption: &Adoption,
     receiver: u64,
@@ -15,23 +18,24 @@ pub(super) async fn adopt(
     let (process, epoch, ttl) = (file.process, file.epoch, millis(request.ttl));
     // The clock is read before the file is locked, as for an enqueue.
     let now = layout::now_millis();
-    let query = || {
-        sqlx::query(layout::ADOPT)
-            .bind(key.clone())
-            .bind(adoption.from.to_string())
-            .bind(i64::try_from(adoption.ticket).unwrap_or(0))
-            .bind(i64::from(request.permits.get()))
-            .bind(i64::from(request.capacity.get()))
-            .bind(request.id.to_string())
-            .bind(ttl)
-            .bind(receiver.cast_signed())
-            .bind(process)
-            .bind(request.owner.to_string())
-            .bind(i64::from(adoption.enqueue_may_follow))
-            .bind(now)
-            .bind(epoch)
-    };
-    let rows = file.transact_repeated(query).await?;
+    let rows = file.transact_repeated(
+        layout::ADOPT,
+        params![
+            key,
+            adoption.from.to_string(),
+            i64::try_from(adoption.ticket).unwrap_or(0),
+            request.permits.get(),
+            request.capacity.get(),
+            request.id.to_string(),
+            ttl,
+            receiver.cast_signed(),
+            process,
+            &*request.owner,
+            adoption.enqueue_may_follow,
+            now,
+            epoch,
+        ],
+    )?;
     let Some(row) = rows.first() else {
         return Ok(Enqueued::Gone);
     };

@@ -4,20 +4,18 @@
 
 use std::time::Duration;
 
-use super::file::{File, column};
+use rusqlite::params;
+
+use super::file::File;
 use super::layout;
+use super::statements::column;
 use crate::backend::{Count, Counted, Fault, StoreError};
 use crate::counting::{Carried, Record};
 
-pub(super) async fn count(file: &mut File, count: &Count) -> Result<Counted, StoreError> {
+pub(super) fn count(file: &mut File, count: &Count) -> Result<Counted, StoreError> {
     let key = layout::key(&count.name);
-    let rows = file
-        .transact_repeated(|| {
-            sqlx::query(layout::COUNTER)
-                .bind(key.clone())
-                .bind(layout::now_millis() / 1000)
-        })
-        .await?;
+    let now = layout::now_millis() / 1000;
+    let rows = file.transact_repeated(layout::COUNTER, params![key, now])?;
     let row = rows.first().ok_or_else(|| file.taken_over())?;
     if column::<i64>(row, "epoch")? != file.epoch {
         return Err(file.taken_over());
@@ -40,16 +38,8 @@ pub(super) async fn count(file: &mut File, count: &Count) -> Result<Counted, Sto
         Carried::Crowded => return Err(StoreError::crowded()),
     };
     let data = record.encode();
-    let written = file
-        .transact_repeated(|| {
-            sqlx::query(layout::SET_COUNTER)
-                .bind(key.clone())
-                .bind(data.clone())
-                .bind(now)
-                .bind(seconds(record.life()))
-                .bind(was.clone())
-        })
-        .await?;
+    let arguments = params![key, data, now, seconds(record.life()), was];
+    let written = file.transact_repeated(layout::SET_COUNTER, arguments)?;
     match written.is_empty() {
         false => Ok(answer),
         true => Err(StoreError::conflict(

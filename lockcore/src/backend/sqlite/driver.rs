@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tokio::sync::{mpsc, oneshot};
 
 use super::events::Wakes;
-use super::file::File;
+use super::file::{File, Handle};
 use super::{adopt, counters, tickets};
 use crate::backend::{
     Adoption, Count, Counted, Departure, Enqueued, EventSink, Fault, Listing, Page, Released,
@@ -176,21 +176,10 @@ fn run(path: &Path, listed: OnTheList, jobs: mpsc::UnboundedReceiver<Job>) {
             return refuse_all(&mut jobs, &StoreError::new(Fault::Retry, text));
         }
     };
-    // Nothing cancels this block, so no future of a statement is dropped early.
     runtime.block_on(async {
         let mut wakes = Wakes::default();
-        let error = match File::open(path).await {
-            Ok(mut file) => {
-                serve(&mut file, &mut wakes, &mut jobs).await;
-                let over = file.over.take();
-                file.close().await;
-                match over {
-                    Some(error) => error,
-                    // All handles are gone.
-                    None => return,
-                }
-            }
-            Err(error) => error,
+        let Err(error) = open_and_serve(path, &mut wakes, &mut jobs).await else {
+            return;
         };
         // The thread leaves the list before it answers anybody. So a client that gets the error and
         // connects again starts another thread.
@@ -199,6 +188,15 @@ fn run(path: &Path, listed: OnTheList, jobs: mpsc::UnboundedReceiver<Job>) {
         // This drop tells all clients that their connection cannot be used any more.
         drop(wakes);
     });
+}
+
+/// Does jobs until all handles are gone. If the file cannot be opened, or cannot be used any more,
+/// returns the reason. In all cases, the file is closed then.
+async fn open_and_serve(path: &Path, wakes: &mut Wakes, jobs: &mut Jobs) -> Result<(), StoreError> {
+    let handle = Handle::open(path)?;
+    let mut file = File::of(&handle)?;
+    serve(&mut file, wakes, jobs).await;
+    file.over.map_or(Ok(()), Err)
 }
 
 /// Refuses the jobs that have not begun. None of them was carried out, even if the outcome of the
@@ -321,7 +319,7 @@ fn tell<T>(reply: Reply<T>, outcome: Result<T, StoreError>) -> bool {
 
 /// Does one job after another. While a ticket of this process waits, it also checks the file
 /// between jobs. Returns when all handles are gone, or the file cannot be used any more.
-async fn serve(file: &mut File, wakes: &mut Wakes, jobs: &mut Jobs) {
+async fn serve(file: &mut File<'_>, wakes: &mut Wakes, jobs: &mut Jobs) {
     let mut looked = tokio::time::Instant::now();
     while file.over.is_none() {
         let job = match wakes.look_at(looked) {
@@ -331,7 +329,7 @@ async fn serve(file: &mut File, wakes: &mut Wakes, jobs: &mut Jobs) {
                 () = tokio::time::sleep_until(at) => {
                     // If this check misses a change, a later check or the renewals find it: see
                     // `tickets::look`.
-                    let _ = tickets::look(file, wakes).await;
+                    let _ = tickets::look(file, wakes);
                     looked = tokio::time::Instant::now();
                     continue;
                 }
@@ -340,12 +338,12 @@ async fn serve(file: &mut File, wakes: &mut Wakes, jobs: &mut Jobs) {
         };
         let Some(job) = job else { return };
         if !job.is_given_up() {
-            carry_out(job, file, wakes).await;
+            carry_out(job, file, wakes);
         }
     }
 }
 
-async fn carry_out(job: Job, file: &mut File, wakes: &mut Wakes) {
+fn carry_out(job: Job, file: &mut File, wakes: &mut Wakes) {
     match job {
         Job::Join(events, reply) => {
             let receiver = events.receiver();
@@ -356,38 +354,38 @@ async fn carry_out(job: Job, file: &mut File, wakes: &mut Wakes) {
         }
         Job::Leave(receiver, joined) => wakes.leave(receiver, joined),
         Job::Enqueue(request, receiver, reply) => {
-            let outcome = tickets::enqueue(file, wakes, &request, receiver).await;
+            let outcome = tickets::enqueue(file, wakes, &request, receiver);
             tell(reply, outcome);
-            file.sweep_now_and_then().await;
+            file.sweep_now_and_then();
         }
         Job::Renew(tickets, reply) => {
-            tell(reply, tickets::renew(file, wakes, &tickets).await);
+            tell(reply, tickets::renew(file, wakes, &tickets));
         }
         Job::Release(tickets, reply) => {
-            tell(reply, tickets::release(file, wakes, &tickets).await);
+            tell(reply, tickets::release(file, wakes, &tickets));
         }
         Job::Inspect(name, reply) => {
-            tell(reply, tickets::inspect(file, &name).await);
+            tell(reply, tickets::inspect(file, &name));
         }
         Job::List(listing, reply) => {
-            tell(reply, tickets::list(file, &listing).await);
+            tell(reply, tickets::list(file, &listing));
         }
         Job::AskBack(name, id, ask, reply) => {
-            let asked = tickets::ask_back(file, wakes, &name, id, &ask).await;
+            let asked = tickets::ask_back(file, wakes, &name, id, &ask);
             tell(reply, asked);
         }
         Job::Adopt(adoption, receiver, reply) => {
-            tell(reply, adopt::adopt(file, &adoption, receiver).await);
+            tell(reply, adopt::adopt(file, &adoption, receiver));
         }
         Job::Resize(resize, reply) => {
-            tell(reply, tickets::resize(file, wakes, &resize).await);
+            tell(reply, tickets::resize(file, wakes, &resize));
         }
         Job::Forget(name, reply) => {
-            tell(reply, tickets::forget(file, &name).await);
+            tell(reply, tickets::forget(file, &name));
         }
         Job::Count(count, reply) => {
-            tell(reply, counters::count(file, &count).await);
-            file.sweep_now_and_then().await;
+            tell(reply, counters::count(file, &count));
+            file.sweep_now_and_then();
         }
         Job::Check(reply) => {
             tell(reply, Ok(file.warnings()));

@@ -1,18 +1,16 @@
-//! The open file: whether it is a file of this store, how statements are run on it, and what its
-//! failures mean. The statements are in `layout` and `tickets`. The one thread that uses the file
-//! is in `driver`.
+//! The open file: whether it is a file of this store, how it waits for other processes, and what its
+//! failures mean. The texts of the statements are in `layout`. The one thread that uses the file is
+//! in `driver`.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use sqlx::sqlite::{
-    Sqlite, SqliteArguments, SqliteConnectOptions, SqliteConnection, SqliteRow, SqliteSynchronous,
-};
-use sqlx::{ConnectOptions as _, Connection as _, Row as _};
+use rusqlite::{Connection, OpenFlags, ToSql, params};
 
 use super::config::{self, Identity};
 use super::layout::{self, Boot};
+use super::statements::{Row, Statements, column};
 use crate::backend::{Fault, StoreError};
 
 /// How long an operation waits for a file that another process has locked. A transaction takes some
@@ -32,14 +30,37 @@ pub(super) const NEVER: i64 = 0;
 /// 1,000 names, which is four for each name that may have been added.
 const SWEEP_EVERY: u64 = 250;
 
-/// A statement with its arguments.
-pub(super) type Query = sqlx::query::Query<'static, Sqlite, SqliteArguments>;
-
-/// The open file.
-pub(super) struct File {
+/// SQLite's handle of the file. It is closed when this is dropped.
+pub(super) struct Handle {
     path: PathBuf,
-    connection: SqliteConnection,
     identity: Identity,
+    connection: Connection,
+}
+
+impl Handle {
+    pub(super) fn open(path: &Path) -> Result<Self, StoreError> {
+        config::make(path)?;
+        let identity = Identity::of(path)?;
+        // Only one thread uses the handle.
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let connection = Connection::open_with_flags(path, flags);
+        let connection = connection.map_err(|error| failed(path, &error).error)?;
+        // `run_within` waits for a locked file. SQLite's own wait begins with a pause of a
+        // millisecond, which is as long as twenty transactions.
+        let busy = connection.busy_timeout(Duration::ZERO);
+        busy.map_err(|error| failed(path, &error).error)?;
+        Ok(Self {
+            path: path.to_owned(),
+            identity,
+            connection,
+        })
+    }
+}
+
+/// The open file of this store.
+pub(super) struct File<'h> {
+    handle: &'h Handle,
+    statements: Statements<'h>,
     /// See `schema/tables.sql`.
     pub(super) epoch: i64,
     /// Tells the tickets of this process from the tickets of other processes.
@@ -56,34 +77,13 @@ pub(super) struct File {
     swept: i64,
 }
 
-impl File {
-    pub(super) async fn open(path: &Path) -> Result<Self, StoreError> {
-        config::make(path)?;
-        let identity = Identity::of(path)?;
-        let options = SqliteConnectOptions::new()
-            .filename(path)
-            .create_if_missing(false)
-            // This counts only while the file is opened: see `prepare`. The last process that
-            // closes the file cleans up, and locks the file meanwhile.
-            .busy_timeout(PATIENCE)
-            .foreign_keys(false)
-            // With this mode and the write-ahead log, a killed process loses nothing. If the
-            // machine goes down, commits since the last checkpoint may be lost. That does no harm:
-            // no lease outlives the boot, and the next ticket numbers follow the wall clock, which
-            // is beyond the lost numbers. OFF could leave a broken file. FULL would wait for the
-            // disk twice for every lock.
-            .synchronous(SqliteSynchronous::Normal)
-            .pragma("temp_store", "MEMORY")
-            // More rows than a job has. So SQLite's thread commits without waiting until the rows
-            // are read.
-            .row_buffer_size(1024)
-            .thread_name(|_| "lockcore-sqlite-io".into())
-            .disable_statement_logging();
-        let connection = options.connect().await;
+impl<'h> File<'h> {
+    /// Checks that the file is one of this store, creates its tables if it is new, and determines
+    /// which boot its times belong to.
+    pub(super) fn of(handle: &'h Handle) -> Result<Self, StoreError> {
         let mut file = Self {
-            path: path.to_owned(),
-            connection: connection.map_err(|error| not_opened(path, &error))?,
-            identity,
+            handle,
+            statements: Statements::new(&handle.connection),
             epoch: 0,
             process: process(),
             wal: false,
@@ -93,58 +93,47 @@ impl File {
             enqueued: 0,
             swept: 0,
         };
-        match file.prepare().await {
-            Ok(()) => Ok(file),
-            Err(error) => {
-                file.close().await;
-                Err(error)
-            }
-        }
+        file.prepare()?;
+        Ok(file)
     }
 
-    /// Checks that the file is one of this store, creates its tables if it is new, and determines
-    /// which boot its times belong to.
-    async fn prepare(&mut self) -> Result<(), StoreError> {
-        // From now on `run_within` waits for a locked file. SQLite's own wait begins with a pause
-        // of a millisecond, which is as long as twenty transactions.
-        self.run(|| sqlx::query("PRAGMA busy_timeout = 0")).await?;
-        self.is_new().await?;
-        let mode = self
-            .run(|| sqlx::query("PRAGMA journal_mode = WAL"))
-            .await?;
-        self.wal = mode.first().and_then(|row| row.try_get(0).ok()) == Some("wal".to_owned());
+    fn prepare(&mut self) -> Result<(), StoreError> {
+        self.run(layout::SETTINGS, &[])?;
+        self.is_new()?;
+        let mode = self.run("PRAGMA journal_mode = WAL", &[])?;
+        let mode = mode
+            .first()
+            .map(|row| column::<String>(row, "journal_mode"));
+        self.wal = mode.transpose()?.as_deref() == Some("wal");
         if !self.wal {
             // The rollback journal needs more syncs for the file to survive a power failure.
-            self.run(|| sqlx::query("PRAGMA synchronous = FULL"))
-                .await?;
+            self.run("PRAGMA synchronous = FULL", &[])?;
         }
-        self.run(|| sqlx::query(layout::SCRATCH)).await?;
-        self.run(|| sqlx::query("BEGIN IMMEDIATE")).await?;
-        match self.settle().await {
-            Ok(()) => self.run(|| sqlx::query("COMMIT")).await.map(drop),
+        self.run(layout::SCRATCH, &[])?;
+        self.run("BEGIN IMMEDIATE", &[])?;
+        match self.settle() {
+            Ok(()) => self.run("COMMIT", &[]).map(drop),
             Err(error) => {
-                self.roll_back().await;
+                self.roll_back();
                 Err(error)
             }
         }?;
-        if Identity::of(&self.path)? != self.identity {
-            return Err(moved(&self.path));
+        if Identity::of(self.path())? != self.handle.identity {
+            return Err(moved(self.path()));
         }
-        self.sweep().await
+        self.sweep()
     }
 
     /// Creates the tables that are missing, and empties them after a reboot. The caller has begun a
     /// transaction, so exactly one of several processes that come first does this.
-    async fn settle(&mut self) -> Result<(), StoreError> {
-        if self.is_new().await? {
-            self.run(|| sqlx::query(layout::TABLES)).await?;
+    fn settle(&mut self) -> Result<(), StoreError> {
+        if self.is_new()? {
+            self.run(layout::TABLES, &[])?;
         }
-        self.run(|| sqlx::query(layout::COUNTERS)).await?;
-        self.run(|| sqlx::query(layout::CAPACITIES)).await?;
+        self.run(layout::COUNTERS, &[])?;
+        self.run(layout::CAPACITIES, &[])?;
         let now = Boot::now()?;
-        let rows = self
-            .run(|| sqlx::query("SELECT epoch, boot, booted_at FROM store"))
-            .await?;
+        let rows = self.run("SELECT epoch, boot, booted_at FROM store", &[])?;
         let last = rows.first().map(|row| {
             let boot = Boot {
                 ids: column(row, "boot")?,
@@ -160,14 +149,14 @@ impl File {
                     return Ok(());
                 }
                 // The wall clock was set. Containers with other ids compare the beginnings.
-                let began = || sqlx::query("UPDATE store SET booted_at = ?1").bind(now.booted_at);
-                return self.run(began).await.map(drop);
+                let set = "UPDATE store SET booted_at = ?1";
+                return self.run(set, params![now.booted_at]).map(drop);
             }
-            if boot.began_with(&now) && !self.has_a_ticket_of_another_clock().await? {
+            if boot.began_with(&now) && !self.has_a_ticket_of_another_clock()? {
                 self.epoch = *epoch;
                 let ids = boot.with_id_of(&now);
-                let add = || sqlx::query("UPDATE store SET boot = ?1").bind(ids.clone());
-                return self.run(add).await.map(drop);
+                let add = "UPDATE store SET boot = ?1";
+                return self.run(add, params![ids]).map(drop);
             }
         }
         self.epoch = last.map_or(1, |(epoch, _)| epoch + 1);
@@ -177,18 +166,11 @@ impl File {
             "DELETE FROM marks",
             "DELETE FROM store",
         ] {
-            self.run(|| sqlx::query(statement)).await?;
+            self.run(statement, &[])?;
         }
-        let epoch = self.epoch;
-        self.run(|| {
-            sqlx::query(layout::BEGIN_EPOCH)
-                .bind(epoch)
-                .bind(now.ids.clone())
-                .bind(now.booted_at)
-                .bind(layout::now_millis() / 1000)
-        })
-        .await
-        .map(drop)
+        let (epoch, used) = (self.epoch, layout::now_millis() / 1000);
+        let begins = params![epoch, now.ids, now.booted_at, used];
+        self.run(layout::BEGIN_EPOCH, begins).map(drop)
     }
 
     /// Whether a ticket ends later than its whole ttl from now. A request that gives a ticket a new
@@ -197,32 +179,23 @@ impl File {
     ///
     /// The caller has locked the file. So all ends in the file were computed from earlier readings
     /// of the clock.
-    async fn has_a_ticket_of_another_clock(&mut self) -> Result<bool, StoreError> {
-        let now = layout::now_millis();
-        let rows = self
-            .run(|| {
-                sqlx::query(
-                    "SELECT EXISTS (SELECT 1 FROM tickets WHERE expires_at > ?1 + ttl_millis) AS later",
-                )
-                .bind(now)
-            })
-            .await?;
+    fn has_a_ticket_of_another_clock(&mut self) -> Result<bool, StoreError> {
+        let later =
+            "SELECT EXISTS (SELECT 1 FROM tickets WHERE expires_at > ?1 + ttl_millis) AS later";
+        let rows = self.run(later, params![layout::now_millis()])?;
         let row = rows.first().ok_or_else(no_answer)?;
         Ok(column::<i64>(row, "later")? != 0)
     }
 
     /// Whether the file is empty. If it is not empty, it must be a file of this store with this
     /// layout version. Every other file is an error.
-    async fn is_new(&mut self) -> Result<bool, StoreError> {
-        let rows = self
-            .run(|| {
-                sqlx::query(
-                    "SELECT (SELECT application_id FROM pragma_application_id) AS application, \
-                     (SELECT user_version FROM pragma_user_version) AS version, \
-                     (SELECT count(*) FROM sqlite_schema) AS tables",
-                )
-            })
-            .await?;
+    fn is_new(&mut self) -> Result<bool, StoreError> {
+        let rows = self.run(
+            "SELECT (SELECT application_id FROM pragma_application_id) AS application, \
+             (SELECT user_version FROM pragma_user_version) AS version, \
+             (SELECT count(*) FROM sqlite_schema) AS tables",
+            &[],
+        )?;
         let row = rows.first().ok_or_else(no_answer)?;
         let (application, version): (i64, i64) =
             (column(row, "application")?, column(row, "version")?);
@@ -240,33 +213,33 @@ impl File {
         } else {
             return Ok(false);
         };
-        let text = format!("cannot use {}: {why}", self.path.display());
+        let text = format!("cannot use {}: {why}", self.path().display());
         Err(StoreError::new(Fault::Config, text))
     }
 
     /// Runs a text of statements. If this fails, none of the statements has an effect, unless the
     /// fault is [`Fault::Unknown`].
-    pub(super) async fn run(
+    pub(super) fn run(
         &mut self,
-        query: impl Fn() -> Query,
-    ) -> Result<Vec<SqliteRow>, StoreError> {
-        self.run_within([PATIENCE, LITTLE_PATIENCE], query).await
+        text: &'static str,
+        arguments: &[&dyn ToSql],
+    ) -> Result<Vec<Row>, StoreError> {
+        self.run_within([PATIENCE, LITTLE_PATIENCE], text, arguments)
     }
 
     /// Runs a text of statements, and waits while another process has the file locked. It waits for
     /// at most the first duration, or for the second if the previous wait was in vain.
-    async fn run_within(
+    fn run_within(
         &mut self,
         patience: [Duration; 2],
-        query: impl Fn() -> Query,
-    ) -> Result<Vec<SqliteRow>, StoreError> {
+        text: &'static str,
+        arguments: &[&dyn ToSql],
+    ) -> Result<Vec<Row>, StoreError> {
         let patience = patience[usize::from(self.blocked)];
         let began = std::time::Instant::now();
         let mut pause = Duration::from_micros(30);
         loop {
-            // The driver does not drop this future half-way. SQLite's own thread runs the whole
-            // text by itself.
-            let error = match query().fetch_all(&mut self.connection).await {
+            let error = match self.statements.run(text, arguments) {
                 Ok(rows) => {
                     self.blocked = false;
                     return Ok(rows);
@@ -274,16 +247,15 @@ impl File {
                 Err(error) => error,
             };
             if !is_locked(&error) {
-                return Err(self.failed(&error).await);
+                return Err(self.failed(&error));
             }
-            self.roll_back().await;
+            self.roll_back();
             if began.elapsed() >= patience {
                 self.blocked = true;
-                let text = format!("another process keeps {} locked", self.path.display());
+                let text = format!("another process keeps {} locked", self.path().display());
                 return Err(StoreError::new(Fault::Retry, text));
             }
-            // The sleep may block, because this thread has nothing else to do, and tokio's timers
-            // are too coarse.
+            // The thread has nothing else to do, and tokio's timers are too coarse.
             std::thread::sleep(pause.mul_f64(0.5 + fastrand::f64()));
             pause = (pause * 2).min(Duration::from_millis(1));
         }
@@ -291,31 +263,34 @@ impl File {
 
     /// The same as [`run`](Self::run), for statements about tickets. Fails if the path names
     /// another file by now, because other processes would not see the change.
-    pub(super) async fn transact(
+    pub(super) fn transact(
         &mut self,
-        query: impl Fn() -> Query,
-    ) -> Result<Vec<SqliteRow>, StoreError> {
+        text: &'static str,
+        arguments: &[&dyn ToSql],
+    ) -> Result<Vec<Row>, StoreError> {
         self.is_in_place()?;
-        self.run(query).await
+        self.run(text, arguments)
     }
 
     /// The same as [`transact`](Self::transact), for statements that only read.
-    pub(super) async fn read(
+    pub(super) fn read(
         &mut self,
-        query: impl Fn() -> Query,
-    ) -> Result<Vec<SqliteRow>, StoreError> {
+        text: &'static str,
+        arguments: &[&dyn ToSql],
+    ) -> Result<Vec<Row>, StoreError> {
         self.is_in_place()?;
-        self.run_reading(query).await
+        self.run_reading(text, arguments)
     }
 
     /// With a write-ahead log, statements that only read succeed while the file is locked. So their
     /// success does not end `blocked`.
-    async fn run_reading(
+    fn run_reading(
         &mut self,
-        query: impl Fn() -> Query,
-    ) -> Result<Vec<SqliteRow>, StoreError> {
+        text: &'static str,
+        arguments: &[&dyn ToSql],
+    ) -> Result<Vec<Row>, StoreError> {
         let blocked = self.blocked && self.wal;
-        let rows = self.run(query).await?;
+        let rows = self.run(text, arguments)?;
         self.blocked = blocked;
         Ok(rows)
     }
@@ -323,19 +298,24 @@ impl File {
     /// The same as [`transact`](Self::transact), for requests that the core repeats until their
     /// time is over. After a wait in vain, the next request of this kind does not wait at all. So
     /// its outcome is known when its time is over.
-    pub(super) async fn transact_repeated(
+    pub(super) fn transact_repeated(
         &mut self,
-        query: impl Fn() -> Query,
-    ) -> Result<Vec<SqliteRow>, StoreError> {
+        text: &'static str,
+        arguments: &[&dyn ToSql],
+    ) -> Result<Vec<Row>, StoreError> {
         self.is_in_place()?;
-        self.run_within([PATIENCE, Duration::ZERO], query).await
+        self.run_within([PATIENCE, Duration::ZERO], text, arguments)
+    }
+
+    fn path(&self) -> &'h Path {
+        &self.handle.path
     }
 
     fn is_in_place(&mut self) -> Result<(), StoreError> {
-        let error = match Identity::of(&self.path) {
-            Ok(identity) if identity == self.identity => return Ok(()),
+        let error = match Identity::of(self.path()) {
+            Ok(identity) if identity == self.handle.identity => return Ok(()),
             Err(error) if error.fault() == Fault::Config => error,
-            Ok(_) | Err(_) => moved(&self.path),
+            Ok(_) | Err(_) => moved(self.path()),
         };
         self.over = Some(error.clone());
         Err(error)
@@ -346,89 +326,69 @@ impl File {
     pub(super) fn taken_over(&self) -> StoreError {
         let text = format!(
             "{} was taken over from another boot or another machine; a file is for the processes of one machine",
-            self.path.display()
+            self.path().display()
         );
         StoreError::new(Fault::Config, text)
     }
 
     /// A number that changes when another process commits anything. This reads a counter in shared
     /// memory.
-    pub(super) async fn data_version(&mut self) -> Result<i64, StoreError> {
-        let rows = self
-            .run_reading(|| sqlx::query("PRAGMA data_version"))
-            .await?;
-        let version = rows.first().and_then(|row| row.try_get(0).ok());
-        version.ok_or_else(no_answer)
+    pub(super) fn data_version(&mut self) -> Result<i64, StoreError> {
+        let rows = self.run_reading("PRAGMA data_version", &[])?;
+        column(rows.first().ok_or_else(no_answer)?, "data_version")
     }
 
-    async fn failed(&mut self, error: &sqlx::Error) -> StoreError {
-        let failed = failed(&self.path, error);
+    fn failed(&mut self, error: &rusqlite::Error) -> StoreError {
+        let failed = failed(self.path(), error);
         if failed.must_reopen {
             // Closing the file ends the transaction.
             self.over = Some(failed.error.clone());
         } else {
-            self.roll_back().await;
+            self.roll_back();
         }
         failed.error
     }
 
     /// Ends the transaction that a failed statement may have left open.
-    async fn roll_back(&mut self) {
-        let outcome = sqlx::query("ROLLBACK").execute(&mut self.connection).await;
+    fn roll_back(&mut self) {
+        let outcome = self.statements.run("ROLLBACK", &[]);
         if let Err(error) = outcome
             && primary_code(&error) != Some(SQLITE_ERROR)
         {
             // `SQLITE_ERROR` means that there is no transaction. After any other error, the
             // transaction may be open.
-            self.over = Some(failed(&self.path, &error).error);
+            self.over = Some(failed(self.path(), &error).error);
         }
     }
 
-    pub(super) async fn sweep_now_and_then(&mut self) {
+    pub(super) fn sweep_now_and_then(&mut self) {
         self.enqueued += 1;
         if self.enqueued.is_multiple_of(SWEEP_EVERY) && self.over.is_none() {
             // If this step fails, the next one begins at the same name.
-            let _ = self.sweep().await;
+            let _ = self.sweep();
         }
     }
 
     /// One step of the sweep. After the last name, the sweep begins again at the first.
-    async fn sweep(&mut self) -> Result<(), StoreError> {
-        let (after, now, micros, epoch) = (
-            self.swept,
-            layout::now_millis(),
-            layout::wall_micros(),
-            self.epoch,
-        );
-        let rows = self
-            .transact(|| {
-                sqlx::query(layout::SWEEP)
-                    .bind(after)
-                    .bind(now)
-                    .bind(micros)
-                    .bind(epoch)
-            })
-            .await?;
-        let last: Option<i64> = rows.first().and_then(|row| row.try_get("last").ok());
-        self.swept = last.unwrap_or(0);
+    fn sweep(&mut self) -> Result<(), StoreError> {
+        let (after, epoch) = (self.swept, self.epoch);
+        let (now, micros) = (layout::now_millis(), layout::wall_micros());
+        let rows = self.transact(layout::SWEEP, params![after, now, micros, epoch])?;
+        let last = rows.first().map(|row| column::<Option<i64>>(row, "last"));
+        self.swept = last.transpose()?.flatten().unwrap_or(0);
         Ok(())
     }
 
     pub(super) fn warnings(&self) -> Vec<String> {
-        let mut warnings = config::warnings(&self.path);
+        let mut warnings = config::warnings(self.path());
         if !self.wal {
             warnings.push(format!(
                 "the write-ahead log of {} cannot be turned on, so that every lock waits for the disk: does its file \
                  system have shared memory?",
-                self.path.display()
+                self.path().display()
             ));
         }
         warnings
-    }
-
-    pub(super) async fn close(self) {
-        // The next process that opens the file cleans up if this fails.
-        drop(self.connection.close().await);
     }
 }
 
@@ -439,16 +399,6 @@ fn process() -> i64 {
     static PROCESS: OnceLock<i64> = OnceLock::new();
     let drawn = *PROCESS.get_or_init(|| fastrand::i64(..));
     drawn.wrapping_add(i64::from(std::process::id()))
-}
-
-pub(super) fn column<'r, T>(row: &'r SqliteRow, name: &'static str) -> Result<T, StoreError>
-where
-    T: sqlx::Decode<'r, Sqlite> + sqlx::Type<Sqlite>,
-{
-    // The transaction was committed before its rows are read, so the error must not say that
-    // nothing was changed.
-    row.try_get(name)
-        .map_err(|error| StoreError::new(Fault::Unknown, format!("SQLite: {name}: {error}")))
 }
 
 fn no_answer() -> StoreError {
@@ -476,13 +426,19 @@ const SQLITE_CANTOPEN: i32 = 14;
 const SQLITE_AUTH: i32 = 23;
 const SQLITE_NOTADB: i32 = 26;
 
-/// The low byte of the extended result code.
-fn primary_code(error: &sqlx::Error) -> Option<i32> {
-    let code: i32 = error.as_database_error()?.code()?.parse().ok()?;
-    Some(code & 0xff)
+fn result_code(error: &rusqlite::Error) -> Option<i32> {
+    match error {
+        rusqlite::Error::SqlInputError { error, .. } => Some(error.extended_code),
+        error => Some(error.sqlite_error()?.extended_code),
+    }
 }
 
-fn is_locked(error: &sqlx::Error) -> bool {
+/// The low byte of the extended result code.
+fn primary_code(error: &rusqlite::Error) -> Option<i32> {
+    result_code(error).map(|code| code & 0xff)
+}
+
+fn is_locked(error: &rusqlite::Error) -> bool {
     matches!(primary_code(error), Some(SQLITE_BUSY | SQLITE_LOCKED))
 }
 
@@ -494,7 +450,7 @@ struct Failed {
 
 /// The meaning of a failure for the request. Its transaction has been rolled back, or will be when
 /// the file is closed.
-fn failed(path: &Path, error: &sqlx::Error) -> Failed {
+fn failed(path: &Path, error: &rusqlite::Error) -> Failed {
     // SQLite does not report the reason.
     let may_lack_a_right = matches!(
         primary_code(error),
@@ -546,26 +502,38 @@ fn failed(path: &Path, error: &sqlx::Error) -> Failed {
         ),
         // The disk failed, the thread is gone, or the error is not in this list.
         _ => {
-            let text = format!("cannot use {}: SQLite: {error}", path.display());
+            let text = format!(
+                "cannot use {}: SQLite: {}",
+                path.display(),
+                told(path, error)
+            );
             return Failed {
                 error: StoreError::broken(text),
                 must_reopen: true,
             };
         }
     };
-    let text = format!("cannot use {}: SQLite: {error}{hint}", path.display());
+    let text = format!(
+        "cannot use {}: SQLite: {}{hint}",
+        path.display(),
+        told(path, error)
+    );
     Failed {
         error: StoreError::new(fault, text),
         must_reopen,
     }
 }
 
-/// The same as [`failed`], for a file that could not be opened. No statement of a request was run,
-/// so no outcome is unknown.
-fn not_opened(path: &Path, error: &sqlx::Error) -> StoreError {
-    let error = failed(path, error).error;
-    match error.fault() {
-        Fault::Unknown => StoreError::new(Fault::Retry, error.to_string()),
-        _ => error,
+/// What SQLite says, without the statement, and without the path, which is in our text already.
+fn told(path: &Path, error: &rusqlite::Error) -> String {
+    let text = match error {
+        rusqlite::Error::SqlInputError { msg, .. } => msg.clone(),
+        error => error.to_string(),
+    };
+    let path = format!(": {}", path.display());
+    let text = text.strip_suffix(&path).unwrap_or(&text);
+    match result_code(error) {
+        Some(code) => format!("{text} (code {code})"),
+        None => text.to_owned(),
     }
 }

@@ -20,6 +20,7 @@ const READABLE: usize = 512;
 pub(super) const TABLES: &str = include_str!("schema/tables.sql");
 pub(super) const COUNTERS: &str = include_str!("schema/counters.sql");
 pub(super) const CAPACITIES: &str = include_str!("schema/capacities.sql");
+pub(super) const SETTINGS: &str = include_str!("schema/settings.sql");
 pub(super) const SCRATCH: &str = include_str!("schema/scratch.sql");
 
 /// The statements of an operation are one text. SQLite's thread runs it to its end by itself. So

@@ -7,6 +7,7 @@ mod driver;
 mod events;
 mod file;
 mod layout;
+mod statements;
 mod tickets;
 
 use std::path::PathBuf;

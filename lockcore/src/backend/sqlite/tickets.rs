@@ -5,11 +5,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::sqlite::SqliteRow;
+use rusqlite::params;
 
 use super::events::Wakes;
-use super::file::{File, column};
+use super::file::File;
 use super::layout;
+use super::statements::{Row, column};
 use crate::backend::{
     Departure, Enqueued, Fault, Listing, Page, Released, Renewed, Resize, ResizeOp, ResizeOutcome,
     Resized, StoreError, TicketInfo, Wake,
@@ -17,7 +18,7 @@ use crate::backend::{
 use crate::name::Name;
 use crate::request::{Id, Request};
 
-pub(super) async fn enqueue(
+pub(super) fn enqueue(
     file: &mut File,
     wakes: &mut Wakes,
     request: &Request,
@@ -29,23 +30,24 @@ pub(super) async fn enqueue(
     // The clock is read before the file is locked. So other tickets live a moment too long rather
     // than a moment too short. The ticket of this request lives for its whole ttl all the same,
     // because the client counts the ttl from before it sent the request.
-    let query = || {
-        sqlx::query(layout::ENQUEUE)
-            .bind(request.id.to_string())
-            .bind(key.clone())
-            .bind(i64::from(request.permits.get()))
-            .bind(i64::from(request.capacity.get()))
-            .bind(ttl)
-            .bind(i64::from(request.wait))
-            .bind(i64::try_from(request.highest_seen).unwrap_or(i64::MAX))
-            .bind(receiver.cast_signed())
-            .bind(request.owner.to_string())
-            .bind(now)
-            .bind(layout::wall_micros())
-            .bind(process)
-            .bind(epoch)
-    };
-    let rows = file.transact_repeated(query).await?;
+    let rows = file.transact_repeated(
+        layout::ENQUEUE,
+        params![
+            request.id.to_string(),
+            key,
+            request.permits.get(),
+            request.capacity.get(),
+            ttl,
+            request.wait,
+            i64::try_from(request.highest_seen).unwrap_or(i64::MAX),
+            receiver.cast_signed(),
+            &*request.owner,
+            now,
+            layout::wall_micros(),
+            process,
+            epoch,
+        ],
+    )?;
     let row = the_answer(file, wakes, &rows, now)?;
     let holds = column::<i64>(row, "holds")? != 0;
     let soonest: Option<i64> = column(row, "soonest")?;
@@ -84,7 +86,7 @@ pub(super) async fn enqueue(
     })
 }
 
-pub(super) async fn renew(
+pub(super) fn renew(
     file: &mut File,
     wakes: &mut Wakes,
     tickets: &[Arc<Request>],
@@ -93,7 +95,7 @@ pub(super) async fn renew(
         .iter()
         .map(|r| (r.id, r.permits.get(), Some(millis(r.ttl))));
     let now = layout::now_millis();
-    let rows = ask_many(file, Verb::Renew, asked, now).await?;
+    let rows = ask_many(file, Verb::Renew, asked, now)?;
     let mut answers = HashMap::with_capacity(tickets.len());
     for row in &rows {
         if is_answer(wakes, row, now)? {
@@ -104,7 +106,7 @@ pub(super) async fn renew(
     in_order(file, &answers, tickets.iter().map(|r| r.id))
 }
 
-fn renewed(wakes: &mut Wakes, id: Id, row: &SqliteRow, now: i64) -> Result<Renewed, StoreError> {
+fn renewed(wakes: &mut Wakes, id: Id, row: &Row, now: i64) -> Result<Renewed, StoreError> {
     if column::<Option<i64>>(row, "ticket")?.is_none() {
         wakes.settled(id);
         return Ok(Renewed::Lost);
@@ -126,7 +128,7 @@ fn renewed(wakes: &mut Wakes, id: Id, row: &SqliteRow, now: i64) -> Result<Renew
     })
 }
 
-pub(super) async fn release(
+pub(super) fn release(
     file: &mut File,
     wakes: &mut Wakes,
     tickets: &[Departure],
@@ -135,7 +137,7 @@ pub(super) async fn release(
         .iter()
         .map(|t| (t.request.id, u32::from(t.enqueue_may_follow), None));
     let now = layout::now_millis();
-    let rows = ask_many(file, Verb::Release, marks, now).await?;
+    let rows = ask_many(file, Verb::Release, marks, now)?;
     let mut answers = HashMap::with_capacity(tickets.len());
     for row in &rows {
         if is_answer(wakes, row, now)? {
@@ -152,7 +154,7 @@ pub(super) async fn release(
 }
 
 /// Reads or changes the stored capacity of a name.
-pub(super) async fn resize(
+pub(super) fn resize(
     file: &mut File,
     wakes: &mut Wakes,
     resize: &Resize,
@@ -164,9 +166,7 @@ pub(super) async fn resize(
         stated,
     } = resize.op
     else {
-        let rows = file
-            .transact_repeated(|| sqlx::query(layout::CAPACITY).bind(key.clone()))
-            .await?;
+        let rows = file.transact_repeated(layout::CAPACITY, params![key])?;
         let row = rows.first().ok_or_else(|| file.taken_over())?;
         if column::<i64>(row, "epoch")? != file.epoch {
             return Err(file.taken_over());
@@ -174,19 +174,20 @@ pub(super) async fn resize(
         return stored(row, ResizeOutcome::Applied);
     };
     let (process, epoch, now) = (file.process, file.epoch, layout::now_millis());
-    let query = || {
-        sqlx::query(layout::RESIZE)
-            .bind(resize.id.to_string())
-            .bind(key.clone())
-            .bind(capacity.map(i64::from))
-            .bind(after.map(|id| id.to_string()))
-            .bind(i64::from(stated.get()))
-            .bind(now)
-            .bind(layout::wall_micros())
-            .bind(process)
-            .bind(epoch)
-    };
-    let rows = file.transact_repeated(query).await?;
+    let rows = file.transact_repeated(
+        layout::RESIZE,
+        params![
+            resize.id.to_string(),
+            key,
+            capacity,
+            after.map(|id| id.to_string()),
+            stated.get(),
+            now,
+            layout::wall_micros(),
+            process,
+            epoch,
+        ],
+    )?;
     let row = the_answer(file, wakes, &rows, now)?;
     let in_use = column::<Option<i64>>(row, "in_use")?;
     let answer = stored(row, ResizeOutcome::Kept)?;
@@ -200,7 +201,7 @@ pub(super) async fn resize(
     Ok(Resized { outcome, ..answer })
 }
 
-fn stored(row: &SqliteRow, outcome: ResizeOutcome) -> Result<Resized, StoreError> {
+fn stored(row: &Row, outcome: ResizeOutcome) -> Result<Resized, StoreError> {
     let capacity = column::<Option<i64>>(row, "capacity")?;
     let change = column::<Option<String>>(row, "change")?;
     Ok(Resized::new(
@@ -218,27 +219,20 @@ enum Verb {
 }
 
 /// The values for each id are described in `schema/ask_many.sql`.
-async fn ask_many(
+fn ask_many(
     file: &mut File,
     verb: Verb,
     asked: impl Iterator<Item = (Id, u32, Option<i64>)>,
     now: i64,
-) -> Result<Vec<SqliteRow>, StoreError> {
+) -> Result<Vec<Row>, StoreError> {
     let asked = layout::object(asked);
     let statements = match verb {
         Verb::Renew => layout::RENEW,
         Verb::Release => layout::RELEASE,
     };
     let (process, epoch) = (file.process, file.epoch);
-    let query = || {
-        sqlx::query(statements)
-            .bind(asked.clone())
-            .bind(i64::from(verb == Verb::Release))
-            .bind(now)
-            .bind(process)
-            .bind(epoch)
-    };
-    file.transact(query).await
+    let arguments = params![asked, verb == Verb::Release, now, process, epoch];
+    file.transact(statements, arguments)
 }
 
 /// One answer per ticket, in the order of the request. If the epoch is over, there are no answers,
@@ -256,13 +250,13 @@ fn in_order<T: Copy>(
 
 /// Checks whether another process has granted a ticket of this process, or has made it the first in
 /// line. Tells the clients of these tickets. If a check fails, the next one repeats it.
-pub(super) async fn look(file: &mut File, wakes: &mut Wakes) -> Result<(), StoreError> {
+pub(super) fn look(file: &mut File, wakes: &mut Wakes) -> Result<(), StoreError> {
     wakes.forget_ended(layout::now_millis());
-    let version = file.data_version().await?;
+    let version = file.data_version()?;
     if version == file.looked_at {
         return Ok(());
     }
-    find_grants(file, wakes).await?;
+    find_grants(file, wakes)?;
     // Both are noted only after a success. Otherwise the next check would not see the change, or
     // checks of a file that stays locked would follow each other without a pause.
     file.looked_at = version;
@@ -270,16 +264,10 @@ pub(super) async fn look(file: &mut File, wakes: &mut Wakes) -> Result<(), Store
     Ok(())
 }
 
-async fn find_grants(file: &mut File, wakes: &mut Wakes) -> Result<(), StoreError> {
+fn find_grants(file: &mut File, wakes: &mut Wakes) -> Result<(), StoreError> {
     let (lines, process) = (wakes.lines(), file.process);
     let now = layout::now_millis();
-    let rows = file
-        .read(|| {
-            sqlx::query(layout::GRANTED)
-                .bind(lines.clone())
-                .bind(process)
-        })
-        .await?;
+    let rows = file.read(layout::GRANTED, params![lines, process])?;
     let mut granted = Vec::new();
     for row in &rows {
         let id = id(row)?;
@@ -300,7 +288,7 @@ async fn find_grants(file: &mut File, wakes: &mut Wakes) -> Result<(), StoreErro
     let now = layout::now_millis();
     // With this number the tickets keep all their permits, because no ticket has more.
     let keep_all = granted.into_iter().map(|id| (id, u32::MAX, None));
-    let rows = ask_many(file, Verb::Renew, keep_all, now).await?;
+    let rows = ask_many(file, Verb::Renew, keep_all, now)?;
     for row in &rows {
         if is_answer(wakes, row, now)? && renewed(wakes, id(row)?, row, now)?.holds() {
             wake(wakes, row)?;
@@ -309,12 +297,10 @@ async fn find_grants(file: &mut File, wakes: &mut Wakes) -> Result<(), StoreErro
     Ok(())
 }
 
-pub(super) async fn inspect(file: &mut File, name: &Name) -> Result<Vec<TicketInfo>, StoreError> {
+pub(super) fn inspect(file: &mut File, name: &Name) -> Result<Vec<TicketInfo>, StoreError> {
     let (key, now) = (layout::key(name), layout::now_millis());
     let micros = unsigned(layout::wall_micros());
-    let rows = file
-        .read(|| sqlx::query(layout::INSPECT).bind(key.clone()).bind(now))
-        .await?;
+    let rows = file.read(layout::INSPECT, params![key, now])?;
     rows.iter()
         .map(|row| {
             let number = |column_name| column::<i64>(row, column_name);
@@ -336,19 +322,14 @@ pub(super) async fn inspect(file: &mut File, name: &Name) -> Result<Vec<TicketIn
 }
 
 /// A page begins behind the last key of the page before it.
-pub(super) async fn list(file: &mut File, listing: &Listing) -> Result<Page, StoreError> {
+pub(super) fn list(file: &mut File, listing: &Listing) -> Result<Page, StoreError> {
     let prefix = layout::keys_like(&listing.namespace, &listing.prefix);
-    let after = listing.after.as_deref().unwrap_or_default().to_owned();
-    let now = layout::now_millis();
-    let query = || {
-        sqlx::query(layout::LIST)
-            .bind(prefix.clone())
-            .bind(after.clone())
-            .bind(i64::from(listing.limit))
-            .bind(now)
-            .bind(layout::behind(&prefix))
-    };
-    let rows = file.read(query).await?;
+    let after = listing.after.as_deref().unwrap_or_default();
+    let (now, behind) = (layout::now_millis(), layout::behind(&prefix));
+    let rows = file.read(
+        layout::LIST,
+        params![prefix, after, listing.limit, now, behind],
+    )?;
     let keys = rows.iter().map(|row| column::<String>(row, "name"));
     let keys: Vec<String> = keys.collect::<Result<_, _>>()?;
     let full = keys.len() >= listing.limit as usize;
@@ -357,7 +338,7 @@ pub(super) async fn list(file: &mut File, listing: &Listing) -> Result<Page, Sto
     Ok(Page::new(names.collect(), next))
 }
 
-pub(super) async fn ask_back(
+pub(super) fn ask_back(
     file: &mut File,
     wakes: &Wakes,
     name: &Name,
@@ -366,16 +347,10 @@ pub(super) async fn ask_back(
 ) -> Result<bool, StoreError> {
     let (key, now) = (layout::key(name), layout::now_millis());
     let (process, epoch) = (file.process, file.epoch);
-    let query = || {
-        sqlx::query(layout::ASK_BACK)
-            .bind(key.clone())
-            .bind(id.to_string())
-            .bind(ask.to_owned())
-            .bind(now)
-            .bind(process)
-            .bind(epoch)
-    };
-    let rows = file.transact(query).await?;
+    let rows = file.transact(
+        layout::ASK_BACK,
+        params![key, id.to_string(), ask, now, process, epoch],
+    )?;
     let Some(row) = rows.first() else {
         return Ok(false);
     };
@@ -387,11 +362,9 @@ pub(super) async fn ask_back(
     Ok(true)
 }
 
-pub(super) async fn forget(file: &mut File, name: &Name) -> Result<(), StoreError> {
+pub(super) fn forget(file: &mut File, name: &Name) -> Result<(), StoreError> {
     let (key, now) = (layout::key(name), layout::now_millis());
-    file.transact(|| sqlx::query(layout::FORGET).bind(key.clone()).bind(now))
-        .await
-        .map(drop)
+    file.transact(layout::FORGET, params![key, now]).map(drop)
 }
 
 /// Handles all rows of a request, and returns the row with the answer. This row is missing if the
@@ -399,9 +372,9 @@ pub(super) async fn forget(file: &mut File, name: &Name) -> Result<(), StoreErro
 fn the_answer<'r>(
     file: &File,
     wakes: &mut Wakes,
-    rows: &'r [SqliteRow],
+    rows: &'r [Row],
     now: i64,
-) -> Result<&'r SqliteRow, StoreError> {
+) -> Result<&'r Row, StoreError> {
     let mut answer = None;
     for row in rows {
         if is_answer(wakes, row, now)? {
@@ -413,7 +386,7 @@ fn the_answer<'r>(
 
 /// Whether a row of enqueue, renew or release answers the request. Any other row is about another
 /// ticket: then this function tells the client of that ticket.
-fn is_answer(wakes: &mut Wakes, row: &SqliteRow, now: i64) -> Result<bool, StoreError> {
+fn is_answer(wakes: &mut Wakes, row: &Row, now: i64) -> Result<bool, StoreError> {
     match column::<i64>(row, "kind")? {
         0 => return Ok(true),
         1 => wake(wakes, row)?,
@@ -423,7 +396,7 @@ fn is_answer(wakes: &mut Wakes, row: &SqliteRow, now: i64) -> Result<bool, Store
 }
 
 /// Notes that the ticket waits for its grant. If it is not renewed, it ends at `ends`.
-fn in_line(wakes: &mut Wakes, id: Id, row: &SqliteRow, ends: i64) -> Result<(), StoreError> {
+fn in_line(wakes: &mut Wakes, id: Id, row: &Row, ends: i64) -> Result<(), StoreError> {
     let foreign_ahead = column::<i64>(row, "foreign_ahead")? != 0;
     wakes.waits(id, column(row, "name")?, ends, foreign_ahead);
     Ok(())
@@ -431,7 +404,7 @@ fn in_line(wakes: &mut Wakes, id: Id, row: &SqliteRow, ends: i64) -> Result<(), 
 
 /// Tells the client of the first ticket that waits to recheck it, because no wake-up comes when a
 /// holder's lease ends.
-fn is_first(wakes: &Wakes, row: &SqliteRow, now: i64) -> Result<(), StoreError> {
+fn is_first(wakes: &Wakes, row: &Row, now: i64) -> Result<(), StoreError> {
     let receiver: i64 = column(row, "receiver")?;
     if let Some(at) = column::<Option<i64>>(row, "soonest")? {
         wakes.recheck(receiver.cast_unsigned(), id(row)?, duration(at - now));
@@ -439,7 +412,7 @@ fn is_first(wakes: &Wakes, row: &SqliteRow, now: i64) -> Result<(), StoreError> 
     Ok(())
 }
 
-fn wake(wakes: &mut Wakes, row: &SqliteRow) -> Result<(), StoreError> {
+fn wake(wakes: &mut Wakes, row: &Row) -> Result<(), StoreError> {
     let wake = Wake {
         id: id(row)?,
         ticket: unsigned(column(row, "ticket")?),
@@ -449,7 +422,7 @@ fn wake(wakes: &mut Wakes, row: &SqliteRow) -> Result<(), StoreError> {
     Ok(())
 }
 
-fn id(row: &SqliteRow) -> Result<Id, StoreError> {
+fn id(row: &Row) -> Result<Id, StoreError> {
     let text: String = column(row, "id")?;
     Id::parse(&text).ok_or_else(|| StoreError::new(Fault::Unknown, "SQLite: an id is not one"))
 }

@@ -3,16 +3,13 @@
 use super::*;
 use crate::queue::{NoTicket, Queue};
 
-#[tokio::test]
-async fn random_histories_keep_to_the_rule_and_every_grant_is_told_once() {
+#[test]
+fn random_histories_keep_to_the_rule_and_every_grant_is_told_once() {
     for seed in 0..100 {
         let mut random = fastrand::Rng::with_seed(seed);
         let capacity = random.u32(1..6);
         let folder = tempfile::tempdir().unwrap();
-        let mut processes = [
-            Process::start(&folder, 1).await,
-            Process::start(&folder, 2).await,
-        ];
+        let mut processes = [Process::start(&folder, 1), Process::start(&folder, 2)];
         let mut rule: Queue<usize> = Queue::default();
         let mut asked: Vec<(Arc<Request>, usize)> = Vec::new();
         for step in 0..60 {
@@ -35,7 +32,7 @@ async fn random_histories_keep_to_the_rule_and_every_grant_is_told_once() {
                         new.wait,
                         at,
                     );
-                    let answer = processes[at].enqueue(&new).await.unwrap();
+                    let answer = processes[at].enqueue(&new).unwrap();
                     match (expected, answer) {
                         (Ok((_, true)), Enqueued::Granted { .. })
                         | (Ok((_, false)), Enqueued::Waiting { .. }) => asked.push((new, at)),
@@ -48,7 +45,7 @@ async fn random_histories_keep_to_the_rule_and_every_grant_is_told_once() {
                         // The answer tells of the grant of the new ticket, so no wake-up does.
                         let mut granted = newly(&rule, &before);
                         granted.pop();
-                        told(&mut processes, &granted, seed, step).await;
+                        told(&mut processes, &granted, seed, step);
                         continue;
                     }
                 }
@@ -69,14 +66,14 @@ async fn random_histories_keep_to_the_rule_and_every_grant_is_told_once() {
                         rule.shrink(old.id, renewal.permits.get());
                     }
                     let expected = lives.then(|| rule.find(old.id).unwrap().1);
-                    let answer = processes[of].renew(&Arc::new(renewal)).await;
+                    let answer = processes[of].renew(&Arc::new(renewal));
                     match (expected, answer) {
                         (Some(true), Renewed::Granted { .. }) => {
                             // If the renewed ticket is granted now, the answer tells of it, and no
                             // wake-up does.
                             let mut granted = newly(&rule, &before);
                             granted.retain(|(id, _)| *id != old.id);
-                            told(&mut processes, &granted, seed, step).await;
+                            told(&mut processes, &granted, seed, step);
                             continue;
                         }
                         (Some(false), Renewed::Waiting { .. }) | (None, Renewed::Lost) => {}
@@ -89,7 +86,7 @@ async fn random_histories_keep_to_the_rule_and_every_grant_is_told_once() {
                         rule.remove(old.id);
                         rule.expire(1);
                     }
-                    let answer = processes[of].release(&old, false).await;
+                    let answer = processes[of].release(&old, false);
                     assert_eq!(
                         answer == Released::Released,
                         known,
@@ -100,19 +97,19 @@ async fn random_histories_keep_to_the_rule_and_every_grant_is_told_once() {
                     if let Some((ticket, _)) = rule.find(old.id) {
                         ticket.expires_at = 1;
                     }
-                    processes[at].end(&old).await;
+                    processes[at].end(&old);
                     continue;
                 }
             }
             let granted = newly(&rule, &before);
-            told(&mut processes, &granted, seed, step).await;
+            told(&mut processes, &granted, seed, step);
 
             if rule.tickets().all(|(ticket, _)| ticket.expires_at > 1) {
                 let expected: Vec<_> = rule
                     .tickets()
                     .map(|(ticket, holds)| (ticket.permits, holds))
                     .collect();
-                let places = processes[at].places().await;
+                let places = processes[at].places();
                 let found: Vec<_> = places
                     .iter()
                     .map(|place| (place.permits, place.granted))
@@ -138,9 +135,9 @@ fn newly(rule: &Queue<usize>, before: &[(Id, usize)]) -> Vec<(Id, usize)> {
 
 /// Checks that each process gets a wake-up for each of its own new grants, or finds them when it
 /// checks the file. It must get no other wake-ups.
-async fn told(processes: &mut [Process; 2], granted: &[(Id, usize)], seed: u64, step: u32) {
+fn told(processes: &mut [Process; 2], granted: &[(Id, usize)], seed: u64, step: u32) {
     for (at, process) in processes.iter_mut().enumerate() {
-        look(&mut process.file, &mut process.wakes).await.unwrap();
+        look(&mut process.file, &mut process.wakes).unwrap();
         let mut expected: Vec<Id> = granted
             .iter()
             .filter(|(_, of)| *of == at)
