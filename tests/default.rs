@@ -168,6 +168,72 @@ impl Subscriber for Warnings {
     fn exit(&self, _: &Id) {}
 }
 
+/// The task finds a store, but another one than the caller of `with_default` has chosen.
+#[test]
+fn a_task_that_was_spawned_inside_of_with_default_and_finds_lock_url_is_warned_of_once() {
+    if !is_alone(
+        "a_task_that_was_spawned_inside_of_with_default_and_finds_lock_url_is_warned_of_once",
+    ) {
+        return;
+    }
+    let warnings = Warnings::default();
+    let count = || {
+        let warnings = warnings.0.lock().unwrap();
+        let lost = "with_default does not apply to tasks that its future spawns";
+        let named = warnings.iter().filter(|it| it.contains(lost)).count();
+        assert_eq!(named, warnings.len(), "{warnings:?}");
+        named
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    let locks = Locks::connect("memory:").unwrap();
+    let spawns = || {
+        lockcore::with_default(locks.clone(), async {
+            default_locks().unwrap();
+            tokio::spawn(async { default_locks().map(drop) })
+                .await
+                .unwrap()
+        })
+    };
+
+    tracing::subscriber::with_default(warnings.clone(), || {
+        default_locks().unwrap();
+        assert_eq!(count(), 0, "nobody has called with_default yet");
+        runtime.block_on(spawns()).unwrap();
+        assert_eq!(count(), 1);
+        runtime.block_on(spawns()).unwrap();
+        assert_eq!(count(), 1, "only once");
+    });
+}
+
+#[test]
+fn a_task_outside_of_with_default_that_finds_the_client_of_set_default_is_no_warning() {
+    if !is_alone(
+        "a_task_outside_of_with_default_that_finds_the_client_of_set_default_is_no_warning",
+    ) {
+        return;
+    }
+    let warnings = Warnings::default();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+
+    tracing::subscriber::with_default(warnings.clone(), || {
+        lockcore::set_default(Locks::from_env().unwrap()).unwrap();
+        let inside = async { default_locks().map(drop) };
+        runtime
+            .block_on(lockcore::with_default(
+                Locks::connect("memory:").unwrap(),
+                inside,
+            ))
+            .unwrap();
+        default_locks().unwrap();
+    });
+
+    assert_eq!(*warnings.0.lock().unwrap(), [""; 0]);
+}
+
 /// Such variables come with a machine, a container or a shell, and stop no service.
 #[test]
 fn a_variable_of_another_program_is_one_warning_and_stops_nothing() {

@@ -20,6 +20,9 @@ tokio::task_local! {
 /// spawned inside of one. It may run longer than the call.
 static HAS_SCOPED: AtomicBool = AtomicBool::new(false);
 
+const LOST: &str =
+    "with_default does not apply to tasks that its future spawns: call it in the spawned task too";
+
 /// The default of the process that was the first to ask for one. This may be a parent of the
 /// present process.
 static FIRST: OnceBox<Default> = OnceBox::new();
@@ -36,6 +39,8 @@ struct Default {
     /// No code of a user runs while this mutex is held. So no client is made or dropped under it,
     /// because both write log lines.
     state: Mutex<State>,
+    /// Whether the environment has chosen the store, and not [`set_default`].
+    is_of_environment: AtomicBool,
     /// How many threads are making a client. It changes only under the mutex.
     makers: AtomicUsize,
     /// The default of a forked child of this process.
@@ -71,6 +76,7 @@ pub fn set_default(locks: Locks) -> Result<(), Error> {
         ));
     }
     let former = std::mem::replace(&mut *state, State::Set(locks));
+    default.is_of_environment.store(false, Ordering::Relaxed);
     drop(state);
     drop(former);
     Ok(())
@@ -80,7 +86,10 @@ pub fn set_default(locks: Locks) -> Result<(), Error> {
 /// test of annotated code can use a client of its own.
 ///
 /// Calls may be nested; the innermost counts. It does not apply to tasks that the future *spawns*,
-/// as with every task-local value.
+/// as with every task-local value: such a task gets the process-wide default, which may be another
+/// store. Then locks of the task and locks of the future exclude nobody of the other. If the
+/// process-wide default comes from `LOCK_URL`, this is a warning in the log, once in a process.
+/// Call `with_default` in the spawned task too, with a clone of the client.
 ///
 /// ```
 /// use lockcore::{Error, Locks, distributed_lock};
@@ -121,42 +130,9 @@ pub fn default_locks() -> Result<Locks, Error> {
         return Ok(locks);
     }
     let default = Default::of_this_process()?;
-    let _making = match default.make() {
-        Ok(making) => making,
-        Err(locks) => return Ok(locks),
-    };
-    let made = Locks::from_env().map_err(|error| match error.kind() {
-        ErrorKind::Config => {
-            let lost = match HAS_SCOPED.load(Ordering::Relaxed) {
-                true => {
-                    "; with_default does not apply to tasks that its future spawns: call it in the spawned task too"
-                }
-                false => "",
-            };
-            Error::config(format!(
-                "there is no default client ({error}); call lockcore::set_default(…) in main, or set LOCK_URL{lost}"
-            ))
-        }
-        _ => error,
-    })?;
-    let mut is_ended = false;
-    loop {
-        let mut state = default.state();
-        match &*state {
-            // Another thread was faster. `made` is declared before the mutex guard, so it is
-            // dropped after the mutex is free.
-            State::Set(locks) | State::ShutDown(locks) => return Ok(locks.clone()),
-            State::Unset => *state = State::Set(made.clone()),
-            State::Late if is_ended => *state = State::ShutDown(made.clone()),
-            State::Late => {
-                drop(state);
-                made.end_unused();
-                is_ended = true;
-                continue;
-            }
-        }
-        return Ok(made);
-    }
+    let locks = default.locks()?;
+    default.warn_of_a_lost_scope();
+    Ok(locks)
 }
 
 /// [Shuts down](Locks::shutdown) the process-wide default, if there is one. It refuses later
@@ -230,9 +206,65 @@ impl Default {
         Ok(Self {
             process: Process::this()?,
             state: Mutex::new(State::Unset),
+            is_of_environment: AtomicBool::new(false),
             makers: AtomicUsize::new(0),
             of_child: OnceBox::new(),
         })
+    }
+
+    /// The client. The first call makes it, if [`set_default`] has not set one.
+    fn locks(&self) -> Result<Locks, Error> {
+        let _making = match self.make() {
+            Ok(making) => making,
+            Err(locks) => return Ok(locks),
+        };
+        let made = Locks::from_env().map_err(|error| match error.kind() {
+            ErrorKind::Config => {
+                let lost = match HAS_SCOPED.load(Ordering::Relaxed) {
+                    true => format!("; {LOST}"),
+                    false => String::new(),
+                };
+                Error::config(format!(
+                    "there is no default client ({error}); call lockcore::set_default(…) in main, or set LOCK_URL{lost}"
+                ))
+            }
+            _ => error,
+        })?;
+        let mut is_ended = false;
+        loop {
+            let mut state = self.state();
+            match &*state {
+                // Another thread was faster. `made` is declared before the mutex guard, so it is
+                // dropped after the mutex is free.
+                State::Set(locks) | State::ShutDown(locks) => return Ok(locks.clone()),
+                State::Unset => *state = State::Set(made.clone()),
+                State::Late if is_ended => *state = State::ShutDown(made.clone()),
+                State::Late => {
+                    drop(state);
+                    made.end_unused();
+                    is_ended = true;
+                    continue;
+                }
+            }
+            self.is_of_environment.store(true, Ordering::Relaxed);
+            return Ok(made);
+        }
+    }
+
+    /// Warns once in a process, when a task that is not inside of a [`with_default`] uses the store
+    /// that the environment names, although this process has called `with_default`. A process that
+    /// means this calls [`set_default`].
+    fn warn_of_a_lost_scope(&self) {
+        static WARNED: AtomicBool = AtomicBool::new(false);
+        if HAS_SCOPED.load(Ordering::Relaxed)
+            && self.is_of_environment.load(Ordering::Relaxed)
+            && !WARNED.swap(true, Ordering::Relaxed)
+        {
+            tracing::warn!(
+                "a task without with_default locks at the store of LOCK_URL, and its locks do not exclude those of another \
+                 store; {LOST}, or say by lockcore::set_default(Locks::from_env()?) in main that LOCK_URL is meant"
+            );
+        }
     }
 
     /// The right to make a client. If there is a client already, returns it as the error.
