@@ -1,9 +1,11 @@
 //! Operations at the store, with their deadlines. This file chooses the connection, waits until the
 //! gate lets the operation pass, and decides what happens to the connection when no answer comes.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tokio::runtime;
 
 use super::gate::{Connected, Gate, InFlight, Pass, Replaced};
@@ -49,6 +51,22 @@ impl Shared {
         let reached = self.connection(whose, by).await?;
         let sent = self.sent_now();
         self.send(&reached.connected, by, sent, verb).await
+    }
+
+    /// [`operate`](Self::operate) for a task of the keeper whose result callers wait for. A panic of
+    /// the store is an error here. Otherwise it would end the task, and the callers would wait for
+    /// ever.
+    pub(super) async fn operate_for_callers<T>(
+        self: &Arc<Self>,
+        by: Instant,
+        verb: impl FnOnce(&dyn Connection, Duration) -> Answer<T>,
+    ) -> Result<(Sent, T), StoreError> {
+        let operation = AssertUnwindSafe(self.operate(Where::Keeper, by, verb));
+        let panicked = |_| {
+            let text = format!("{} panicked: this is a bug in it", self.store());
+            Err(StoreError::new(Fault::Unknown, text))
+        };
+        operation.catch_unwind().await.unwrap_or_else(panicked)
     }
 
     /// The longest ttl that a ticket can have. At a store with sessions only the connection knows
@@ -118,6 +136,24 @@ impl Shared {
             self.learn(connected.releases(), sent, outcome.as_ref().err());
             return outcome.map(|(_, answers)| answers);
         }
+    }
+
+    /// As [`release`](Self::release), for the keeper on a connection that [another runtime
+    /// drives](super::links::Links::lent). All of it takes at most one operation timeout.
+    pub(super) async fn release_lent(
+        self: &Arc<Self>,
+        connected: &Connected,
+        departures: Vec<Departure>,
+    ) -> Result<Vec<Released>, StoreError> {
+        let by = self.clock.now().after(self.op_timeout);
+        let admitted = self.admit(connected.releases(), departures.len(), by);
+        let Some(Ok(_pass)) = admitted.await else {
+            let text = "the connection of a caller has no room for this release";
+            return Err(StoreError::new(Fault::Retry, text));
+        };
+        let verb = |verbs: &dyn Connection, _| verbs.release(departures);
+        let outcome = self.send_lent(connected, by, verb).await;
+        outcome.map(|(_, answers)| answers)
     }
 
     /// Lets a gate learn from the outcome of a request that has passed it.
@@ -242,6 +278,16 @@ impl Shared {
             runtime: runtime.id(),
             waited,
         })
+    }
+
+    /// The connection of a caller that the keeper may use. `None` if the keeper has its own, or gets
+    /// it within `patience`, and if no runtime lends one.
+    pub(super) async fn lent(self: &Arc<Self>, patience: Duration) -> Option<Arc<Connected>> {
+        let by = self.clock.now().after(patience);
+        match self.by(by, self.keeper_is_up()).await {
+            Some(()) => None,
+            None => self.links.lent(&self.keeper).await,
+        }
     }
 
     /// Resolves when the keeper's connection is up. Opens it if it is not.

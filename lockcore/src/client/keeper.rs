@@ -37,7 +37,8 @@ use crate::request::{Id, Request};
 /// the lease clock does not. After a resume the keeper catches up within this time.
 const LONGEST_NAP: Duration = Duration::from_secs(1);
 
-/// How long a renewal waits for the keeper's own connection before it uses one that is lent.
+/// How long a renewal or a release waits for the keeper's own connection before it uses one that is
+/// lent.
 const OWN: Duration = Duration::from_millis(50);
 
 /// How long the client waits at its end for log lines that are not written yet.
@@ -257,10 +258,7 @@ async fn renew(shared: Arc<Shared>, kind: Kind, leases: Vec<Arc<Lease>>) {
         pause: Duration::ZERO,
     };
     let own = OWN.min(renewing.patience() / 4);
-    let by = shared.clock.now().after(own);
-    if shared.by(by, shared.keeper_is_up()).await.is_none()
-        && let Some(lent) = shared.links.lent(&shared.keeper).await
-    {
+    if let Some(lent) = shared.lent(own).await {
         tokio::select! {
             biased;
             () = renewing.attempt(Some(&lent)) => return,
@@ -490,8 +488,8 @@ async fn leave_kept(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
     }
 }
 
-/// Releases tickets on the keeper's connection. The keeper tries until the store acknowledges, or
-/// until the tickets must have run out at the store by themselves.
+/// Releases tickets. The keeper tries until the store acknowledges, or until the tickets must have
+/// run out at the store by themselves.
 async fn depart(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
     // A ticket that is at the store ends there with its lease. An enqueue that is in flight may
     // arrive later than that: a server that was stopped reads it when it continues.
@@ -509,17 +507,7 @@ async fn depart(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
     };
     let mut pauses = Pauses::between(Duration::from_millis(20), Duration::from_secs(1));
     loop {
-        let departures = batch
-            .iter()
-            .map(|cleanup| Departure {
-                request: Arc::clone(&cleanup.request),
-                enqueue_may_follow: cleanup.ambiguous,
-            })
-            .collect();
-        let outcome = shared
-            .release(Where::Keeper, shared.clock.now(), give_up, departures)
-            .await;
-        match outcome {
+        match try_to_depart(&shared, &mut batch, give_up).await {
             Ok(answers) => {
                 let before = batch.len();
                 let mut answers = answers.into_iter();
@@ -571,6 +559,37 @@ async fn depart(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
         let again = shared.clock.now().after(pauses.draw());
         shared.alarm(again).await;
     }
+}
+
+/// Releases tickets in one request. If the keeper has no connection, the request is sent on one that
+/// is lent, and also on the keeper's own as soon as it is up: see [`renew`].
+async fn try_to_depart(
+    shared: &Arc<Shared>,
+    batch: &mut [Cleanup],
+    give_up: Instant,
+) -> Result<Vec<Released>, StoreError> {
+    let departures = |batch: &[Cleanup]| {
+        let departures = batch.iter().map(|cleanup| Departure {
+            request: Arc::clone(&cleanup.request),
+            enqueue_may_follow: cleanup.ambiguous,
+        });
+        departures.collect()
+    };
+    if let Some(lent) = shared.lent(OWN).await {
+        tokio::select! {
+            biased;
+            outcome = shared.release_lent(&lent, departures(batch)) => return outcome,
+            () = shared.keeper_is_up() => {}
+        }
+        // The first request may have been carried out. So it is no loss if the second finds
+        // nothing.
+        batch.iter_mut().for_each(|cleanup| cleanup.held = None);
+    }
+    let now = shared.clock.now();
+    let departures = departures(batch);
+    shared
+        .release(Where::Keeper, now, give_up, departures)
+        .await
 }
 
 /// Makes the changes that [`Shared::change_at_end`] has asked for. If one fails, those who watch

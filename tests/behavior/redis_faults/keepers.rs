@@ -19,6 +19,7 @@ use crate::store::{Kind, SOON, Store, give_back, kind, tickets};
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         a_lock_is_kept_while_the_server_accepts_no_further_connection
+        a_dropped_guard_is_released_while_the_server_accepts_no_further_connection
         a_first_lock_is_kept_where_it_takes_long_to_connect
         a_caller_that_blocks_its_runtime_keeps_its_lock_when_the_keeper_connects_late
     ]
@@ -41,7 +42,8 @@ fn takes_a_place(server: &RedisServer) -> Option<TcpStream> {
     (&answer == b"+PONG").then_some(stream)
 }
 
-async fn a_lock_is_kept_while_the_server_accepts_no_further_connection(_: Store) {
+/// A server that accepts one more connection. It accepts others when the stream is dropped.
+async fn nearly_full() -> (RedisServer, Option<TcpStream>) {
     let server = RedisServer::start();
     server.command::<()>(&["CONFIG", "SET", "maxclients", "2"]);
     let mut filler = None;
@@ -50,6 +52,23 @@ async fn a_lock_is_kept_while_the_server_accepts_no_further_connection(_: Store)
         ready(filler.is_some())
     })
     .await;
+    (server, filler)
+}
+
+/// The lease is so long that only a release can end it in time.
+async fn a_dropped_guard_is_released_while_the_server_accepts_no_further_connection(_: Store) {
+    let (server, _filler) = nearly_full().await;
+    let locks = hasty(&server);
+    let lock = locks.mutex("a").ttl(100 * SOON);
+    let guard = lock.acquire().await.unwrap();
+
+    drop(guard);
+
+    tickets(&locks, "a", 0).await;
+}
+
+async fn a_lock_is_kept_while_the_server_accepts_no_further_connection(_: Store) {
+    let (server, filler) = nearly_full().await;
     let locks = hasty(&server);
     let guard = locks.mutex("a").ttl(TTL).acquire().await.unwrap();
 
