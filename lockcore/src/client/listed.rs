@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::calls::Where;
 use super::shared::Shared;
 use super::watched::{List, Watched, Watching};
 use crate::backend::TicketInfo;
@@ -40,9 +39,7 @@ async fn list(shared: Arc<Shared>, watched: Arc<Watched>) {
     loop {
         let answers = listed.asked.load(Ordering::SeqCst);
         let by = shared.clock.now().after(shared.op_timeout);
-        let verb = shared.operate(Where::Keeper, by, |verbs, _| {
-            verbs.inspect(watched.name.clone())
-        });
+        let verb = shared.operate_for_callers(by, |verbs, _| verbs.inspect(watched.name.clone()));
         let tickets = verb.await.map(|(_, tickets)| tickets.into());
         // This runs wakers, which are users' code.
         guarded(|| drop(listed.last.send_replace(List { answers, tickets })));

@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 
-use super::calls::Where;
 use super::shared::Shared;
 use super::table::Phase;
 use super::watched::{Listed, Looked, Seen, Watched, Watching};
@@ -76,13 +75,13 @@ impl Shared {
     async fn look(self: &Arc<Self>, name: &Name, watch: bool) -> Result<Counted, StoreError> {
         let by = self.clock.now().after(self.op_timeout);
         if watch {
-            let watching = self.operate(Where::Keeper, by, |verbs, _| verbs.watch(name.clone()));
+            let watching = self.operate_for_callers(by, |verbs, _| verbs.watch(name.clone()));
             watching.await?;
         }
         let id = self.new_id();
         let id = id.map_err(|error| StoreError::new(Fault::Retry, error.to_string()))?;
         let count = Arc::new(Count::new(name.clone(), id, CountOp::Read));
-        let counting = self.operate(Where::Keeper, by, |verbs, _| verbs.count(count));
+        let counting = self.operate_for_callers(by, |verbs, _| verbs.count(count));
         counting.await.map(|(_, counted)| counted)
     }
 }
@@ -144,7 +143,7 @@ async fn follow(shared: Arc<Shared>, watched: Arc<Watched>) {
                     let verb = |verbs: &dyn Connection, _| verbs.unwatch(name.clone());
                     // If the request fails, the store pushes changes for a while, and they are
                     // ignored.
-                    let _ = shared.operate(Where::Keeper, by, verb).await;
+                    let _ = shared.operate_for_callers(by, verb).await;
                 }
                 if shared.watches.remove_unused(&watched) {
                     return;

@@ -1,10 +1,12 @@
 //! Tests of barriers on the store for tests. This store loses, holds back or forgets the messages
 //! that a fact names.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use libtest_mimic::Trial;
-use lockcore::testing::{Store as Kit, Verb};
+use lockcore::backend::{Answer, Connection, Count, Counted, Name, TicketInfo};
+use lockcore::testing::{Forward, Store as Kit, Verb, around};
 use lockcore::{Barrier, ErrorKind, Left, Locks, LostReason};
 use tests::eventually::eventually;
 
@@ -25,6 +27,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_store_that_has_lost_its_data_lets_nobody_go_on
         a_party_that_was_frozen_beyond_its_lease_joins_the_next_round
         a_client_that_is_shut_down_does_not_wait
+        a_store_that_panics_once_lets_all_parties_go_on
     ]
 }
 
@@ -377,4 +380,63 @@ async fn a_client_that_is_shut_down_does_not_wait(_: Store) {
 
     let kind = kind(soon(waiting).await.unwrap());
     assert_eq!(kind, ErrorKind::Lost(LostReason::Shutdown));
+}
+
+/// A store that panics when the keeper of a client sends the next request with this verb.
+#[derive(Debug)]
+struct Panics {
+    connection: Arc<dyn Connection>,
+    at: Arc<Mutex<Option<Verb>>>,
+}
+
+impl Panics {
+    fn meet(&self, verb: Verb) {
+        let mut at = self.at.lock().unwrap();
+        let is_keeper = std::thread::current().name() == Some("lockcore-keeper");
+        if is_keeper && *at == Some(verb) {
+            *at = None;
+            drop(at);
+            panic!("on purpose: {verb:?}");
+        }
+    }
+}
+
+impl Forward for Panics {
+    fn inner(&self) -> &Arc<dyn Connection> {
+        &self.connection
+    }
+
+    fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>> {
+        self.meet(Verb::Inspect);
+        self.connection.inspect(name)
+    }
+
+    fn count(&self, count: Arc<Count>) -> Answer<Counted> {
+        self.meet(Verb::Count);
+        self.connection.count(count)
+    }
+
+    fn watch(&self, name: Name) -> Answer<()> {
+        self.meet(Verb::Watch);
+        self.connection.watch(name)
+    }
+}
+
+/// Parties of one client wait for the lists and the looks that its keeper makes.
+async fn a_store_that_panics_once_lets_all_parties_go_on(_: Store) {
+    for verb in [Verb::Inspect, Verb::Count, Verb::Watch] {
+        let at = Arc::new(Mutex::new(Some(verb)));
+        let panics = Arc::clone(&at);
+        let store = around(Arc::new(Kit::new()), move |connection| Panics {
+            connection,
+            at: Arc::clone(&panics),
+        });
+        let locks = Locks::with_backend(store).unwrap();
+
+        let parties = [(); 2].map(|()| waits(&locks.barrier("a", 2).wait(2 * SOON)));
+
+        let [first, second] = parties;
+        assert_ne!(passed(first).await, passed(second).await, "{verb:?}");
+        assert_eq!(*at.lock().unwrap(), None, "it has not panicked");
+    }
 }
