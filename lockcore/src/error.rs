@@ -249,6 +249,12 @@ impl Error {
         Self::new(ErrorKind::Lost(reason), message)
     }
 
+    /// The error of work that ends as soon as somebody asks for its lock.
+    pub(crate) fn asked_for() -> Self {
+        let text = "stopped: somebody asked for the lock (Locks::revoke), and on_revoke = Cancel stops the work at once";
+        Self::new(ErrorKind::Lost(LostReason::Revoked), text)
+    }
+
     /// The error of a request for a lock after the shutdown of the client.
     pub(crate) fn shut_down() -> Self {
         let text = "not carried out: the client was shut down";

@@ -263,9 +263,12 @@ async fn work_that_can_be_repeated_stops_as_soon_as_somebody_asks(store: Store) 
 
     assert_eq!(outcome.unwrap(), Release::Released);
     assert!(awake_since(began) < LEARNS + SLACK);
-    assert_eq!(
-        kind(work.await.unwrap()),
-        ErrorKind::Lost(LostReason::Revoked)
+    let error = work.await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost(LostReason::Revoked));
+    let text = error.to_string();
+    assert!(
+        text.contains("on_revoke") && !text.contains("is over"),
+        "{text}"
     );
     assert_nothing_left(&store, &operator, "a").await;
 }

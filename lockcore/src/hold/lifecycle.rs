@@ -213,7 +213,7 @@ impl Held {
     /// Why work under the lock must stop now, or `None` if it may continue.
     pub(crate) fn stop(&self) -> Option<Error> {
         if self.0.on_revoke == OnRevoke::Cancel && self.0.lease.is_asked_back() && !self.is_over() {
-            return Some(self.lost_for(LostReason::Revoked));
+            return Some(Error::asked_for().of_name(self.name()));
         }
         self.loss().filter(|_| self.0.on_lost == OnLost::Cancel)
     }
