@@ -14,16 +14,16 @@ use tokio::task::AbortHandle;
 use crate::backend::{CountOp, KEEP};
 use crate::client::counters::check_value;
 use crate::client::shared::Shared;
+use crate::client::table::AtEnd;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::hold::{Guard, Held, Release};
+use crate::hold::{Guard, Held, NotDetached, Release};
 use crate::lock::Lock;
 use crate::locks::Locks;
 use crate::name::Name;
-use crate::options::Wait;
+use crate::options::{OnRevoke, Wait};
 use crate::pauses::Pauses;
 use crate::token::FencingToken;
-use crate::value::LockValue;
 
 pub use observe::Leaders;
 
@@ -116,6 +116,24 @@ impl Election {
         self
     }
 
+    /// The text that [`Locks::inspect`] shows for the leader and for the candidates that wait: see
+    /// [`Lock::owner`]. Default: the client's default.
+    pub fn owner(mut self, text: impl Into<String>) -> Self {
+        self.lock = self.lock.owner(text);
+        self
+    }
+
+    /// What happens to the body of [`run_as_leader`](Self::run_as_leader) when somebody asks for the
+    /// leadership ([`Locks::revoke`]). Default: [`OnRevoke::Finish`]. With [`OnRevoke::Cancel`] the
+    /// body is dropped at once, and the candidate campaigns again, behind the others.
+    ///
+    /// A [`Leader`] from [`campaign`](Self::campaign) is not stopped by this. It can listen to
+    /// [`revoked`](Held::revoked).
+    pub fn on_revoke(mut self, policy: OnRevoke) -> Self {
+        self.lock = self.lock.on_revoke(policy);
+        self
+    }
+
     /// Waits until this candidate leads, and tells the observers. This takes one request more than
     /// a lock. If the store is out of reach, the candidate waits until it is back.
     ///
@@ -169,12 +187,15 @@ impl Election {
     async fn lead(&self, guard: Guard, give_up: Instant) -> Result<Leader, Error> {
         let left = self.locks.0.shared.clock.now().until(give_up);
         let left = left.min(guard.remaining());
-        guard.write_value(Arc::clone(&self.value), left).await?;
+        let token = FencingToken::of_exclusive(guard.grant_id());
+        guard
+            .write_value(token, Arc::clone(&self.value), left)
+            .await?;
+        tell_observers_at_end(&self.locks.0.shared, &guard);
         // The lease may have ended while the value was being sent, which may take several attempts.
         match guard.loss() {
             Some(lost) => Err(lost),
             None => Ok(Leader {
-                value: self.locks.value(self.name.clone()),
                 _keeping: Keeping::begin(&self.locks.0.shared, &guard),
                 guard,
             }),
@@ -192,6 +213,37 @@ impl Election {
     ///
     /// After a failure, and after each round, there is a pause before the next campaign. The pause
     /// is about 20 ms. It grows to 2 seconds if rounds and campaigns keep ending within a second.
+    ///
+    /// **A body that changes a variable** must change it before its `async` block. An `async` closure
+    /// that changes a captured variable does not compile: the compiler says that it "does not
+    /// implement `FnMut` because it captures state from its environment". Inside the `async` block,
+    /// use an atomic or a mutex.
+    ///
+    /// ```
+    /// use std::ops::ControlFlow;
+    /// use std::sync::atomic::{AtomicU32, Ordering};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lockcore::Error> {
+    /// # let election = lockcore::Locks::connect("memory:")?.election("scheduler");
+    /// let mut terms = 0;
+    /// let pages = AtomicU32::new(0);
+    /// let done = election
+    ///     .run_as_leader(|_leader| {
+    ///         terms += 1;
+    ///         let (term, pages) = (terms, &pages);
+    ///         async move {
+    ///             pages.fetch_add(10, Ordering::Relaxed);
+    ///             match term {
+    ///                 3 => ControlFlow::Break("done"),
+    ///                 _ => ControlFlow::Continue(()),
+    ///             }
+    ///         }
+    ///     })
+    ///     .await?;
+    /// assert_eq!((done, terms, pages.into_inner()), ("done", 3, 30));
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
@@ -289,13 +341,28 @@ fn is_final(error: &Error) -> bool {
 /// [`lost`](Held::lost), [`in_danger`](Held::in_danger), [`remaining`](Held::remaining), and
 /// [`set_value`](Held::set_value), which publishes another value to the observers.
 ///
-/// When this value is dropped, the keeper releases the lock. Observers learn that from the next
-/// leader, or when the lease that they have seen ends. [`resign`](Self::resign) tells them at once.
+/// When this value is dropped, the keeper releases the lock, and then tells the observers.
+/// [`resign`](Self::resign) does the same, and waits until it is done.
 #[must_use = "the leadership is given up as soon as this is dropped; bind it to a variable"]
 pub struct Leader {
     guard: Guard,
-    value: LockValue,
     _keeping: Keeping,
+}
+
+/// When the leader's ticket has ended, the value gets a new version, with the same text. So everybody
+/// who follows the value looks who leads. The process may end before that, or the request may fail.
+/// Then the observers look when the lease ends that they have seen. If another leader has written by
+/// then, its text stays, and the observers look once more than they need.
+fn tell_observers_at_end(shared: &Shared, guard: &Guard) {
+    let request = &guard.lease().request;
+    let touch = AtEnd {
+        counter: request.name.value(),
+        op: CountOp::Set {
+            value: 0, // the number of this record, which nobody uses
+            only_if: None,
+        },
+    };
+    shared.change_at_end(request.id, touch);
 }
 
 /// Keeps the value of a leader at the store, until this is dropped. A store forgets a value some
@@ -346,33 +413,38 @@ impl Leader {
     }
 
     /// Gives the leadership up, waits for the store's answer as [`Guard::release`] does, and tells
-    /// the observers. The value stays. This takes two requests more than a release. Resign before
-    /// the client is shut down, because after that the observers are not told.
+    /// the observers. The value stays. This takes one request more than a release.
     ///
     /// # Errors
     ///
     /// The errors of [`Guard::release`]. If only the message to the observers fails, there is no
-    /// error. Observers then learn of the end as they do when this value is dropped.
+    /// error. Observers then learn of the end from the next leader, or when the lease that they have
+    /// seen ends.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the keeper releases the lock, as after a drop of this value.
+    /// If the future is dropped, the keeper releases the lock and tells the observers, as after a
+    /// drop of this value.
     pub async fn resign(self) -> Result<Release, Error> {
-        let token = self.token();
-        let released = self.guard.release().await?;
-        // If somebody has written since the value was read, this `touch` does nothing. That is
-        // harmless, because the other write has told the observers.
-        let told = async {
-            let read = self.value.read().await?;
-            match &read.written {
-                Some(last) if last.token == token => self.value.touch(read.version).await.map(drop),
-                _ => Ok(()),
-            }
-        };
-        if let Err(error) = told.await {
-            tracing::debug!(%error, "observers were not told of the resignation");
-        }
-        Ok(released)
+        self.guard.release().await
+    }
+
+    /// Gives the leadership to another process, without an election: see [`Guard::detach`].
+    /// [`Locks::adopt`] takes it over, with the same [token](Self::token). Observers see no change,
+    /// because the value stays. They see the new process when it [writes](Held::set_value) another
+    /// value. The adopter has a guard and not a `Leader`. When it releases the guard, observers
+    /// learn that from the next leader, or when the lease that they have seen ends.
+    ///
+    /// # Errors
+    ///
+    /// As [`Guard::detach`]. The guard in the error leads still, except when the error is
+    /// [`Lost`](crate::ErrorKind::Lost). Its [`release`](Guard::release) is the resignation.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`resign`](Self::resign).
+    pub async fn detach(self) -> Result<String, NotDetached> {
+        self.guard.detach().await
     }
 }
 

@@ -13,8 +13,9 @@
 //!    the tickets again.
 //! 3. If all places of the round have agreed, the party completes the round. All parties of the
 //!    round pass when they see this at the counter.
-//! 4. If a place of the round is gone, the party gives the proposal up. The parties that have
-//!    agreed take new places. Parties with whole places keep them.
+//! 4. If a place of the round is gone, the party gives the proposal up. The parties that have seen
+//!    the proposal take new places, because each of them has agreed, or is about to. The others
+//!    keep theirs.
 //!
 //! A place may belong to a party that is dead, or whose future was dropped. Such a party does not
 //! agree. So each party of a complete round was waiting when the last of them had got its place.
@@ -61,6 +62,7 @@ use tokio::task::JoinSet;
 
 use crate::acquire::handle::Client;
 use crate::backend::{CountOp, Counted, Fault, OnlyIf, Outcome, StoreError, TicketInfo};
+use crate::client::table::AtEnd;
 use crate::client::watched::Watching;
 use crate::clock::Instant;
 use crate::counter::Counter;
@@ -321,12 +323,22 @@ impl Party {
 
     /// Begins the stay inside of a double barrier. The counter is not watched meanwhile. It is read
     /// now and then, because a store removes a counter that nobody uses.
+    ///
+    /// If the place ends before the party has left, the keeper sets the counter to the value that it
+    /// has. So the others that leave or look for missing parties learn of the end.
     pub(crate) fn enter(mut self) -> Self {
         self.watching = None;
         let shared = Arc::clone(&self.places.counter.client().shared);
         let name = self.guard.lease().request.name.clone();
         let wait = self.places.counter.wait;
         let keeper = shared.keeper.clone();
+        let value = self.seen.value;
+        let only_if = Some(OnlyIf::Value(value));
+        let change = AtEnd {
+            counter: name.clone(),
+            op: CountOp::Set { value, only_if },
+        };
+        shared.change_at_end(self.guard.lease().request.id, change);
         let upkeep = async move {
             loop {
                 shared.alarm(shared.clock.now().after(UPKEEP)).await;
@@ -531,7 +543,8 @@ impl Party {
             }
             match self.try_to_leave().await {
                 Ok(Leaving::Done(all)) => {
-                    self.upkeep = JoinSet::new();
+                    let shared = &self.places.counter.client().shared;
+                    shared.change_nothing_at_end(self.guard.lease().request.id);
                     return Ok(all);
                 }
                 Ok(Leaving::Again) => {}
@@ -785,21 +798,10 @@ impl Party {
 }
 
 impl Drop for Party {
-    /// If the party is inside of a double barrier, the others that leave or look for missing
-    /// parties learn of its end: the keeper sets the counter to its value after it has released the
-    /// place.
     fn drop(&mut self) {
-        let shared = &self.places.counter.client().shared;
-        if shared.is_forked() {
-            return self.upkeep.detach_all();
-        }
-        if let Some(value) = self.last.and_then(|last| signed(last).ok())
-            && !self.upkeep.is_empty()
-        {
-            let only_if = Some(OnlyIf::Value(value));
-            let request = &self.guard.lease().request;
-            let change = CountOp::Set { value, only_if };
-            shared.change_at_end(request.id, request.name.clone(), change);
+        // A forked child has no keeper that could end the task.
+        if self.places.counter.client().shared.is_forked() {
+            self.upkeep.detach_all();
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::acquire::handle::Client;
-use crate::backend::{CountOp, Counted, OnlyIf, Written};
+use crate::backend::{CountOp, Counted, Written};
 use crate::counter::{Counter, Following};
 use crate::error::Error;
 use crate::name::Name;
@@ -59,14 +59,6 @@ impl LockValue {
     /// The value with its version.
     pub(crate) async fn read(&self) -> Result<Counted, Error> {
         self.0.change(CountOp::Read).await
-    }
-
-    /// Makes a new version of the value, with the same text, if the value has this version. So
-    /// everybody who follows the value reads it again.
-    pub(crate) async fn touch(&self, version: u64) -> Result<Counted, Error> {
-        let only_if = Some(OnlyIf::Version(version));
-        let value = 0; // the number of this record, which nobody uses
-        self.0.change(CountOp::Set { value, only_if }).await
     }
 
     /// Follows the value: the present value, and later ones when it changes. Nothing happens at the

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use libtest_mimic::Trial;
-use lockcore::{Election, Error, ErrorKind, Leader, Locks, Release};
+use lockcore::{Election, Error, ErrorKind, Held, Leader, Locks, OnRevoke, Release, Written};
 use tests::witness::{FencedResource, Witness};
 use tokio::sync::mpsc;
 
@@ -37,7 +37,18 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         dropped_futures_of_candidates_leave_nothing
         a_campaign_with_a_wait_ends_with_it
         a_candidate_whose_value_is_too_long_does_not_stand
+        candidates_are_listed_with_their_own_texts
     ]);
+    if store.capability().asks_back {
+        facts.extend(crate::store_facts![store, DEFAULT;
+            a_body_that_can_be_repeated_stops_as_soon_as_somebody_asks_for_its_office
+        ]);
+    }
+    if store.capability().adopts {
+        facts.extend(crate::store_facts![store, DEFAULT;
+            a_leadership_moves_to_another_client_and_observers_see_no_change
+        ]);
+    }
     facts.extend(observers::facts(store));
     facts
 }
@@ -237,4 +248,73 @@ async fn a_campaign_with_a_wait_ends_with_it(store: Store) {
     take_from(&leader, &other).await;
     let next = soon(short.wait(SOON).campaign()).await.unwrap();
     assert!(next.token() > leader.token());
+}
+
+async fn candidates_are_listed_with_their_own_texts(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    let leads = locks.election("a").owner("in zone 1");
+    let leader = soon(leads.campaign()).await.unwrap();
+    let waits = other.election("a").owner("in zone 2");
+    let candidate = tokio::spawn(async move { waits.campaign().await });
+    tickets(&locks, "a", 2).await;
+
+    let places = locks.inspect("a").await.unwrap();
+
+    let texts = places.iter().map(|place| place.owner_text.as_deref());
+    assert!(
+        texts.eq([Some("in zone 1"), Some("in zone 2")]),
+        "{places:?}"
+    );
+    leader.resign().await.unwrap();
+    drop(soon(candidate).await.unwrap().unwrap());
+    let wrong = locks.election("a").owner("two\nlines");
+    assert_eq!(kind(wrong.campaign().await), ErrorKind::Config);
+}
+
+/// The grace is longer than the fact may take.
+async fn a_body_that_can_be_repeated_stops_as_soon_as_somebody_asks_for_its_office(store: Store) {
+    let quick = Locks::builder()
+        .op_timeout(STALL)
+        .ttl(Duration::from_secs(6));
+    let (locks, other) = (store.client_with(quick), store.client());
+    let (began, mut terms) = mpsc::unbounded_channel();
+    let election = locks.election("a").on_revoke(OnRevoke::Cancel);
+    let running = tokio::spawn(async move {
+        let body = async |leader: Held| {
+            began.send(leader.fencing_token().unwrap()).unwrap();
+            pending::<ControlFlow<()>>().await
+        };
+        election.run_as_leader(body).await
+    });
+    let first = soon(terms.recv()).await.unwrap();
+    let next = other.election("a");
+    let next = tokio::spawn(async move { next.campaign().await });
+    tickets(&other, "a", 2).await;
+
+    let revoked = other.revoke("a", first.ticket(), 100 * SOON, "for a test");
+
+    assert_eq!(soon(revoked).await.unwrap(), Release::Released);
+    let next = soon(next).await.unwrap().unwrap();
+    // The candidate that was asked stands in line again.
+    tickets(&other, "a", 2).await;
+    next.resign().await.unwrap();
+    assert!(soon(terms.recv()).await.unwrap() > first);
+    running.abort();
+}
+
+async fn a_leadership_moves_to_another_client_and_observers_see_no_change(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    let leader = soon(locks.election("a").value("here").campaign()).await;
+    let (leader, mut leaders) = (leader.unwrap(), other.election("a").observe());
+    let token = leader.token();
+    let told = soon(leaders.next()).await.unwrap();
+    assert_eq!(told, Some(Written::new(token, "here")));
+
+    let text = soon(leader.detach()).await.unwrap();
+    let guard = soon(other.adopt(&text)).await.unwrap();
+
+    assert_eq!(guard.fencing_token().unwrap(), token);
+    guard.set_value("there").await.unwrap();
+    let told = soon(leaders.next()).await.unwrap();
+    assert_eq!(told, Some(Written::new(token, "there")));
 }

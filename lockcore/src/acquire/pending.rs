@@ -439,7 +439,8 @@ impl Drop for Pending {
         let after = self.asked.asking.take();
         let may_be_left = after.is_some() || self.asked.left_behind || ambiguous;
         if !may_be_left && !self.asked.has_ticket {
-            return self.shared.disarm(self.lease.request.id);
+            self.shared.disarm(self.lease.request.id);
+            return;
         }
         let cleanup = Cleanup {
             request: Arc::clone(&self.lease.request),

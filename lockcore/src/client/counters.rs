@@ -4,8 +4,11 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tracing::Level;
+
 use super::asking::Sends;
 use super::shared::Shared;
+use super::table::AtEnd;
 use crate::backend::{Answer, Connection, Count, CountOp, Counted, MAX_COUNT, MAX_TEXT, Outcome};
 use crate::error::Error;
 use crate::name::Name;
@@ -42,6 +45,18 @@ impl Shared {
         wait: Wait,
     ) -> Result<Counted, Error> {
         self.counted(name, op, None, wait).await
+    }
+
+    /// Makes a change because a ticket has ended. If it fails, those who watch the counter learn
+    /// later that the ticket has ended.
+    pub(crate) async fn tell_end_of_ticket(self: &Arc<Self>, change: AtEnd) {
+        let AtEnd { counter, op } = change;
+        let changed = self.count_for_holder(&counter, op, Wait::For(Duration::ZERO));
+        if let Err(error) = changed.await {
+            self.log(Level::DEBUG, move || {
+                tracing::debug!(%error, "could not tell others that a ticket has ended");
+            });
+        }
     }
 
     async fn counted(

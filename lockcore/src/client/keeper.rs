@@ -29,7 +29,6 @@ use crate::backend::{
 use crate::clock::Instant;
 use crate::error::{Error, LostReason};
 use crate::log::{Silence, guarded};
-use crate::options::Wait;
 use crate::pauses::{Pauses, jittered};
 use crate::request::{Id, Request};
 
@@ -161,7 +160,7 @@ async fn keep(shared: &Arc<Shared>) {
                         Stage::Held | Stage::Kept { .. } if reason == LostReason::Revoked => {
                             shared.clean_up(Cleanup::of(&lease));
                         }
-                        Stage::Kept { .. } => shared.disarm(lease.request.id),
+                        Stage::Kept { .. } => drop(shared.disarm(lease.request.id)),
                         // The task may not be polled, and the session keeps the ticket at the
                         // store. So the keeper gives the ticket back.
                         Stage::Waiting | Stage::Leaving if sessions => {
@@ -592,23 +591,17 @@ async fn try_to_depart(
         .await
 }
 
-/// Makes the changes that [`Shared::change_at_end`] has asked for. If one fails, those who watch
-/// the counter learn later that the ticket has ended.
+/// Makes the changes that [`Shared::change_at_end`] has asked for.
 async fn change_counters(shared: &Arc<Shared>, gone: &[Id]) {
     // Tickets of one name ask for the same change.
     let changes: HashMap<_, _> = {
         let mut table = shared.table();
         let changes = gone.iter().filter_map(|id| table.at_end.remove(id));
-        changes.collect()
+        changes
+            .map(|change| (change.counter.clone(), change))
+            .collect()
     };
     // All at once, so that a store that does not answer takes one operation timeout.
-    let changed = changes.into_iter().map(|(counter, op)| async move {
-        let changed = shared.count_for_holder(&counter, op, Wait::For(Duration::ZERO));
-        if let Err(error) = changed.await {
-            shared.log(Level::DEBUG, move || {
-                tracing::debug!(%error, "could not tell others that a ticket has ended");
-            });
-        }
-    });
-    join_all(changed).await;
+    let changes = changes.into_values();
+    join_all(changes.map(|change| shared.tell_end_of_ticket(change))).await;
 }

@@ -41,8 +41,8 @@ pub(crate) struct Table {
     pub(crate) alarms_set: u64,
     /// Tickets that the keeper must remove at the store. No request for this has been sent yet.
     pub(crate) cleanups: Vec<Cleanup>,
-    /// Changes of counters that the keeper makes when it has cleaned up after these tickets.
-    pub(crate) at_end: Prehashed<Id, (Name, CountOp)>,
+    /// See [`Shared::change_at_end`](super::shared::Shared::change_at_end).
+    pub(crate) at_end: Prehashed<Id, AtEnd>,
     /// How many of the leases are kept after their use.
     kept: usize,
     /// How many clean-ups are not finished, both queued and in progress.
@@ -52,6 +52,13 @@ pub(crate) struct Table {
     /// When the keeper will wake by itself. A caller that adds something earlier wakes it.
     pub(crate) next_wake: Instant,
     pub(crate) phase: Phase,
+}
+
+/// A change of a counter or a value that is made when a ticket has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct AtEnd {
+    pub(crate) counter: Name,
+    pub(crate) op: CountOp,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

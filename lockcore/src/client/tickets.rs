@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use super::lease::Lease;
 use super::shared::Shared;
-use super::table::{Phase, Table};
+use super::table::{AtEnd, Phase, Table};
 use super::tracked::{Cleanup, RenewalStage, Stage, Tracked};
-use crate::backend::{CountOp, Wake};
+use crate::backend::Wake;
 use crate::clock::Instant;
 use crate::error::Error;
 use crate::log::guarded;
@@ -218,13 +218,16 @@ impl Shared {
         }
     }
 
-    /// Takes a lease out of the table. No later batch renews it.
-    pub(crate) fn disarm(&self, id: Id) {
+    /// Takes a lease out of the table. No later batch renews it. Returns the change that is to be made
+    /// [at its end](Self::change_at_end).
+    pub(crate) fn disarm(&self, id: Id) -> Option<AtEnd> {
         let mut table = self.table();
         table.remove(id);
+        let change = table.at_end.remove(&id);
         let idle = table.is_awaited_idle();
         drop(table);
         self.tell_if(idle);
+        change
     }
 
     /// Takes a held lease out of the table, and leaves its ticket at the store. Returns false if
@@ -236,6 +239,7 @@ impl Shared {
         let is_held = tracked.is_some_and(|tracked| tracked.stage == Stage::Held);
         if is_held {
             table.remove(id);
+            table.at_end.remove(&id);
         }
         let idle = table.is_awaited_idle();
         drop(table);
@@ -250,11 +254,20 @@ impl Shared {
         self.due_changed.notify_one();
     }
 
-    /// Lets the keeper change a counter when it has cleaned up after a ticket. Others who watch this
-    /// counter learn in this way that the ticket has ended. Called before the ticket is given to
-    /// the keeper.
-    pub(crate) fn change_at_end(&self, id: Id, counter: Name, op: CountOp) {
-        self.table().at_end.insert(id, (counter, op));
+    /// Makes this change when the ticket has been released, or the keeper has cleaned up after it.
+    /// Others who watch the counter learn in this way that the ticket has ended. If the ticket ends
+    /// with its lease, nothing is changed.
+    pub(crate) fn change_at_end(&self, id: Id, change: AtEnd) {
+        let mut table = self.table();
+        // Otherwise the ticket has ended, or is ending, and the caller finds it lost.
+        if table.leases.contains_key(&id) {
+            table.at_end.insert(id, change);
+        }
+    }
+
+    /// Takes back a call of [`change_at_end`](Self::change_at_end).
+    pub(crate) fn change_nothing_at_end(&self, id: Id) {
+        self.table().at_end.remove(&id);
     }
 
     /// The same as [`clean_up`](Self::clean_up), unless the table does not have the ticket any more.

@@ -1,11 +1,11 @@
 //! The observer of an election. It reads two things: the value that the newest leader has written,
 //! and the ticket that holds now. It computes its answers from both.
 //!
-//! A new leader writes its value right after its grant, and a leader that resigns writes it again.
-//! Each write makes the store push to the observers. A push carries no state, so a push that is
-//! late, lost or doubled does no harm. `client/watches` reads the value after every push and every
-//! gap, and the newest value is that of the last leader. A leader that dies writes nothing. So the
-//! observer reads the tickets again when the lease that it has seen ends.
+//! A new leader writes its value right after its grant. When its ticket has ended, its client writes
+//! the value again. Each write makes the store push to the observers. A push carries no state, so a
+//! push that is late, lost or doubled does no harm. `client/watches` reads the value after every push
+//! and every gap, and the newest value is that of the last leader. A process that dies writes
+//! nothing. So the observer reads the tickets again when the lease that it has seen ends.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +25,7 @@ const AFTER_ITS_END: Duration = Duration::from_millis(100);
 
 /// Follows an election: see [`Election::observe`](super::Election::observe).
 ///
-/// What it costs: each leader that begins or resigns, and each value that a leader writes, costs
+/// What it costs: each leader that begins or ends, and each value that a leader writes, costs
 /// one message to this client and two or three requests. Each lease that was seen and is then
 /// renewed costs one request. All observers of the client share the message and one of the
 /// requests. Each other request reads all tickets of the name, so thousands of candidates with an

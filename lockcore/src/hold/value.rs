@@ -7,6 +7,7 @@ use super::lifecycle::Held;
 use crate::backend::{CountOp, Outcome, Written};
 use crate::error::{Error, LostReason};
 use crate::options::Wait;
+use crate::token::FencingToken;
 
 impl Held {
     /// Writes the value of the lock: a text of up to 1,024 bytes. Examples are how far the work has
@@ -53,20 +54,25 @@ impl Held {
     /// ```
     pub async fn set_value(&self, text: impl Into<Arc<str>>) -> Result<(), Error> {
         // Repeating the write makes sense for as long as the lock is held.
-        let outcome = self.write_value(text.into(), self.remaining()).await;
-        outcome.map_err(|error| self.failed(error))
+        let token = self.fencing_token()?;
+        let outcome = self.write_value(token, text.into(), self.remaining());
+        outcome.await.map_err(|error| self.failed(error))
     }
 
-    /// [`set_value`](Self::set_value) for a caller that has not given the lock to its user yet, so
-    /// that no work under it can have begun. A write whose answer is missing is repeated for as long
-    /// as `wait`, or for an operation timeout if that is longer.
-    pub(crate) async fn write_value(&self, text: Arc<str>, wait: Duration) -> Result<(), Error> {
+    /// [`set_value`](Self::set_value) with this token. Its errors do not say that work under the lock
+    /// may have begun. A write whose answer is missing is repeated for as long as `wait`, or for an
+    /// operation timeout if that is longer.
+    pub(crate) async fn write_value(
+        &self,
+        token: FencingToken,
+        text: Arc<str>,
+        wait: Duration,
+    ) -> Result<(), Error> {
         if let Some(error) = self.loss() {
             return Err(error);
         }
         let name = self.0.lease.request.name.value();
-        let written = Written::new(self.fencing_token()?, text);
-        let write = CountOp::Write(written);
+        let write = CountOp::Write(Written::new(token, text));
         let counted = self
             .shared()
             .count_for_holder(&name, write, Wait::For(wait));

@@ -11,7 +11,7 @@ use tests::eventually::eventually;
 
 use super::take_from;
 use crate::faults::{builder, patient};
-use crate::store::{DEFAULT, Kind, SOON, Store, kind, soon};
+use crate::store::{DEFAULT, Kind, SOON, STALL, Store, kind, soon};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
@@ -19,6 +19,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         an_observer_that_comes_late_sees_who_leads
         a_slow_observer_sees_the_newest_leader_and_not_all
         a_leader_that_was_taken_away_does_not_count_any_more
+        observers_are_told_of_the_end_of_a_leader_however_it_ends
         a_leader_writes_and_reads_its_value_while_its_client_is_shut_down
     ]
 }
@@ -155,6 +156,53 @@ async fn a_leader_that_was_taken_away_does_not_count_any_more(store: Store) {
     let seen = sees(&mut leaders, second.token()).await;
     assert_eq!(&*seen.text, "second");
     drop(first);
+}
+
+/// An observer looks again by itself when the lease ends that it has seen. Those who follow the value
+/// do not, so they show that the store has told them.
+async fn observers_are_told_of_the_end_of_a_leader_however_it_ends(store: Store) {
+    let mut ends = vec!["dropped", "refused", "shut down"];
+    if store.capability().asks_back {
+        ends.push("revoked");
+    }
+    let other = store.client();
+    for end in ends {
+        // A holder learns from its renewals that it is asked for.
+        let builder = Locks::builder()
+            .op_timeout(STALL)
+            .ttl(Duration::from_secs(6));
+        let locks = store.client_with(builder);
+        let leader = leads(&locks, end).await;
+        let (token, mut leaders) = (leader.token(), other.election("a").observe());
+        sees(&mut leaders, token).await;
+        let mut changes = other.value("a").changes();
+        let expected = Some(Written::new(token, end));
+        assert_eq!(soon(changes.next()).await.unwrap(), expected);
+
+        let mut kept = None;
+        match end {
+            "dropped" => drop(leader),
+            "refused" => {
+                let second = leader.held().scope(std::future::pending::<()>());
+                let refused = leader.detach().await.unwrap_err();
+                drop(second);
+                soon(refused.into_guard().release()).await.unwrap();
+            }
+            "revoked" => {
+                kept = Some(leader);
+                let revoked = other.revoke("a", token.ticket(), Duration::ZERO, end);
+                soon(revoked).await.unwrap();
+            }
+            _ => {
+                kept = Some(leader);
+                let _ = soon(locks.shutdown(Duration::ZERO)).await;
+            }
+        }
+
+        assert_eq!(soon(changes.next()).await.unwrap(), expected, "{end}");
+        assert_eq!(next(&mut leaders).await, None, "{end}");
+        drop(kept);
+    }
 }
 
 async fn an_observer_that_was_cut_off_while_leaders_changed_sees_the_newest(store: Store) {
