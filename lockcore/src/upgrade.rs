@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use crate::acquire::spec::Spec;
 use crate::acquire::{Budget, acquire};
-use crate::error::Error;
-use crate::hold::{Guard, Release};
+use crate::backend::Written;
+use crate::error::{Error, LostReason};
+use crate::hold::{Guard, Held, Release};
 use crate::multi::MultiHeld;
 use crate::request::{ALL_BUT_ONE, FULL};
 use crate::token::FencingToken;
@@ -31,7 +32,7 @@ impl Guard {
     /// Code under the guard that asks for the read side again re-enters it. If it asks for the
     /// write side, it gets [`WouldDeadlock`](crate::ErrorKind::WouldDeadlock). A view of this guard
     /// can run tasks under the read side ([`Held::scope`](crate::Held::scope)). These tasks read
-    /// while this writes.
+    /// while this writes. Inside of [`run`](Self::run) use [`Held::try_upgrade`].
     ///
     /// # Errors
     ///
@@ -65,22 +66,63 @@ impl Guard {
     /// # Ok(()) }
     /// ```
     pub async fn try_upgrade(&mut self) -> Result<Upgraded<'_>, Error> {
+        self.may_upgrade().map_err(|error| self.failed(error))?;
         let rest = self.rest().await;
         let rest = rest.map_err(|error| self.failed(error))?;
-        let token = FencingToken::of_exclusive(rest.grant_id());
-        let held = MultiHeld::of([self.held(), rest.held()]);
-        Ok(Upgraded {
-            _reader: self,
-            held,
-            rest,
-            token,
-        })
+        let held = self.held();
+        Ok(Upgraded::of(Reader::Borrowed(self), held, rest))
+    }
+}
+
+impl Held {
+    /// [`Guard::try_upgrade`] for code that has a view, such as the body of
+    /// [`Lock::run`](crate::Lock::run). While the [`Upgraded`] exists, the read hold stays, even if
+    /// its guard ends.
+    ///
+    /// # Errors
+    ///
+    /// As [`Guard::try_upgrade`]. [`Busy`](crate::ErrorKind::Busy) also inside of another hold of the
+    /// same lock.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future does not change the read hold.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), lockcore::Error> {
+    /// let locks = lockcore::Locks::connect("memory:")?;
+    /// let catalog = locks.rwlock("catalog:7");
+    /// catalog
+    ///     .read()
+    ///     .run(async |held| {
+    ///         let is_outdated = true;
+    ///         if is_outdated {
+    ///             let write = held.try_upgrade().await?;
+    ///             println!("writing with token {}", write.fencing_token());
+    ///             write.release().await?;
+    ///         }
+    ///         Ok::<_, lockcore::Error>(())
+    ///     })
+    ///     .await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn try_upgrade(&self) -> Result<Upgraded<'static>, Error> {
+        self.may_upgrade().map_err(|error| self.failed(error))?;
+        let over = || self.lost_for(LostReason::Released);
+        // It is made before the request, so that the read hold cannot end during the request.
+        let reader = self.guard(false).ok_or_else(over)?;
+        let rest = self.rest().await;
+        let rest = rest.map_err(|error| self.failed(error))?;
+        Ok(Upgraded::of(Reader::Own(reader), self.clone(), rest))
     }
 
-    /// Takes all permits but one.
-    async fn rest(&self) -> Result<Guard, Error> {
-        let client = self.client();
-        client.shared.refuse_forked()?;
+    /// Checks what needs no request. After this call no other task of this process gets the reader's
+    /// ticket, even if the upgrade fails.
+    fn may_upgrade(&self) -> Result<(), Error> {
+        self.client().shared.refuse_forked()?;
         if self.lease().request.capacity != FULL || self.is_exclusive() {
             return Err(Error::config(
                 "only a guard of the read side of a read/write lock can be upgraded",
@@ -89,14 +131,17 @@ impl Guard {
         if let Some(error) = self.loss() {
             return Err(error);
         }
-        // After this call no other task of this process gets the reader's ticket, even if the
-        // upgrade fails.
-        if !self.is_only_use() {
-            return Err(Error::still_read());
+        match self.is_only_use() {
+            true => Ok(()),
+            false => Err(Error::still_read()),
         }
+    }
+
+    /// Takes all permits but one.
+    async fn rest(&self) -> Result<Guard, Error> {
         let request = Arc::clone(&self.lease().request);
         let spec = Spec {
-            client,
+            client: self.client(),
             name: &request.name,
             permits: ALL_BUT_ONE,
             capacity: FULL,
@@ -131,14 +176,31 @@ impl Guard {
 #[derive(Debug)]
 #[must_use = "the lock is only read again as soon as this is dropped; bind it to a variable"]
 pub struct Upgraded<'a> {
-    /// This borrow prevents the end of the read hold, and a second guard of it.
-    _reader: &'a mut Guard,
     held: MultiHeld,
     rest: Guard,
     token: FencingToken,
+    /// This is the last field, so that the write hold ends before the read hold.
+    _reader: Reader<'a>,
 }
 
-impl Upgraded<'_> {
+/// What keeps the read hold while it is upgraded.
+#[derive(Debug)]
+enum Reader<'a> {
+    /// This borrow prevents the end of the read hold, and a second guard of it.
+    Borrowed(#[expect(dead_code, reason = "only kept")] &'a mut Guard),
+    Own(#[expect(dead_code, reason = "only kept")] Guard),
+}
+
+impl<'a> Upgraded<'a> {
+    fn of(reader: Reader<'a>, read: Held, rest: Guard) -> Self {
+        Self {
+            held: MultiHeld::of([read, rest.held()]),
+            token: FencingToken::of_exclusive(rest.grant_id()),
+            rest,
+            _reader: reader,
+        }
+    }
+
     /// The fencing token of the writer. It is greater than the token of every earlier writer, and
     /// less than the token of every later writer.
     #[must_use]
@@ -150,6 +212,37 @@ impl Upgraded<'_> {
     #[must_use]
     pub fn held(&self) -> MultiHeld {
         self.held.clone()
+    }
+
+    /// Writes the value of the lock with the writer's token: see [`Held::set_value`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Held::set_value`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Held::set_value`].
+    pub async fn set_value(&self, text: impl Into<Arc<str>>) -> Result<(), Error> {
+        if let Some(error) = self.held.iter().find_map(Held::loss) {
+            return Err(error);
+        }
+        let wait = self.held.remaining();
+        let outcome = self.rest.write_value(self.token, text.into(), wait).await;
+        outcome.map_err(|error| self.rest.failed(error))
+    }
+
+    /// The value of the lock: see [`Held::value`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Held::value`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: it only reads.
+    pub async fn value(&self) -> Result<Option<Written>, Error> {
+        self.rest.value().await
     }
 
     /// Ends the write hold, and waits for the store's answer: see [`Guard::release`]. After that

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::{ErrorKind, Guard, Locks, LostReason, Release};
+use lockcore::{Error, ErrorKind, Guard, Held, Locks, LostReason, Release, Written};
 use tests::stalls::awake_since;
 use tests::witness::Witness;
 use tokio::task::JoinSet;
@@ -17,14 +17,22 @@ use crate::store::{
 };
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
-    crate::store_facts![store;
+    let mut facts = crate::store_facts![store;
         a_reader_that_is_alone_writes_and_then_reads_on
+        a_body_that_reads_writes_if_it_is_alone_and_then_reads_on
+        a_write_hold_that_outlives_its_body_keeps_readers_out
         a_reader_that_is_not_alone_is_refused_at_once
         readers_that_upgrade_at_the_same_time_never_write_together
         an_upgrade_that_is_dropped_at_any_poll_leaves_the_reader
         a_writer_whose_read_ticket_is_lost_is_lost
         only_a_reader_can_be_upgraded
-    ]
+    ];
+    if store.capability().counters {
+        facts.extend(crate::store_facts![store;
+            an_upgraded_reader_writes_the_value_with_its_token
+        ]);
+    }
+    facts
 }
 
 async fn reads(locks: &Locks) -> Guard {
@@ -60,6 +68,64 @@ async fn a_reader_that_is_alone_writes_and_then_reads_on(store: Store) {
     let later = other.mutex("a").acquire().await.unwrap();
     assert!(later.fencing_token().unwrap() > token);
     give_back(later).await;
+    assert_nothing_left(&store, &locks, "a").await;
+}
+
+async fn a_body_that_reads_writes_if_it_is_alone_and_then_reads_on(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    let beside = reads(&other).await;
+    let read = locks.rwlock("a").read();
+    let body = async |held: Held| {
+        assert_eq!(kind(held.try_upgrade().await), ErrorKind::Busy);
+        give_back(beside).await;
+        let write = held.try_upgrade().await?;
+        assert_eq!(kind(held.try_upgrade().await), ErrorKind::Busy);
+        let second = other.rwlock("a").read().try_acquire().await;
+        assert_eq!(kind(second), ErrorKind::Busy);
+        assert_eq!(write.release().await?, Release::Released);
+        give_back(reads(&other).await).await;
+        drop(held.try_upgrade().await?);
+        Ok::<_, Error>(held)
+    };
+
+    let view = soon(read.run(body)).await.unwrap();
+
+    let late = view.try_upgrade().await;
+    assert_eq!(kind(late), ErrorKind::Lost(LostReason::Released));
+    assert_nothing_left(&store, &locks, "a").await;
+}
+
+/// The body returns its write hold. The ticket of the reader must stay: without it there would be
+/// room for another reader beside the writer.
+async fn a_write_hold_that_outlives_its_body_keeps_readers_out(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    let read = locks.rwlock("a").read();
+    let body = async |held: Held| held.try_upgrade().await;
+
+    let write = soon(read.run(body)).await.unwrap();
+
+    let second = other.rwlock("a").read().try_acquire().await;
+    assert_eq!(kind(second), ErrorKind::Busy);
+    assert!(write.is_valid());
+    assert_eq!(write.release().await.unwrap(), Release::Released);
+    give_back(soon(other.mutex("a").wait(SOON).acquire()).await.unwrap()).await;
+    assert_nothing_left(&store, &locks, "a").await;
+}
+
+async fn an_upgraded_reader_writes_the_value_with_its_token(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    let mut guard = reads(&locks).await;
+    let refused = guard.set_value("as a reader").await;
+    assert_eq!(kind(refused), ErrorKind::Config);
+
+    let write = guard.try_upgrade().await.unwrap();
+    write.set_value("as a writer").await.unwrap();
+
+    let expected = Written::new(write.fencing_token(), "as a writer");
+    assert_eq!(write.value().await.unwrap(), Some(expected.clone()));
+    write.release().await.unwrap();
+    assert_eq!(other.value("a").get().await.unwrap(), Some(expected));
+    give_back(guard).await;
     assert_nothing_left(&store, &locks, "a").await;
 }
 

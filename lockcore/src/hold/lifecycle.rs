@@ -163,6 +163,20 @@ impl Held {
         })
     }
 
+    /// Whether the hold has only one guard, and only this hold uses its ticket. If so, no other task
+    /// of this process gets the ticket from now on.
+    pub(crate) fn is_only_use(&self) -> bool {
+        let hold = &self.0;
+        let origin = hold.origin.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_shared = match &*origin {
+            Some(Origin::Ticket { .. }) => false,
+            Some(Origin::Share(_)) => true,
+            Some(Origin::Outer(..)) | None => return false,
+        };
+        drop(origin);
+        hold.guards.are_one() && (!is_shared || hold.client.lanes.retire_if_only(&hold.lease))
+    }
+
     pub(crate) fn is_exclusive(&self) -> bool {
         self.0.guards.are_exclusive()
     }
@@ -288,20 +302,6 @@ impl Guard {
     pub(crate) fn granted_at(&self) -> Instant {
         let granted_at = self.lease().granted_at();
         granted_at.unwrap_or_else(|| self.shared().clock.now())
-    }
-
-    /// Whether only this guard uses its ticket. If so, no other task of this process gets the
-    /// ticket from now on.
-    pub(crate) fn is_only_use(&self) -> bool {
-        let hold = &self.held.0;
-        let origin = hold.origin.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_shared = match &*origin {
-            Some(Origin::Ticket { .. }) => false,
-            Some(Origin::Share(_)) => true,
-            Some(Origin::Outer(..)) | None => return false,
-        };
-        drop(origin);
-        hold.guards.are_one() && (!is_shared || hold.client.lanes.retire_if_only(&hold.lease))
     }
 
     /// Notes that the hold began at `since`. `min_hold` and `max_hold` count from that time. They
