@@ -282,6 +282,33 @@ async fn with_reentrant_false_taking_the_lock_again_is_refused() {
     assert_eq!(error.kind(), ErrorKind::WouldDeadlock);
 }
 
+// ---- through_outages
+
+#[distributed_lock(key = "a", locks = locks, through_outages = yes)]
+async fn through_outages(locks: &Locks, yes: bool) -> Result<u8, Error> {
+    Ok(1)
+}
+
+#[distributed_lock(keys = ["a", "b"], locks = locks, through_outages = true)]
+async fn several_through_outages(locks: &Locks) -> Result<u8, Error> {
+    Ok(2)
+}
+
+#[tokio::test]
+async fn with_through_outages_a_call_waits_until_the_store_is_back() {
+    let (store, ours, _) = store();
+
+    store.fail_next(Verb::Enqueue, Fault::Refused);
+    let error = through_outages(&ours, false).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    for _ in 0..2 {
+        store.fail_next(Verb::Enqueue, Fault::Refused);
+    }
+    assert_eq!(through_outages(&ours, true).await.unwrap(), 1);
+    store.fail_next(Verb::Enqueue, Fault::Refused);
+    assert_eq!(several_through_outages(&ours).await.unwrap(), 2);
+}
+
 // ---- when
 
 #[distributed_lock(key = "a", try, locks = locks, when = locked, held = lock)]

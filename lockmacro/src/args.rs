@@ -12,7 +12,7 @@ use crate::mistakes::Mistakes;
 
 /// Every option, with the example that error messages show. A new option needs a line here, a line
 /// in `parse_option` and a field in [`Args`].
-const OPTIONS: [(&str, &str); 19] = [
+const OPTIONS: [(&str, &str); 20] = [
     ("key", "key = \"order:{order.id}\""),
     (
         "keys",
@@ -20,6 +20,7 @@ const OPTIONS: [(&str, &str); 19] = [
     ),
     ("wait", "wait = \"2s\""),
     ("try", "try"),
+    ("through_outages", "through_outages = true"),
     ("ttl", "ttl = \"10s\""),
     ("shared", "shared"),
     ("permits", "permits = 1, of = 5"),
@@ -102,6 +103,7 @@ pub(crate) struct Args {
     pub(crate) keys: Option<Given>,
     pub(crate) wait: Option<Given>,
     pub(crate) try_only: Option<Ident>,
+    pub(crate) through_outages: Option<Given>,
     pub(crate) ttl: Option<Given>,
     pub(crate) shared: Option<Ident>,
     pub(crate) permits: Option<Given>,
@@ -195,6 +197,7 @@ impl Args {
             "keys" => self.keys = Some(given(&name, input)?),
             "wait" => self.wait = Some(given(&name, input)?),
             "try" => self.try_only = Some(flag(&name, input)?),
+            "through_outages" => self.through_outages = Some(given(&name, input)?),
             "ttl" => self.ttl = Some(given(&name, input)?),
             "shared" => self.shared = Some(flag(&name, input)?),
             "permits" => self.permits = Some(given(&name, input)?),
@@ -513,6 +516,7 @@ mod tests {
     fn every_option_is_read() {
         let (args, mistakes) = mistakes_in(quote! {
             key = "order:{id}", keys = ["a"], wait = Duration::from_secs(2), ttl = "5s", try, shared,
+            through_outages = true,
             permits = 1, of = n, on_busy = skip, on_error = { log(error) }, on_lost = cancel,
             on_revoke = finish, min_hold = "1s", max_hold = "2s", reentrant = false, when = a < b,
             locks = self.locks::<A, B>()?, held = lock, crate = app::lockcore,

@@ -232,13 +232,14 @@ fn lock(model: &Model, names_of_arguments: &[Ident]) -> TokenStream {
         });
         setters.extend(quote_spanned!(site=> .#setter(#setter)));
     }
-    if let Some(reentrant) = &model.reentrant {
-        bindings.extend(binding(
-            "reentrant",
-            reentrant,
-            |span| quote_spanned!(span=> bool),
-        ));
-        setters.extend(quote_spanned!(site=> .reentrant(reentrant)));
+    for (setter, yes) in [
+        ("reentrant", &model.reentrant),
+        ("through_outages", &model.through_outages),
+    ] {
+        let Some(yes) = yes else { continue };
+        bindings.extend(binding(setter, yes, |span| quote_spanned!(span=> bool)));
+        let setter = Ident::new(setter, site);
+        setters.extend(quote_spanned!(site=> .#setter(#setter)));
     }
     if let Some(policy) = model.on_lost {
         let policy = match policy {

@@ -62,6 +62,7 @@ use proc_macro::TokenStream;
 /// | [`keys`](#keys) | several locks, of which all are taken or none: `["…", "…"]`, or an expression | one lock |
 /// | [`wait`](#wait-try-and-ttl) | how long to wait for the lock: `"2s"`, `"forever"`, or an expression | the client's setting (`LOCK_WAIT`) |
 /// | [`try`](#wait-try-and-ttl) | no value: the call does not wait; not together with `wait` | it waits |
+/// | [`through_outages`](#through_outages) | `true`: the wait covers outages of the store too | the client's setting (`LOCK_THROUGH_OUTAGES`) |
 /// | [`ttl`](#wait-try-and-ttl) | length of the lease: `"10s"` or an expression | the client's setting (`LOCK_TTL`) |
 /// | [`shared`](#shared) | no value: the call takes the read side of the lock | it takes the write side |
 /// | [`permits`, `of`](#permits-and-of) | numbers: the call takes `permits` of a semaphore that has `of` | a mutex |
@@ -79,7 +80,7 @@ use proc_macro::TokenStream;
 /// An option can use the arguments and `self`. A `?` in an option returns from the function. Each
 /// option is evaluated once, at the start of the call, before the call asks for the lock. The order
 /// is `when`, `key` or `keys`, `locks`, `permits`, `of`, `wait`, `ttl`, `min_hold`, `max_hold`,
-/// `reentrant`. If `when` is false, the others are not evaluated. `on_busy` and `on_error` are
+/// `reentrant`, `through_outages`. If `when` is false, the others are not evaluated. `on_busy` and `on_error` are
 /// evaluated only when they are needed.
 ///
 /// ## `key`
@@ -317,6 +318,21 @@ use proc_macro::TokenStream;
 /// ```
 /// # use lockcore::{Error, distributed_lock};
 /// #[distributed_lock(key = "nightly", try, on_busy = skip, min_hold = "30s", max_hold = "1h", ttl = "40s")]
+/// async fn nightly() -> Result<(), Error> {
+///     Ok(())
+/// }
+/// ```
+///
+/// ## `through_outages`
+///
+/// An expression of `bool`. By default a call fails within one operation timeout if the store is out
+/// of reach, however long its `wait` is. With `true` the call asks again until the store is back,
+/// for as long as its `wait` says. Use it for work that has to be done some time. See
+/// `lockcore::Lock::through_outages`.
+///
+/// ```
+/// # use lockcore::{Error, distributed_lock};
+/// #[distributed_lock(key = "nightly", wait = "forever", through_outages = true)]
 /// async fn nightly() -> Result<(), Error> {
 ///     Ok(())
 /// }

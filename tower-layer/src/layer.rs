@@ -205,6 +205,16 @@ impl<R> LockLayer<R> {
         self
     }
 
+    /// Whether the [wait](Self::wait) also covers times in which the store is out of reach or refuses
+    /// requests: see [`Lock::through_outages`](lockcore::Lock::through_outages). If `false`, the
+    /// answer is 503 within one operation timeout, and requests do not pile up. If `true`, a request
+    /// waits until the store is back, or until its client's deadline. Default: the setting of the
+    /// lock client (`LOCK_THROUGH_OUTAGES`), which is false.
+    pub fn through_outages(mut self, yes: bool) -> Self {
+        self.0.through_outages = Some(yes);
+        self
+    }
+
     /// Answers 409 at once when the lock is not free: a wait of zero.
     pub fn try_only(self) -> Self {
         self.wait(Duration::ZERO)

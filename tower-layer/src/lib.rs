@@ -167,6 +167,7 @@
 //! | [`shared`](LockLayer::shared), [`read_on_get`](LockLayer::read_on_get), [`permits`](LockLayer::permits) | exclusive | an exclusive lock is safe for every handler |
 //! | [`pass_options`](LockLayer::pass_options) | OPTIONS takes the lock | a handler may ignore the method; an outer CORS layer answers preflights |
 //! | [`wait`](LockLayer::wait), [`try_only`](LockLayer::try_only) | the client's, 15 s | this is less than the 30 s or 60 s after which proxies give up |
+//! | [`through_outages`](LockLayer::through_outages) | the client's, which is no | requests do not pile up while the store is down |
 //! | [`deadline_header`](LockLayer::deadline_header) | none; `grpc-timeout` for gRPC | gRPC has a standard header for it, HTTP has none |
 //! | [`max_waiting`](LockLayer::max_waiting) | any number | the right number depends on the handler; set it where clients can send many requests |
 //! | [`max_names`](LockLayer::max_names) | any number | the right number depends on the service; set it where clients choose the names |

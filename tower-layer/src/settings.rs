@@ -46,6 +46,7 @@ pub(crate) struct Settings {
     pub(crate) side: Side,
     pub(crate) pass_options: bool,
     pub(crate) wait: Option<Wait>,
+    pub(crate) through_outages: Option<bool>,
     pub(crate) ttl: Option<Duration>,
     pub(crate) min_hold: Duration,
     pub(crate) max_hold: Option<Duration>,
@@ -93,6 +94,7 @@ impl Settings {
             side: Side::Exclusive,
             pass_options: false,
             wait: None,
+            through_outages: None,
             ttl: None,
             min_hold: Duration::ZERO,
             max_hold: None,
@@ -195,6 +197,9 @@ impl Settings {
             Side::Shared | Side::SharedIfSafe => locks.rwlock(name).read(),
             Side::Permits(permits, of) => locks.semaphore(name, of).permits(permits),
         };
+        if let Some(yes) = self.through_outages {
+            lock = lock.through_outages(yes);
+        }
         if let Some(ttl) = self.ttl {
             lock = lock.ttl(ttl);
         }

@@ -43,6 +43,7 @@ async fn expressions(key: u8, lock: &lockcore::Locks) -> Answer {
     key = "{when}",
     when = when > 0,
     reentrant = wait > 0,
+    through_outages = wait > 0,
     locks = locks,
     try,
     on_busy = Answer::Ok({

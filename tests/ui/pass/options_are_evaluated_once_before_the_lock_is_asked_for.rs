@@ -24,6 +24,7 @@ impl Log {
     min_hold = log.note("min_hold", Duration::from_millis(1)),
     max_hold = log.note("max_hold", Duration::from_mins(1)),
     reentrant = log.note("reentrant", true),
+    through_outages = log.note("through_outages", false),
     when = log.note("when", when),
     locks = log.note("locks", locks.clone()),
 )]
@@ -31,7 +32,7 @@ async fn noted(log: &Log, locks: &Locks, when: bool) -> Result<bool, Error> {
     log.note("body", Ok(true))
 }
 
-const ALL: [&str; 10] = [
+const ALL: [&str; 11] = [
     "when",
     "key",
     "locks",
@@ -42,6 +43,7 @@ const ALL: [&str; 10] = [
     "min_hold",
     "max_hold",
     "reentrant",
+    "through_outages",
 ];
 
 #[tokio::main(flavor = "current_thread")]

@@ -19,7 +19,8 @@ use bytes::Bytes;
 use common::*;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
-use lockcore::testing::Store;
+use lockcore::backend::Fault;
+use lockcore::testing::{Store, Verb};
 use lockcore::{Locks, OnLost};
 use lockcore_tower::{HoldUntil, Key, LockLayer, LockService, Upgrades};
 use tokio::sync::{Barrier, Notify};
@@ -370,6 +371,29 @@ async fn the_ttl_is_how_long_the_key_stays_taken_when_the_process_dies() {
     let free = here.mutex(NAME).try_acquire().await;
     assert!(free.is_ok(), "the next one waits no longer than that");
     request.abort();
+}
+
+#[tokio::test]
+async fn a_request_waits_through_an_outage_if_the_layer_or_the_client_says_so() {
+    use StatusCode as Code;
+    for (layer, client, expected) in [
+        (None, false, Code::SERVICE_UNAVAILABLE),
+        (Some(true), false, Code::OK),
+        (None, true, Code::OK),
+        (Some(false), true, Code::SERVICE_UNAVAILABLE),
+    ] {
+        let store = Store::new();
+        let builder = Locks::builder().through_outages(client);
+        let mut one = one_lock(&store.client_with(builder).unwrap());
+        if let Some(yes) = layer {
+            one = one.through_outages(yes);
+        }
+        store.fail_next(Verb::Enqueue, Fault::Refused);
+
+        let response = in_time(one.layer(tokens()).oneshot(post())).await.unwrap();
+
+        assert_eq!(response.status(), expected, "{layer:?} {client}");
+    }
 }
 
 #[tokio::test]
