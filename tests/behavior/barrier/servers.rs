@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use libtest_mimic::Trial;
-use lockcore::Wait;
+use lockcore::{GrantEvent, Wait};
 use tests::eventually::eventually;
 
 use super::{passed, waits};
 use crate::faults::patient;
-use crate::store::{DEFAULT, Kind, SOON, Store, tickets};
+use crate::store::{DEFAULT, Kind, SOON, Store, soon};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
@@ -25,8 +25,11 @@ async fn a_party_that_was_cut_off_for_longer_than_its_lease_takes_another_place(
     let cut_off = patient(url).ttl(TTL).build().unwrap();
     let elsewhere = patient(server.url()).build().unwrap();
     let mut events = cut_off.events();
+    let mut grants = cut_off.mutex("a").grants();
     let first = waits(&cut_off.barrier("a", 2).wait(Wait::Forever));
-    tickets(&elsewhere, "a", 1).await;
+    // If the party were cut off before the answer, it would have no place that it could lose.
+    let granted = soon(grants.recv()).await;
+    assert!(matches!(granted, Some(GrantEvent::Granted(_))));
 
     proxy.cut();
     let lost =
