@@ -93,7 +93,7 @@ struct Client {
 }
 
 impl Connection for Client {
-    fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
+    fn enqueue(&self, request: Arc<Request>, _patience: Duration) -> Answer<Enqueued> {
         let owner = Owner {
             text: Arc::clone(&request.owner),
             client: self.events.receiver(),
@@ -101,7 +101,7 @@ impl Connection for Client {
         answer(self.at_the_store(|tickets| tickets.enqueue(&request, owner)))
     }
 
-    fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>> {
+    fn renew(&self, tickets: Vec<Arc<Request>>, _patience: Duration) -> Answer<Vec<Renewed>> {
         answer(Ok(self.at_the_store(|all| {
             tickets.iter().map(|ticket| all.renew(ticket)).collect()
         })))

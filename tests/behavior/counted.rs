@@ -3,11 +3,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use lockcore::backend::{
     Answer, Backend, Connection, Departure, Enqueued, Fault, Released, Renewed, Request, StoreError,
 };
-use lockcore::testing::{Forward, around};
+use lockcore::testing::around;
 
 /// The number of calls of each verb.
 #[derive(Debug, Default)]
@@ -57,23 +58,23 @@ impl Counted {
     }
 }
 
-impl Forward for Counted {
-    fn inner(&self) -> &Arc<dyn Connection> {
-        &self.connection
+impl Connection for Counted {
+    fn inner(&self) -> Option<&Arc<dyn Connection>> {
+        Some(&self.connection)
     }
 
-    fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
+    fn enqueue(&self, request: Arc<Request>, patience: Duration) -> Answer<Enqueued> {
         self.counts.enqueued.fetch_add(1, Ordering::SeqCst);
-        self.connection.enqueue(request)
+        self.connection.enqueue(request, patience)
     }
 
-    fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>> {
+    fn renew(&self, tickets: Vec<Arc<Request>>, patience: Duration) -> Answer<Vec<Renewed>> {
         self.counts.renewals.fetch_add(1, Ordering::SeqCst);
         if self.counts.refuses_renewals.load(Ordering::SeqCst) {
             let error = StoreError::new(Fault::Retry, "not now");
             return Box::pin(std::future::ready(Err(error)));
         }
-        self.connection.renew(tickets)
+        self.connection.renew(tickets, patience)
     }
 
     fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>> {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use lockcore::backend::{Answer, Connection, Enqueued, Request};
-use lockcore::testing::{Forward, around};
+use lockcore::testing::around;
 use lockcore::{Error, ErrorKind, Locks};
 use tests::stores::Answers;
 use tests::witness::Witness;
@@ -425,15 +425,15 @@ async fn shutdown_under_load_leaves_nothing(store: Store) {
 #[derive(Debug)]
 struct Twice(Arc<dyn Connection>);
 
-impl Forward for Twice {
-    fn inner(&self) -> &Arc<dyn Connection> {
-        &self.0
+impl Connection for Twice {
+    fn inner(&self) -> Option<&Arc<dyn Connection>> {
+        Some(&self.0)
     }
 
-    fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
+    fn enqueue(&self, request: Arc<Request>, patience: Duration) -> Answer<Enqueued> {
         let (first, second) = (
-            self.0.enqueue(Arc::clone(&request)),
-            self.0.enqueue(request),
+            self.0.enqueue(Arc::clone(&request), patience),
+            self.0.enqueue(request, patience),
         );
         Box::pin(async {
             let first = first.await?;

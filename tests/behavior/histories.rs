@@ -20,7 +20,7 @@ use lockcore::backend::{Enqueued, FULL};
 use tests::stores::Histories;
 
 use crate::hostile::{random_id, request, stranger, with};
-use crate::store::{DEFAULT, Kind, SOON, Store, begin, give_back, tickets};
+use crate::store::{DEFAULT, Kind, PATIENCE, SOON, Store, begin, give_back, tickets};
 use world::World;
 
 const CLIENTS: usize = 3;
@@ -78,7 +78,10 @@ pub(crate) fn facts(kind: Kind) -> Vec<Trial> {
 async fn the_next_in_line_rechecks_a_dead_holder_when_the_first_has_left(store: Store) {
     let dead = request(&store, "a", &random_id());
     let connection = stranger(&store).await;
-    let holds = connection.enqueue(Arc::clone(&dead)).await.unwrap();
+    let holds = connection
+        .enqueue(Arc::clone(&dead), PATIENCE)
+        .await
+        .unwrap();
     assert!(matches!(holds, Enqueued::Granted { .. }), "{holds:?}");
     let client = || store.client_with(Locks::builder().op_timeout(SOON));
     let (first, next) = (client(), client());
@@ -88,7 +91,7 @@ async fn the_next_in_line_rechecks_a_dead_holder_when_the_first_has_left(store: 
     let waits = begin(lock(&next));
     tickets(&next, "a", 3).await;
     let ends_soon = with(&dead, |request| request.ttl = Duration::from_secs(1));
-    connection.renew(vec![ends_soon]).await.unwrap();
+    connection.renew(vec![ends_soon], PATIENCE).await.unwrap();
 
     leaves.abort();
 

@@ -17,7 +17,9 @@ use tests::redis_server::RedisServer;
 use tests::stalls::awake_since;
 use tokio::task::coop::unconstrained;
 
-use crate::store::{DEFAULT, Kind, LEASE, SOON, Store, begin, give_back, in_line, soon, tickets};
+use crate::store::{
+    DEFAULT, Kind, LEASE, PATIENCE, SOON, Store, begin, give_back, in_line, soon, tickets,
+};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
@@ -83,7 +85,7 @@ async fn a_stranger_releases_and_renews_nothing(store: Store) {
         let foreign: Vec<_> = (0..BATCH)
             .map(|_| request(&store, "a", &random_id()))
             .collect();
-        for answer in stranger.renew(foreign.clone()).await.unwrap() {
+        for answer in stranger.renew(foreign.clone(), PATIENCE).await.unwrap() {
             renewed += usize::from(answer != Renewed::Lost);
         }
         let leaving = foreign
@@ -139,7 +141,7 @@ async fn a_request_behind_ten_thousand_tickets_is_refused(store: Store) {
 /// Enqueues a holder and the waiters behind it. Returns one of the waiters.
 async fn ten_thousand(store: &Store, stranger: &Arc<dyn Connection>) -> Arc<Request> {
     let holder = request(store, "a", &random_id());
-    let holds = stranger.enqueue(holder).await.unwrap();
+    let holds = stranger.enqueue(holder, PATIENCE).await.unwrap();
     assert!(matches!(holds, Enqueued::Granted { .. }), "{holds:?}");
     if let Some(file) = store.file_if_any() {
         // One request per ticket would be slow: each of them is a transaction that reads all
@@ -160,7 +162,7 @@ async fn ten_thousand(store: &Store, stranger: &Arc<dyn Connection>) -> Arc<Requ
             .collect();
         // All requests are in flight at once.
         let asking: Vec<_> = (asked.iter())
-            .map(|request| tokio::spawn(stranger.enqueue(Arc::clone(request))))
+            .map(|request| tokio::spawn(stranger.enqueue(Arc::clone(request), PATIENCE)))
             .collect();
         for answer in asking {
             let waits = answer.await.unwrap().unwrap();

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use lockcore::Locks;
 use lockcore::backend::{Answer, Connection, Count, CountOp, Counted, Name, TicketInfo};
-use lockcore::testing::{Forward, Store as Kit, around};
+use lockcore::testing::{Store as Kit, around};
 use tokio::sync::oneshot;
 
 use crate::store::{STALL, soon};
@@ -98,9 +98,9 @@ impl LateAnswer {
     pub(crate) fn let_go(self) {}
 }
 
-impl Forward for Late {
-    fn inner(&self) -> &Arc<dyn Connection> {
-        &self.connection
+impl Connection for Late {
+    fn inner(&self) -> Option<&Arc<dyn Connection>> {
+        Some(&self.connection)
     }
 
     fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>> {

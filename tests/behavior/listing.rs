@@ -14,7 +14,9 @@ use tests::stores::redis::{USER, documented, grant};
 use tests::watch::SECRET;
 
 use crate::hostile::{random_id, request, stranger, with};
-use crate::store::{Kind, SOON, Store, assert_nothing_left, begin, give_back, kind, tickets};
+use crate::store::{
+    Kind, PATIENCE, SOON, Store, assert_nothing_left, begin, give_back, kind, tickets,
+};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     if !store.capability().lists {
@@ -201,7 +203,7 @@ async fn enqueued(
             request.permits = NonZeroU32::new(*permits).unwrap();
             request.capacity = NonZeroU32::new(of).unwrap();
         });
-        let _ = holder.enqueue(Arc::clone(&ticket)).await.unwrap();
+        let _ = holder.enqueue(Arc::clone(&ticket), PATIENCE).await.unwrap();
         tickets.push(ticket);
     }
     tickets
@@ -212,7 +214,7 @@ async fn die(holder: &Arc<dyn Connection>, tickets: Vec<Arc<Request>>) {
     let tickets = tickets
         .iter()
         .map(|ticket| with(ticket, |request| request.ttl = Duration::from_secs(1)));
-    let renewed = holder.renew(tickets.collect()).await.unwrap();
+    let renewed = holder.renew(tickets.collect(), PATIENCE).await.unwrap();
     assert!(!renewed.contains(&Renewed::Lost), "{renewed:?}");
 }
 

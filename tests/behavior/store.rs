@@ -39,6 +39,9 @@ pub(crate) struct Store {
 /// The time that facts add to each time limit, because this machine runs other tests too.
 pub(crate) const SLACK: Duration = Duration::from_millis(1500);
 
+/// How long a request that a fact sends itself waits for its answer.
+pub(crate) const PATIENCE: Duration = Duration::MAX;
+
 /// No fact takes longer than this. A fact that does so hangs.
 const LONGEST_FACT: Duration = Duration::from_secs(120);
 

@@ -23,7 +23,7 @@ use lockcore::Locks;
 use lockcore::backend::{
     self, Answer, Connection, Enqueued, Fault, Name, Request, StoreError, TicketInfo,
 };
-use lockcore::testing::{Forward, Store, Verb, around};
+use lockcore::testing::{Store, Verb, around};
 use lockcore_tower::{Key, LockLayer};
 use tokio::sync::{Barrier, Notify};
 use tower::limit::ConcurrencyLimitLayer;
@@ -626,12 +626,12 @@ impl Broken {
     }
 }
 
-impl Forward for Broken {
-    fn inner(&self) -> &Arc<dyn Connection> {
-        &self.0
+impl Connection for Broken {
+    fn inner(&self) -> Option<&Arc<dyn Connection>> {
+        Some(&self.0)
     }
 
-    fn enqueue(&self, _request: Arc<Request>) -> Answer<Enqueued> {
+    fn enqueue(&self, _request: Arc<Request>, _patience: Duration) -> Answer<Enqueued> {
         self.fail()
     }
 

@@ -311,7 +311,7 @@ impl Asked {
             let verbs = connected.verbs();
             let answer = match &self.adopts {
                 Some(adoption) => verbs.adopt(Arc::clone(adoption)),
-                None => verbs.enqueue_within(Arc::clone(&lease.request), patience),
+                None => verbs.enqueue(Arc::clone(&lease.request), patience),
             };
             // The request is sent at the first poll. If this future is dropped after that, the
             // keeper takes over this enqueue. If an earlier attempt had no answer, the lease is

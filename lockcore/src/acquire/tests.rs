@@ -42,7 +42,7 @@ impl Backend for OneInLine {
 }
 
 impl Connection for OneInLine {
-    fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
+    fn enqueue(&self, request: Arc<Request>, _patience: Duration) -> Answer<Enqueued> {
         let waiting = Enqueued::Waiting {
             ticket: 7,
             valid_for: request.ttl,
@@ -55,7 +55,7 @@ impl Connection for OneInLine {
         }
     }
 
-    fn renew(&self, _: Vec<Arc<Request>>) -> Answer<Vec<Renewed>> {
+    fn renew(&self, _: Vec<Arc<Request>>, _patience: Duration) -> Answer<Vec<Renewed>> {
         Box::pin(std::future::pending())
     }
 

@@ -113,20 +113,30 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
 ///
 /// Requests are shared, not copied. The core renews and releases a ticket with the request that
 /// enqueued it, except when the ticket is to become [smaller](Self::renew).
+///
+/// A store implements at least [`enqueue`](Self::enqueue), [`renew`](Self::renew),
+/// [`release`](Self::release), [`inspect`](Self::inspect), [`forget`](Self::forget) and
+/// [`check`](Self::check). A connection that wraps another one implements [`inner`](Self::inner)
+/// and the verbs that it changes.
 pub trait Connection: fmt::Debug + Send + Sync + 'static {
+    /// The connection that this one wraps. Every verb that is not implemented is passed on to it.
+    /// `None`, the default, for the connection of a store.
+    fn inner(&self) -> Option<&Arc<dyn Connection>> {
+        None
+    }
+
     /// Takes a ticket. If an earlier attempt with the same id has left one, finds that ticket and
     /// renews it.
-    fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued>;
-
-    /// [`enqueue`](Self::enqueue), for a caller that waits for the answer no longer than
-    /// `patience`. A store uses `patience` if its server waits before it answers, and can be told
-    /// for how long. Other stores ignore `patience`, as this default does.
     ///
-    /// When `patience` is over, the core polls the future one last time, and then gives up. If the
-    /// store knows by then what became of the request, this poll can return the answer.
-    fn enqueue_within(&self, request: Arc<Request>, patience: Duration) -> Answer<Enqueued> {
-        let _ = patience;
-        self.enqueue(request)
+    /// The caller waits for the answer no longer than `patience`. A store uses `patience` if its
+    /// server waits before it answers, and can be told for how long. Other stores ignore it. When
+    /// `patience` is over, the core polls the future one last time, and then gives up. If the store
+    /// knows by then what became of the request, this poll can return the answer.
+    fn enqueue(&self, request: Arc<Request>, patience: Duration) -> Answer<Enqueued> {
+        match self.inner() {
+            Some(inner) => inner.enqueue(request, patience),
+            None => unsupported("take tickets"),
+        }
     }
 
     /// The longest ttl that a ticket of this connection can have, if that is less than
@@ -134,7 +144,8 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     /// [sessions](Capability::sessions), which the server decides. The core asks for no longer ttl
     /// for a lease that it renews. By default there is no such limit.
     fn longest_ttl(&self) -> Duration {
-        Duration::MAX
+        self.inner()
+            .map_or(Duration::MAX, |inner| inner.longest_ttl())
     }
 
     /// Extends tickets to the ttl of these requests, counted from now. One answer per ticket, in
@@ -146,20 +157,30 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     /// If a request has fewer permits than its ticket, the ticket becomes smaller, for good. For
     /// example, a writer becomes a reader. The same atomic step wakes every ticket that is granted
     /// by this. The ticket keeps its number and its position. A ticket never gets more permits.
-    fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>>;
-
-    /// [`renew`](Self::renew), for a caller with this `patience`: see
-    /// [`enqueue_within`](Self::enqueue_within).
-    fn renew_within(&self, tickets: Vec<Arc<Request>>, patience: Duration) -> Answer<Vec<Renewed>> {
-        let _ = patience;
-        self.renew(tickets)
+    ///
+    /// `patience` is that of [`enqueue`](Self::enqueue).
+    fn renew(&self, tickets: Vec<Arc<Request>>, patience: Duration) -> Answer<Vec<Renewed>> {
+        match self.inner() {
+            Some(inner) => inner.renew(tickets, patience),
+            None => unsupported("renew tickets"),
+        }
     }
 
     /// Removes tickets. One answer per ticket, in order.
-    fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>>;
+    fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>> {
+        match self.inner() {
+            Some(inner) => inner.release(tickets),
+            None => unsupported("release tickets"),
+        }
+    }
 
     /// The live tickets of a name, oldest first.
-    fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>>;
+    fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>> {
+        match self.inner() {
+            Some(inner) => inner.inspect(name),
+            None => unsupported("show the tickets of a name"),
+        }
+    }
 
     /// A page of the names in use, that is, of the names that have a ticket. A name that stays in
     /// use while all pages are read is on one of the pages. A name that is in use for only a part
@@ -168,8 +189,10 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     ///
     /// By default this is refused.
     fn list(&self, listing: Listing) -> Answer<Page> {
-        let _ = listing;
-        unsupported("list the names in use")
+        match self.inner() {
+            Some(inner) => inner.list(listing),
+            None => unsupported("list the names in use"),
+        }
     }
 
     /// Asks the holder of a ticket to give the ticket up. Returns whether the ticket is there.
@@ -189,8 +212,10 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     ///
     /// By default this is refused: locks of the store cannot be revoked.
     fn ask_back(&self, name: Name, id: Id, ask: Arc<str>) -> Answer<bool> {
-        let _ = (name, id, ask);
-        unsupported("ask a holder to give its lock up")
+        match self.inner() {
+            Some(inner) => inner.ask_back(name, id, ask),
+            None => unsupported("ask a holder to give its lock up"),
+        }
     }
 
     /// Gives the ticket of another client to the client of this connection: see [`Adoption`].
@@ -212,8 +237,10 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     ///
     /// By default this is refused: see [`Capability::adopts`].
     fn adopt(&self, adoption: Arc<Adoption>) -> Answer<Enqueued> {
-        let _ = adoption;
-        unsupported("hand a held lock over to another client")
+        match self.inner() {
+            Some(inner) => inner.adopt(adoption),
+            None => unsupported("hand a held lock over to another client"),
+        }
     }
 
     /// Reads or changes the capacity that is stored for a name. The same atomic step wakes every
@@ -229,14 +256,21 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     ///
     /// By default this is refused: semaphores of the store cannot be resized.
     fn resize(&self, resize: Arc<Resize>) -> Answer<Resized> {
-        let _ = resize;
-        unsupported("store the capacity of a semaphore")
+        match self.inner() {
+            Some(inner) => inner.resize(resize),
+            None => unsupported("store the capacity of a semaphore"),
+        }
     }
 
     /// Forgets everything about a name that is not in use. Does nothing while the name has a
     /// ticket. The id of the last [change](Resized::change) of its capacity is kept for a minute all
     /// the same, so that a repetition of this change does not count again.
-    fn forget(&self, name: Name) -> Answer<()>;
+    fn forget(&self, name: Name) -> Answer<()> {
+        match self.inner() {
+            Some(inner) => inner.forget(name),
+            None => unsupported("forget a name"),
+        }
+    }
 
     /// Reads or changes a counter, or the [value](Name::value) of a lock, in one atomic step. A
     /// repetition of a change has the same [id](Count::id). It changes nothing and gets the answer
@@ -250,8 +284,10 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     ///
     /// A store that has no counters need not implement this: see [`Capability::counters`].
     fn count(&self, count: Arc<Count>) -> Answer<Counted> {
-        let _ = count;
-        unsupported("keep counters, latches, barriers and the values of locks")
+        match self.inner() {
+            Some(inner) => inner.count(count),
+            None => unsupported("keep counters, latches, barriers and the values of locks"),
+        }
     }
 
     /// Starts to watch the counter of a name. From the answer on, the store sends [`News::Changed`]
@@ -260,20 +296,30 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     ///
     /// The core calls this only if the store [pushes](Capability::watches) changes.
     fn watch(&self, name: Name) -> Answer<()> {
-        let _ = name;
-        unsupported("push the changes of counters")
+        match self.inner() {
+            Some(inner) => inner.watch(name),
+            None => unsupported("push the changes of counters"),
+        }
     }
 
     /// Ends [`watch`](Self::watch). If this fails, the store may send news of the name until the
     /// connection ends.
-    fn unwatch(&self, _name: Name) -> Answer<()> {
-        Box::pin(std::future::ready(Ok(())))
+    fn unwatch(&self, name: Name) -> Answer<()> {
+        match self.inner() {
+            Some(inner) => inner.unwatch(name),
+            None => Box::pin(std::future::ready(Ok(()))),
+        }
     }
 
     /// Checks the server's version and settings. Returns warnings for an operator.
     ///
     /// A check that the client has no right to make is skipped.
-    fn check(&self) -> Answer<Vec<String>>;
+    fn check(&self) -> Answer<Vec<String>> {
+        match self.inner() {
+            Some(inner) => inner.check(),
+            None => unsupported("check its server"),
+        }
+    }
 
     /// Ends what the store keeps for the client in addition to the connection, for example a
     /// session.
@@ -283,7 +329,10 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     /// polls the future. The core drops the future, at any point, if it takes too long. By default
     /// there is nothing to do.
     fn close(self: Arc<Self>) -> BoxFuture<()> {
-        Box::pin(std::future::ready(()))
+        match self.inner() {
+            Some(inner) => Arc::clone(inner).close(),
+            None => Box::pin(std::future::ready(())),
+        }
     }
 }
 

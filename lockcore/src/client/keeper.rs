@@ -302,7 +302,7 @@ impl Renewing {
         let renewals: Vec<_> = leases.map(|lease| lease.renewal(now)).collect();
         let asked = renewals.iter().map(|renewal| Arc::clone(renewal)).collect();
         let by = now.after(shared.op_timeout.min(patience));
-        let verb = |connection: &dyn Connection, patience| connection.renew_within(asked, patience);
+        let verb = |connection: &dyn Connection, patience| connection.renew(asked, patience);
         let outcome = match lent {
             Some(lent) => shared.send_lent(lent, by, verb).await,
             None => shared.operate(Where::Keeper, by, verb).await,
@@ -456,7 +456,7 @@ async fn leave_kept(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
         let by = now.after(shared.op_timeout);
         let outcome = shared
             .operate(Where::Keeper, by, |connection, patience| {
-                connection.renew_within(renewals, patience)
+                connection.renew(renewals, patience)
             })
             .await;
         match outcome {

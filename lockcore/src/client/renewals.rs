@@ -127,7 +127,7 @@ impl Shared {
         let tickets = vec![Arc::clone(&asked)];
         let (sent, answers) = self
             .operate(Where::Here, by, |connection, patience| {
-                connection.renew_within(tickets, patience)
+                connection.renew(tickets, patience)
             })
             .await
             .inspect_err(|error| renewal.refused(error))?;

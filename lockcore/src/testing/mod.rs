@@ -79,9 +79,9 @@
 //! ```
 
 #[cfg(feature = "backend")]
-pub mod conformance;
+mod around;
 #[cfg(feature = "backend")]
-mod forward;
+pub mod conformance;
 mod wire;
 
 use std::fmt;
@@ -98,7 +98,7 @@ use crate::clock;
 use crate::error::Error;
 use crate::locks::Locks;
 #[cfg(feature = "backend")]
-pub use forward::{Forward, around};
+pub use around::around;
 pub use wire::Verb;
 use wire::{Fate, Parcel, Wire};
 

@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use tokio::sync::{oneshot, watch};
 
@@ -246,14 +247,14 @@ impl WireConnection {
 }
 
 impl Connection for WireConnection {
-    fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
+    fn enqueue(&self, request: Arc<Request>, _patience: Duration) -> Answer<Enqueued> {
         let receiver = self.receiver;
         self.ask(Some(Verb::Enqueue), move |tickets| {
             tickets.enqueue(request, receiver)
         })
     }
 
-    fn renew(&self, requests: Vec<Arc<Request>>) -> Answer<Vec<Renewed>> {
+    fn renew(&self, requests: Vec<Arc<Request>>, _patience: Duration) -> Answer<Vec<Renewed>> {
         self.ask(Some(Verb::Renew), move |tickets| {
             Ok(requests
                 .iter()

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use lockcore::backend::{Answer, Connection, Count, Counted, Name, TicketInfo};
-use lockcore::testing::{Forward, Store as Kit, Verb, around};
+use lockcore::testing::{Store as Kit, Verb, around};
 use lockcore::{Barrier, ErrorKind, Left, Locks, LostReason};
 use tests::eventually::eventually;
 
@@ -401,9 +401,9 @@ impl Panics {
     }
 }
 
-impl Forward for Panics {
-    fn inner(&self) -> &Arc<dyn Connection> {
-        &self.connection
+impl Connection for Panics {
+    fn inner(&self) -> Option<&Arc<dyn Connection>> {
+        Some(&self.connection)
     }
 
     fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>> {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use lockcore::backend::{self, Answer, Connection, Count, Counted, Fault, Name};
-use lockcore::testing::{Forward, Store as Kit, Verb, around};
+use lockcore::testing::{Store as Kit, Verb, around};
 use lockcore::{ErrorKind, Locks, LostReason, Wait};
 use tests::eventually::eventually;
 use tokio::sync::Semaphore;
@@ -124,9 +124,9 @@ struct Contended {
     conflicts: Arc<AtomicUsize>,
 }
 
-impl Forward for Contended {
-    fn inner(&self) -> &Arc<dyn Connection> {
-        &self.connection
+impl Connection for Contended {
+    fn inner(&self) -> Option<&Arc<dyn Connection>> {
+        Some(&self.connection)
     }
 
     fn count(&self, count: Arc<Count>) -> Answer<Counted> {
@@ -181,9 +181,9 @@ struct Lists {
     told: Arc<Mutex<Vec<usize>>>,
 }
 
-impl Forward for Lists {
-    fn inner(&self) -> &Arc<dyn Connection> {
-        &self.connection
+impl Connection for Lists {
+    fn inner(&self) -> Option<&Arc<dyn Connection>> {
+        Some(&self.connection)
     }
 
     fn count(&self, count: Arc<Count>) -> Answer<Counted> {
@@ -232,9 +232,9 @@ impl Spent {
     }
 }
 
-impl Forward for Watched {
-    fn inner(&self) -> &Arc<dyn Connection> {
-        &self.connection
+impl Connection for Watched {
+    fn inner(&self) -> Option<&Arc<dyn Connection>> {
+        Some(&self.connection)
     }
 
     fn count(&self, count: Arc<Count>) -> Answer<Counted> {
@@ -531,9 +531,9 @@ async fn a_store_without_counters_says_so(_: Store) {
     #[derive(Debug)]
     struct Without(Arc<dyn Connection>);
 
-    impl Forward for Without {
-        fn inner(&self) -> &Arc<dyn Connection> {
-            &self.0
+    impl Connection for Without {
+        fn inner(&self) -> Option<&Arc<dyn Connection>> {
+            Some(&self.0)
         }
 
         fn count(&self, count: Arc<Count>) -> Answer<Counted> {

@@ -16,7 +16,7 @@ use tests::stores::{Histories, Manner, Stage};
 use super::model::Model;
 use super::{CLIENTS, History, Key, NAMES, NAMESPACE, Order, STATED, STRIDE, Step, With};
 use crate::hostile::random_id;
-use crate::store::SOON;
+use crate::store::{PATIENCE, SOON};
 
 /// A store whose clock the test moves, and its clients. It plays one history after another, each
 /// with new names.
@@ -129,7 +129,10 @@ impl World {
                     return Ok(());
                 };
                 let request = model.request(*ticket);
-                let answer = connection.enqueue(Arc::clone(&request)).await.unwrap();
+                let answer = connection
+                    .enqueue(Arc::clone(&request), PATIENCE)
+                    .await
+                    .unwrap();
                 let wakes = self.look(model).await?;
                 model.enqueued(*ticket, &request, answer, self.micros(), &wakes)?;
                 return self.expect(wakes, model).await;
@@ -146,7 +149,12 @@ impl World {
                 let mut answers = Vec::new();
                 for (connection, batch) in self.batches(tickets, model) {
                     let requests = batch.iter().map(|ticket| model.renewal(*ticket, *with));
-                    answers.extend(connection.renew(requests.collect()).await.unwrap());
+                    answers.extend(
+                        connection
+                            .renew(requests.collect(), PATIENCE)
+                            .await
+                            .unwrap(),
+                    );
                 }
                 let wakes = self.look(model).await?;
                 model.renew_together(tickets, *with);

@@ -128,11 +128,11 @@ impl Backend for Wire {
 }
 
 impl Connection for Wire {
-    fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
+    fn enqueue(&self, request: Arc<Request>, _patience: Duration) -> Answer<Enqueued> {
         self.ask(|reply| Asked::Enqueue(request, reply))
     }
 
-    fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>> {
+    fn renew(&self, tickets: Vec<Arc<Request>>, _patience: Duration) -> Answer<Vec<Renewed>> {
         self.ask(|reply| Asked::Renew(tickets, reply))
     }
 

@@ -12,7 +12,7 @@ use tests::redis_server::RedisServer;
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 
 use super::{LONG_WAIT, TTL, key};
-use crate::store::{Kind, SOON, Store, soon};
+use crate::store::{Kind, PATIENCE, SOON, Store, soon};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT, "redis_cluster";
@@ -69,11 +69,11 @@ async fn a_message_grants_a_ticket_only_if_it_is_from_the_master_of_the_slot(_: 
     });
     let store = backend::open(&cluster.url()).unwrap();
     let store = store.connect(events).await.unwrap();
-    let granted = store.enqueue(request(1)).await.unwrap();
+    let granted = store.enqueue(request(1), PATIENCE).await.unwrap();
     assert!(matches!(granted, Enqueued::Granted { .. }));
 
     way.delay(LATER, Duration::ZERO);
-    let waits = tokio::spawn(store.enqueue(request(2)));
+    let waits = tokio::spawn(store.enqueue(request(2), PATIENCE));
     let line = format!("{}:line", key("a"));
     eventually("it is in line", 2 * LATER, async || {
         old.command::<u64>(&["HLEN", &line]) == 2
@@ -98,7 +98,7 @@ async fn a_message_grants_a_ticket_only_if_it_is_from_the_master_of_the_slot(_: 
     assert_eq!(told(&mut news).await, News::Recheck(id(2), Duration::ZERO));
 
     // The renewal makes the client listen at the master.
-    let renewed = store.renew(vec![request(2)]);
+    let renewed = store.renew(vec![request(2)], PATIENCE);
     renewed.await.unwrap();
     wait_until("it listens at the master", SOON, || listens(new).is_some());
     new.command::<u64>(&["SPUBLISH", &channel, &format!("{} 18", id(2))]);

@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 
 use super::{LONG_WAIT, TTL, client, key, nothing_left, redirections};
 use crate::faults::builder;
-use crate::store::{Kind, SOON, STALL, Store, begin, give_back, kind, tickets};
+use crate::store::{Kind, PATIENCE, SOON, STALL, Store, begin, give_back, kind, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT, "redis_cluster";
@@ -273,7 +273,7 @@ async fn a_mark_that_is_on_its_way_keeps_a_late_request_out(_: Store) {
     let slot = cluster.begin_moving(&key("a"), new);
     cluster.move_key(old, new, &key("a"));
 
-    let late = store.enqueue(Arc::clone(&request)).await;
+    let late = store.enqueue(Arc::clone(&request), PATIENCE).await;
     let error = late.expect_err("has taken a ticket");
     let is_refused = matches!(error.fault(), Fault::Retry | Fault::Unknown);
     assert!(is_refused, "{error}");
@@ -282,7 +282,10 @@ async fn a_mark_that_is_on_its_way_keeps_a_late_request_out(_: Store) {
     let _ = release().await;
 
     cluster.finish_moving(slot, old, new);
-    assert_eq!(store.enqueue(request).await.unwrap(), Enqueued::Gone);
+    assert_eq!(
+        store.enqueue(request, PATIENCE).await.unwrap(),
+        Enqueued::Gone
+    );
 }
 
 /// The new owner does not know that it owns the slot. So the old node redirects a request to the
@@ -415,7 +418,10 @@ async fn the_channel_of_each_slot_is_where_the_server_looks_for_it(_: Store) {
         let requests = names.iter().enumerate().map(|(at, name)| {
             let name = Name::new(namespace.clone(), name).unwrap();
             let id = Id::parse(&format!("{:032x}", page * 512 + at)).unwrap();
-            store.enqueue(Arc::new(Request::new(name, id, FULL, FULL, STALL)))
+            store.enqueue(
+                Arc::new(Request::new(name, id, FULL, FULL, STALL)),
+                PATIENCE,
+            )
         });
         for outcome in join_all(requests).await {
             assert!(matches!(outcome.unwrap(), Enqueued::Granted { .. }));

@@ -18,7 +18,7 @@ use tests::stores::Server as _;
 
 use super::{client, durable, hasty, servers, tickets_at, waits};
 use crate::hostile::{random_id, request};
-use crate::store::{Kind, SOON, Store, begin, give_back, kind};
+use crate::store::{Kind, PATIENCE, SOON, Store, begin, give_back, kind};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT, "redis_durability";
@@ -258,14 +258,19 @@ async fn a_batch_with_a_lost_ticket_says_why_the_others_were_not_renewed(store: 
     let connection = connection.await.unwrap();
     let [lost, kept] = ["lost", "kept"].map(|name| request(&store, name, &random_id()));
     for request in [&lost, &kept] {
-        let holds = connection.enqueue(Arc::clone(request)).await.unwrap();
+        let holds = connection
+            .enqueue(Arc::clone(request), PATIENCE)
+            .await
+            .unwrap();
         assert!(matches!(holds, Enqueued::Granted { .. }), "{holds:?}");
     }
     let key = format!("{}:1:{{lost}}", store.namespace);
     assert_eq!(master.command::<u64>(&["DEL", &key]), 1);
     replicas[0].freeze();
 
-    let error = connection.renew(vec![Arc::clone(&lost), kept]).await;
+    let error = connection
+        .renew(vec![Arc::clone(&lost), kept], PATIENCE)
+        .await;
 
     let error = error.unwrap_err();
     assert!(error.to_string().contains("0 of 1 replicas"), "{error}");

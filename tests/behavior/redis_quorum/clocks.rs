@@ -14,7 +14,7 @@ use tests::redis_quorum::{Quorum, url};
 use tests::stores::Server as _;
 
 use super::{client, has_drawn, has_ticket, held_everywhere, warnings};
-use crate::store::{Kind, LEASE, SOON, Store, give_back};
+use crate::store::{Kind, LEASE, PATIENCE, SOON, Store, give_back};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT, "redis_quorum";
@@ -114,7 +114,10 @@ async fn a_node_whose_clock_is_days_ahead_does_not_raise_the_numbers(_: Store) {
     let name = Name::new(Namespace::new("test").unwrap(), "a").unwrap();
     let id = Id::parse(&"1".repeat(32));
     let request = Request::new(name, id.unwrap(), FULL, FULL, SOON);
-    let error = three.enqueue(Arc::new(request)).await.unwrap_err();
+    let error = three
+        .enqueue(Arc::new(request), PATIENCE)
+        .await
+        .unwrap_err();
     assert_eq!(error.fault(), Fault::Retry);
     let text = error.to_string();
     assert!(text.contains("more than a day ahead"), "{text}");

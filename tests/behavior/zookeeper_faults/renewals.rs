@@ -12,7 +12,7 @@ use tests::proxy::Proxy;
 use tests::zookeeper_server::ZooKeeperServer;
 
 use super::{client, connection, namespace, nothing_left, operator, through};
-use crate::store::{Kind, SOON, Store, give_back, kind};
+use crate::store::{Kind, PATIENCE, SOON, Store, give_back, kind};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
@@ -32,7 +32,10 @@ fn request(name: &str, id: char, ttl: Duration) -> Request {
 async fn two(connection: &Arc<dyn Connection>, ttl: Duration) -> Vec<Arc<Request>> {
     let requests = [request("a", '1', ttl), request("b", '2', ttl)].map(Arc::new);
     for request in &requests {
-        let answer = connection.enqueue(Arc::clone(request)).await.unwrap();
+        let answer = connection
+            .enqueue(Arc::clone(request), PATIENCE)
+            .await
+            .unwrap();
         assert!(matches!(answer, Enqueued::Granted { .. }), "{answer:?}");
     }
     requests.into()
@@ -49,7 +52,7 @@ async fn the_node_of_a_lease_that_is_extended_far_is_read_as_often_as_its_sessio
     for request in &mut both {
         Arc::make_mut(request).ttl = hour;
     }
-    let renewed = connection.renew(both.clone()).await.unwrap();
+    let renewed = connection.renew(both.clone(), PATIENCE).await.unwrap();
     assert!(renewed.iter().all(|answer| answer.holds()), "{renewed:?}");
     let operator = operator(&server).await;
     let parent = "/test:1/{a}";
@@ -59,7 +62,7 @@ async fn the_node_of_a_lease_that_is_extended_far_is_read_as_often_as_its_sessio
     operator.delete(&node, None).await.unwrap();
 
     eventually("the holder notices it", SOON, async || {
-        connection.renew(both.clone()).await.unwrap()[0] == Renewed::Lost
+        connection.renew(both.clone(), PATIENCE).await.unwrap()[0] == Renewed::Lost
     })
     .await;
 }

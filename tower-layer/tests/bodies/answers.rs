@@ -24,9 +24,9 @@ impl Releases {
 #[derive(Debug)]
 struct Slow(Arc<dyn Connection>, Releases);
 
-impl Forward for Slow {
-    fn inner(&self) -> &Arc<dyn Connection> {
-        &self.0
+impl Connection for Slow {
+    fn inner(&self) -> Option<&Arc<dyn Connection>> {
+        Some(&self.0)
     }
 
     fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>> {

@@ -23,7 +23,7 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, Empty, Full};
 use lockcore::backend::{self, Answer, Connection, Departure, Released};
-use lockcore::testing::{Forward, Store, around};
+use lockcore::testing::{Store, around};
 use lockcore::{ErrorKind, Locks, LostReason};
 use lockcore_tower::{BoxError, LockBody, LockLayer};
 use tokio::sync::{Notify, mpsc};

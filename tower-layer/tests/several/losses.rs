@@ -12,18 +12,22 @@ struct Deleting {
 #[derive(Debug)]
 struct DeletingConnection(Arc<dyn Connection>, Arc<AtomicBool>);
 
-impl Forward for DeletingConnection {
-    fn inner(&self) -> &Arc<dyn Connection> {
-        &self.0
+impl Connection for DeletingConnection {
+    fn inner(&self) -> Option<&Arc<dyn Connection>> {
+        Some(&self.0)
     }
 
-    fn renew(&self, tickets: Vec<Arc<backend::Request>>) -> Answer<Vec<Renewed>> {
+    fn renew(
+        &self,
+        tickets: Vec<Arc<backend::Request>>,
+        patience: Duration,
+    ) -> Answer<Vec<Renewed>> {
         let deleted = self.1.load(Ordering::SeqCst);
         let lost = tickets
             .iter()
             .map(|ticket| deleted && ticket.name.as_str() == "b");
         let lost: Vec<_> = lost.collect();
-        let renewed = self.0.renew(tickets);
+        let renewed = self.0.renew(tickets, patience);
         Box::pin(async move {
             let renewed = renewed.await?.into_iter().zip(lost);
             Ok(renewed

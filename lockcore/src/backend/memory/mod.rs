@@ -122,11 +122,11 @@ impl Backend for Memory {
 }
 
 impl Connection for MemoryConnection {
-    fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
+    fn enqueue(&self, request: Arc<Request>, _patience: Duration) -> Answer<Enqueued> {
         answer(self.store.enqueue(request, self.events.receiver()))
     }
 
-    fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>> {
+    fn renew(&self, tickets: Vec<Arc<Request>>, _patience: Duration) -> Answer<Vec<Renewed>> {
         answer(Ok(tickets
             .iter()
             .map(|request| self.store.renew(request))

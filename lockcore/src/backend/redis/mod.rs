@@ -329,11 +329,7 @@ async fn count_at_master(
 }
 
 impl Connection for RedisConnection {
-    fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
-        self.enqueue_within(request, Duration::MAX)
-    }
-
-    fn enqueue_within(&self, request: Arc<Request>, patience: Duration) -> Answer<Enqueued> {
+    fn enqueue(&self, request: Arc<Request>, patience: Duration) -> Answer<Enqueued> {
         let mut connection = self.clone();
         match self.group.clone() {
             Some(group) => Box::pin(durable::enqueue(group, connection, request, patience)),
@@ -341,11 +337,7 @@ impl Connection for RedisConnection {
         }
     }
 
-    fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>> {
-        self.renew_within(tickets, Duration::MAX)
-    }
-
-    fn renew_within(&self, tickets: Vec<Arc<Request>>, patience: Duration) -> Answer<Vec<Renewed>> {
+    fn renew(&self, tickets: Vec<Arc<Request>>, patience: Duration) -> Answer<Vec<Renewed>> {
         let mut connection = self.clone();
         match self.group.clone() {
             Some(group) => Box::pin(durable::renew(group, connection, tickets, patience)),

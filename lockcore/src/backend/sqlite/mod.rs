@@ -12,6 +12,7 @@ mod tickets;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use url::Url;
 
@@ -123,7 +124,7 @@ impl Backend for Sqlite {
 /// polled the future. If the future of a release is dropped, the core sends the release again: see
 /// `Driver::ask`.
 impl Connection for SqliteConnection {
-    fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
+    fn enqueue(&self, request: Arc<Request>, _patience: Duration) -> Answer<Enqueued> {
         let (route, receiver) = (Arc::clone(&self.route), self.receiver);
         Box::pin(async move {
             route
@@ -132,7 +133,7 @@ impl Connection for SqliteConnection {
         })
     }
 
-    fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>> {
+    fn renew(&self, tickets: Vec<Arc<Request>>, _patience: Duration) -> Answer<Vec<Renewed>> {
         let route = Arc::clone(&self.route);
         Box::pin(async move { route.ask(|reply| Job::Renew(tickets, reply)).await })
     }

@@ -155,7 +155,7 @@ impl ZooKeeperConnection {
 }
 
 impl Connection for ZooKeeperConnection {
-    fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
+    fn enqueue(&self, request: Arc<Request>, _patience: Duration) -> Answer<Enqueued> {
         Box::pin(tickets::enqueue(self.session(), request))
     }
 
@@ -163,7 +163,7 @@ impl Connection for ZooKeeperConnection {
         self.session.timeout
     }
 
-    fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>> {
+    fn renew(&self, tickets: Vec<Arc<Request>>, _patience: Duration) -> Answer<Vec<Renewed>> {
         Box::pin(tickets::renew(self.session(), tickets))
     }
 

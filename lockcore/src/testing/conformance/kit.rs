@@ -21,6 +21,9 @@ use crate::options::Fair;
 /// The length of a wait that is expected to end without a lock.
 pub(super) const SLACK: Duration = Duration::from_millis(1500);
 
+/// How long a request waits for its answer.
+pub(super) const PATIENCE: Duration = Duration::MAX;
+
 /// A store in a namespace that no other fact uses.
 pub(super) struct Store {
     subject: Arc<dyn Subject>,
@@ -115,7 +118,10 @@ pub(super) struct Asker {
 
 impl Asker {
     pub(super) async fn enqueue(&self, request: &Arc<Request>) -> Enqueued {
-        self.connection.enqueue(Arc::clone(request)).await.unwrap()
+        self.connection
+            .enqueue(Arc::clone(request), PATIENCE)
+            .await
+            .unwrap()
     }
 
     /// Takes a ticket that must hold at once. Returns its number.
@@ -136,7 +142,7 @@ impl Asker {
 
     pub(super) async fn renew(&self, request: &Arc<Request>) -> Renewed {
         let tickets = vec![Arc::clone(request)];
-        self.connection.renew(tickets).await.unwrap()[0]
+        self.connection.renew(tickets, PATIENCE).await.unwrap()[0]
     }
 
     pub(super) async fn release(&self, request: &Arc<Request>) -> Released {

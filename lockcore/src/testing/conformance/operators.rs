@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::fact::{Fact, group_of};
-use super::kit::{Asker, Store, with};
+use super::kit::{Asker, PATIENCE, Store, with};
 use super::steps::{SOON, eventually};
 use crate::backend::{Capability, FULL, Listing, NameInUse, Released, Renewed};
 
@@ -56,7 +56,7 @@ async fn a_holder_that_is_asked_back_learns_it_at_its_renewal(store: Store) {
         assert_eq!(grace, GRACE);
         assert!(!valid_for.is_zero() && valid_for <= asked.ttl);
         let batch = tickets.map(std::sync::Arc::clone).to_vec();
-        let answers = ours.connection.renew(batch).await.unwrap();
+        let answers = ours.connection.renew(batch, PATIENCE).await.unwrap();
         let granted = |answer: &&Renewed| matches!(answer, Renewed::Granted { .. });
         assert_eq!(
             answers.iter().filter(granted).count(),

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::fact::{
     Fact, any_store, group_of, that_pushes, that_queues, without_queue, without_sessions,
 };
-use super::kit::{Store, with};
+use super::kit::{PATIENCE, Store, with};
 use super::steps::{LEASE, SOON, eventually};
 use crate::backend::{Capability, Departure, Enqueued, MAX_TICKET, Released, Renewed, Request};
 
@@ -217,7 +217,11 @@ async fn a_batch_is_answered_one_by_one_and_in_order(store: Store) {
     client.holds(&elsewhere).await;
 
     let asked = [&elsewhere, &never, &holds, &waits].map(Arc::clone);
-    let renewed = client.connection.renew(asked.to_vec()).await.unwrap();
+    let renewed = client
+        .connection
+        .renew(asked.to_vec(), PATIENCE)
+        .await
+        .unwrap();
     assert!(
         matches!(
             renewed[..],
@@ -305,7 +309,7 @@ async fn an_enqueue_that_is_dropped_at_any_poll_may_be_repeated(store: Store) {
     for polls in 0..4 {
         let request = store.writer("a");
         {
-            let mut asking = pin!(client.connection.enqueue(Arc::clone(&request)));
+            let mut asking = pin!(client.connection.enqueue(Arc::clone(&request), PATIENCE));
             let mut left = polls;
             std::future::poll_fn(|cx| {
                 if left == 0 || asking.as_mut().poll(cx).is_ready() {
@@ -528,12 +532,20 @@ async fn tickets_are_made_smaller_in_one_batch(store: Store) {
     }
 
     let smaller = holders.map(|holder| with(&holder, |request| request.permits = NonZeroU32::MIN));
-    let renewed = client.connection.renew(smaller.to_vec()).await.unwrap();
+    let renewed = client
+        .connection
+        .renew(smaller.to_vec(), PATIENCE)
+        .await
+        .unwrap();
 
     let holds = |answer: &Renewed| matches!(answer, Renewed::Granted { .. });
     assert!(renewed.iter().all(holds), "{renewed:?}");
     eventually("the waiters hold", SOON, async || {
-        let asked = client.connection.renew(waiters.to_vec()).await.unwrap();
+        let asked = client
+            .connection
+            .renew(waiters.to_vec(), PATIENCE)
+            .await
+            .unwrap();
         asked.iter().all(holds)
     })
     .await;

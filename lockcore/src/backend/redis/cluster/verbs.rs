@@ -32,7 +32,7 @@ const DEAF: Duration = Duration::from_millis(500);
 pub(in crate::backend::redis) struct ClusterConnection(pub(super) Arc<Routes>);
 
 impl Connection for ClusterConnection {
-    fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
+    fn enqueue(&self, request: Arc<Request>, _patience: Duration) -> Answer<Enqueued> {
         let routes = Arc::clone(&self.0);
         let slot = slot_of(&request.name);
         if !request.wait {
@@ -57,7 +57,7 @@ impl Connection for ClusterConnection {
         })
     }
 
-    fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>> {
+    fn renew(&self, tickets: Vec<Arc<Request>>, _patience: Duration) -> Answer<Vec<Renewed>> {
         let routes = Arc::clone(&self.0);
         Box::pin(async move {
             let name = |request: &Arc<Request>| request.name.clone();

@@ -25,6 +25,7 @@ mod tally;
 mod tickets;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use url::Url;
 
@@ -115,12 +116,12 @@ struct QuorumConnection {
 }
 
 impl Connection for QuorumConnection {
-    fn enqueue(&self, request: Arc<Request>) -> Answer<Enqueued> {
+    fn enqueue(&self, request: Arc<Request>, _patience: Duration) -> Answer<Enqueued> {
         let going_on = (self.leaving.clone(), self.late.clone());
         Box::pin(tickets::enqueue(Arc::clone(&self.links), going_on, request))
     }
 
-    fn renew(&self, tickets: Vec<Arc<Request>>) -> Answer<Vec<Renewed>> {
+    fn renew(&self, tickets: Vec<Arc<Request>>, _patience: Duration) -> Answer<Vec<Renewed>> {
         let (links, late) = (Arc::clone(&self.links), self.late.clone());
         Box::pin(tickets::renew(links, late, tickets))
     }
