@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::{ErrorKind, Locks};
+use lockcore::{ErrorKind, Locks, Release};
 use tests::eventually::{eventually, wait_until};
 use tests::proxy::Proxy;
-use tests::redis_cluster::{Cluster, NEVER};
+use tests::redis_cluster::{Cluster, NEVER, slot};
 use tests::redis_server::RedisServer;
 
 use super::{LONG_WAIT, TTL, client, connections, key, nothing_left, redirections};
@@ -24,6 +24,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_master_that_was_demoted_is_left
         a_node_that_knows_an_older_cluster_does_not_replace_the_map
         a_request_at_a_demoted_master_is_repeated_at_the_new_one
+        a_slot_that_has_no_master_in_a_new_map_is_asked_for_at_the_last_one
         a_shutdown_during_the_first_use_ends_it_and_leaves_nothing
     ]
 }
@@ -261,6 +262,40 @@ async fn a_request_at_a_demoted_master_is_repeated_at_the_new_one(_: Store) {
     give_back(waits).await;
     give_back(next).await;
     nothing_left(&cluster, &["a", &free]).await;
+}
+
+/// The master of the slot is silent for a moment, and the other nodes know no master of the slot.
+async fn a_slot_that_has_no_master_in_a_new_map_is_asked_for_at_the_last_one(_: Store) {
+    let partial = ["--cluster-require-full-coverage", "no"];
+    let cluster = Cluster::with(3, false, NEVER, &partial);
+    let master = cluster.master_of(&key("a"));
+    let others: Vec<_> = cluster.masters();
+    let others = others
+        .into_iter()
+        .filter(|node| node.port() != master.port());
+    let others: Vec<_> = others.collect();
+    let quick = builder(cluster.url()).op_timeout(Duration::from_secs(2));
+    let locks = quick.ttl(2 * LONG_WAIT).build().unwrap();
+    locks.ready(SOON).await.unwrap();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let asked = || others.iter().map(|node| questions(node)).max().unwrap();
+
+    master.freeze();
+    let lost = slot(others[0], &key("a")).to_string();
+    for node in &others {
+        node.command::<()>(&["CLUSTER", "DELSLOTS", &lost]);
+    }
+    // The answer to the first of these questions is a map without the slot, and the second question
+    // comes only after this map is known.
+    let before = asked();
+    eventually("the map is asked for", LONG_WAIT, async || {
+        assert!(locks.inspect("a").await.is_err());
+        asked() >= before + 2
+    })
+    .await;
+    master.thaw();
+
+    assert_eq!(guard.release().await.unwrap(), Release::Released);
 }
 
 /// The proxy is frozen, so no node answers the question where the slots are.

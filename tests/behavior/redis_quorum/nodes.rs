@@ -17,15 +17,16 @@ use tests::stores::Server as _;
 use tests::witness::Witness;
 use tokio::sync::Barrier;
 
-use super::{client, has_drawn, held_everywhere, nothing_is_left_at, proxied};
+use super::{client, has_drawn, has_ticket, held_everywhere, nothing_is_left_at, proxied};
 use crate::faults::{a_shutdown_ends_the_first_use, builder, holder};
-use crate::store::{Kind, SLACK, SOON, Store, give_back, kind, soon};
+use crate::store::{Kind, LEASE, SLACK, SOON, Store, give_back, kind, soon};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT, "redis_quorum";
         with_two_of_five_nodes_killed_locks_work
         with_two_of_five_nodes_frozen_locks_work
         with_two_of_five_nodes_cut_off_locks_work
+        with_two_of_five_nodes_frozen_a_contended_lock_is_waited_for
         with_three_of_five_nodes_killed_nobody_gets_in_and_nothing_is_left
         with_three_of_five_nodes_frozen_nobody_gets_in_and_nothing_is_left
         nodes_that_come_back_vote_again
@@ -95,6 +96,40 @@ async fn with_two_of_five_nodes_cut_off_locks_work(_: Store) {
     let (proxies, url) = proxied(&set);
     let cut = || proxies[..2].iter().for_each(Proxy::cut);
     locks_work_without(&set, cut, &url).await;
+}
+
+/// Another client has the lock at one of the three nodes that answer. Then only the frozen nodes could
+/// make a majority, and a caller must not spend all of its operation timeout on them.
+async fn with_two_of_five_nodes_frozen_a_contended_lock_is_waited_for(_: Store) {
+    let set = Quorum::start(5);
+    let clients = [(); 3].map(|()| builder(set.url()).ttl(LEASE).build().unwrap());
+    for locks in &clients {
+        give_back(held_everywhere(locks, &set.nodes).await).await;
+    }
+    let [one, other] = [0, 1].map(|at| client(&set.nodes[at].url()));
+    let left_over = one.mutex("a").acquire().await.unwrap();
+    set.nodes[3..].iter().for_each(RedisServer::freeze);
+
+    let resource = Witness::exclusive();
+    let use_it = async |locks: &Locks| {
+        for _ in 0..3 {
+            let guard = locks.mutex("a").wait(LEASE).acquire().await.unwrap();
+            let visit = resource.enter(1);
+            tokio::task::yield_now().await;
+            drop(visit);
+            give_back(guard).await;
+        }
+    };
+    let given_back = async {
+        has_ticket(&other).await; // one of them has asked, and has the lock at this node
+        give_back(left_over).await;
+    };
+    let [first, second, third] = clients.each_ref();
+    tokio::join!(use_it(first), use_it(second), use_it(third), given_back);
+
+    assert_eq!(resource.assert_no_overlap().visits, 9);
+    set.nodes[3..].iter().for_each(RedisServer::thaw);
+    nothing_is_left_at(&set.nodes).await;
 }
 
 /// One client holds a lock and others request locks. The holder keeps its lock exactly to the end

@@ -21,6 +21,8 @@ pub(super) struct Map {
     epoch: u64,
     /// Single slots for which a node has reported another master since this map was read.
     moved: HashMap<u16, Address>,
+    /// The last known masters of the slots that have no master in this map.
+    earlier: HashMap<u16, Address>,
     /// Whether a master has no port of the kind that this client needs: with TLS, or without.
     pub(super) lacks_ports: bool,
     /// Whether at most as many nodes had answered as were silent when this map was chosen as the
@@ -79,8 +81,25 @@ impl Map {
             return Some(moved);
         }
         let behind = self.ranges.partition_point(|(first, ..)| *first <= slot);
-        let (_, last, address) = self.ranges.get(behind.checked_sub(1)?)?;
-        (slot <= *last).then_some(address)
+        let range = behind.checked_sub(1).and_then(|at| self.ranges.get(at));
+        match range {
+            Some((_, last, address)) if slot <= *last => Some(address),
+            _ => self.earlier.get(&slot),
+        }
+    }
+
+    /// Takes over the masters of slots that have no master in this map, from the map before.
+    ///
+    /// For a moment after a failover, a node may list a shard without its slots. Then the master
+    /// before is the one to ask: it serves the slot, or it knows the new master.
+    pub(super) fn after(mut self, before: &Self) -> Self {
+        if self.uncovered() == 0 {
+            return self;
+        }
+        let missing = (0..SLOTS).filter(|slot| self.master(*slot).is_none());
+        let known = missing.filter_map(|slot| Some((slot, before.master(slot)?.clone())));
+        self.earlier = known.collect();
+        self
     }
 
     /// Notes the report of a node that another node serves this slot.
@@ -254,6 +273,22 @@ mod tests {
         assert_eq!(map.master(7), Some(&at("h2", 2)));
         assert_eq!(map.master(8), Some(&at("h1", 1)));
         assert_eq!(map.masters().len(), 2);
+    }
+
+    #[test]
+    fn a_slot_without_a_master_is_asked_for_at_its_last_one() {
+        let [h1, h2] =
+            [1, 2].map(|number| [node(number, &format!("h{number}"), "master", "online")]);
+        let before = map(&[shard(&[0, 9], &h1), shard(&[10, 19], &h2)], false);
+        let gap = || map(&[shard(&[10, 19], &h1)], false);
+
+        let after = gap().after(&gap().after(&before));
+
+        assert_eq!(after.master(7), Some(&at("h1", 1)));
+        assert_eq!(after.master(17), Some(&at("h1", 1)));
+        assert_eq!(after.master(20), None);
+        assert_eq!(after.uncovered(), gap().uncovered());
+        assert_eq!(gap().master(7), None);
     }
 
     #[test]

@@ -238,6 +238,10 @@ impl Seeds {
         {
             return known.clone();
         }
+        let told = match known {
+            Some((before, _)) => told.after(before),
+            None => told,
+        };
         known.insert((told, now)).0.clone()
     }
 

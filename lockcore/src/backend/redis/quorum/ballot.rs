@@ -218,6 +218,23 @@ impl Ballot {
         };
     }
 
+    /// Whether a majority has answered, and too few of these nodes have granted the ticket.
+    pub(super) fn is_split(&self) -> bool {
+        let is_answer = |vote: &&Vote| !matches!(vote, Vote::Absent | Vote::Asked);
+        let answers = self.votes.iter().filter(is_answer).count();
+        self.number.is_none() && answers >= majority(self.votes.len())
+    }
+
+    /// Ends the count without the answers that are missing. These nodes may have the ticket, or take
+    /// it later.
+    pub(super) fn give_up(&mut self, error: impl Fn(usize) -> StoreError) {
+        for (at, vote) in self.votes.iter_mut().enumerate() {
+            if matches!(vote, Vote::Asked | Vote::Raising { .. }) {
+                *vote = Vote::Spoilt(error(at));
+            }
+        }
+    }
+
     pub(super) fn verdict(&self) -> Verdict {
         let needed = self.needed;
         let counts = self.votes.iter().filter_map(|vote| match vote {
@@ -519,6 +536,24 @@ mod tests {
         ballot.answered(2, granted(1));
         assert_eq!(ballot.verdict(), Verdict::Refused);
         assert!(matches!(ballot.refusal(), Ok(Enqueued::Busy { .. })));
+    }
+
+    #[test]
+    fn a_count_that_is_given_up_is_contended_only_if_the_others_could_have_granted() {
+        let late = |_| StoreError::new(Fault::Unknown, "late");
+        let mut contended = ballot([granted(1), granted(1), busy(1)]);
+        assert!(contended.is_split());
+        assert_eq!(contended.verdict(), Verdict::Open);
+
+        contended.give_up(late);
+
+        assert_eq!(contended.verdict(), Verdict::Refused);
+        assert_eq!(contended.refusal().unwrap(), busy(1).unwrap());
+        let may_have = contended.may_have().collect::<Vec<_>>();
+        assert_eq!(may_have, [0, 1, 3, 4]);
+        let mut too_few = ballot([granted(1), granted(1), failed(Fault::Retry)]);
+        too_few.give_up(late);
+        assert_eq!(too_few.refusal().unwrap_err().len(), 3);
     }
 
     /// A semaphore of two needs all three nodes, and a mutex needs two of them.

@@ -116,9 +116,12 @@ struct QuorumConnection {
 }
 
 impl Connection for QuorumConnection {
-    fn enqueue(&self, request: Arc<Request>, _patience: Duration) -> Answer<Enqueued> {
-        let going_on = (self.leaving.clone(), self.late.clone());
-        Box::pin(tickets::enqueue(Arc::clone(&self.links), going_on, request))
+    fn enqueue(&self, request: Arc<Request>, patience: Duration) -> Answer<Enqueued> {
+        let (links, going_on) = (
+            Arc::clone(&self.links),
+            (self.leaving.clone(), self.late.clone()),
+        );
+        Box::pin(tickets::enqueue(links, going_on, request, patience))
     }
 
     fn renew(&self, tickets: Vec<Arc<Request>>, _patience: Duration) -> Answer<Vec<Renewed>> {

@@ -47,6 +47,7 @@ pub(super) async fn enqueue(
     links: Arc<Links>,
     (leaving, late): (Leaving, Late),
     request: Arc<Request>,
+    patience: Duration,
 ) -> Result<Enqueued, StoreError> {
     if leaving.has(request.id) {
         return Ok(Enqueued::Gone);
@@ -76,7 +77,20 @@ pub(super) async fn enqueue(
         let (at, answer) = (*at, nodes.send(*at, voter, verb));
         asked.push(Box::pin(async move { Step::Enqueued(at, answer.await) }));
     }
-    while let Some(step) = asked.next().await {
+    let mut stragglers: Option<BoxFuture<()>> = None;
+    loop {
+        let step = match &mut stragglers {
+            None => asked.next().await,
+            Some(time) => tokio::select! {
+                biased;
+                step = asked.next() => step,
+                () = time => None,
+            },
+        };
+        let Some(step) = step else {
+            ballot.give_up(|at| nodes.named(at, StoreError::new(Fault::Unknown, LATE)));
+            break;
+        };
         match step {
             Step::Enqueued(at, answer) => {
                 note_refusal(nodes, &voters, at, (&answer, proposed));
@@ -92,7 +106,13 @@ pub(super) async fn enqueue(
             Step::Raised(at, answer) => ballot.raised(at, answer),
         }
         match ballot.verdict() {
-            Verdict::Open => {}
+            // Several clients may have a part each of the nodes that have answered. Then only the
+            // others could decide, and they may be silent. Half of the caller's time is left for
+            // giving the tickets back, and for the answer to the caller.
+            Verdict::Open if ballot.is_split() => {
+                stragglers.get_or_insert_with(|| nodes.timer(patience / 2));
+            }
+            Verdict::Open => stragglers = None,
             Verdict::Granted { ticket, valid_for } => {
                 // This enqueue has sent no release yet. So a late answer only has to be counted.
                 let look_at = |step| {
@@ -116,6 +136,9 @@ pub(super) async fn enqueue(
         .refusal()
         .map_err(|errors| nodes.too_few(needed, &errors))
 }
+
+/// The error of a node whose answer an enqueue does not wait for any longer.
+const LATE: &str = "it has not answered in time";
 
 /// Reads the clock of a node again, if the node has assigned another number than the proposal: the
 /// clock may have been set.
