@@ -8,6 +8,7 @@ mod late;
 mod missed;
 mod nodes;
 mod repair;
+mod reports;
 mod restarts;
 mod tls;
 
@@ -30,6 +31,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         late::facts,
         missed::facts,
         repair::facts,
+        reports::facts,
         restarts::facts,
         clocks::facts,
         crowds::facts,

@@ -36,6 +36,15 @@ pub enum News {
     /// This address leads to another server than before. The store has closed the connections to
     /// the earlier server.
     Moved(String),
+    /// This node of the store is out of reach, for this reason. The store goes on without it.
+    NodeDown {
+        /// The address of the node.
+        address: String,
+        /// What is wrong with the node.
+        reason: String,
+    },
+    /// The node at this address is in reach again.
+    NodeUp(String),
 }
 
 impl std::fmt::Debug for EventSink {

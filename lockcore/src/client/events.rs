@@ -40,6 +40,12 @@ pub enum Event {
     /// connections of the client had noticed. The client has left the earlier server: it asks the
     /// new one about every ticket, and a lock that the new one does not have is lost.
     Moved(String),
+    /// The node at this address, one of the servers of a [quorum](crate::guide::redis_quorum), is out
+    /// of reach, or is the same server as another node. The client goes on without it while the
+    /// other nodes are enough, and tries to reach it again. The log has the reason.
+    NodeDown(String),
+    /// The node at this address is in reach again.
+    NodeUp(String),
     /// The listener was slow, and this number of events was dropped.
     Missed(u64),
 }

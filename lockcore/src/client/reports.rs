@@ -106,6 +106,33 @@ impl Shared {
         });
     }
 
+    /// The store goes on without one of its nodes.
+    pub(crate) fn node_down(&self, address: String, reason: String) {
+        let (store, owner) = (self.store().to_owned(), Arc::clone(&self.owner));
+        self.teller.tell(|| Event::NodeDown(address));
+        self.log(Level::WARN, move || {
+            tracing::warn!(
+                store,
+                owner = &*owner,
+                reason,
+                "the lock store has lost a node"
+            );
+        });
+    }
+
+    pub(crate) fn node_up(&self, address: String) {
+        let (store, owner) = (self.store().to_owned(), Arc::clone(&self.owner));
+        self.teller.tell(|| Event::NodeUp(address.clone()));
+        self.log(Level::WARN, move || {
+            tracing::warn!(
+                store,
+                owner = &*owner,
+                address,
+                "a node of the lock store is back"
+            );
+        });
+    }
+
     /// Reports what the store has answered to renewals. A ticket counts as refused when its renewal
     /// fails twice in a row. The first failure alone does not count, because it may only mean that
     /// an earlier request for the ticket, such as its enqueue, was interrupted.

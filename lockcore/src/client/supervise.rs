@@ -188,6 +188,8 @@ fn sink(shared: &Arc<Shared>, link: &Link) -> (EventSink, oneshot::Receiver<()>)
             News::Changed(name) => client.watches.changed(&name),
             News::Gap => client.renew_everything(),
             News::Moved(address) => client.moved(address),
+            News::NodeDown { address, reason } => client.node_down(address, reason),
+            News::NodeUp(address) => client.node_up(address),
         }
     };
     let client = Arc::downgrade(shared);

@@ -21,6 +21,7 @@ mod nodes;
 mod outbox;
 mod proposal;
 mod repair;
+mod reported;
 mod tally;
 mod tickets;
 
@@ -44,6 +45,7 @@ use leaving::Leaving;
 use node::LONGEST_TTL;
 use nodes::Links;
 use outbox::Outbox;
+use reported::Reported;
 
 /// Opens `redlock://…`.
 pub(crate) fn open(url: &Url, _: &Tls) -> Result<Arc<dyn Backend>, Error> {
@@ -61,6 +63,7 @@ pub(crate) fn open_encrypted(url: &Url, tls: &Tls) -> Result<Arc<dyn Backend>, E
 struct Quorum {
     servers: Arc<[Server]>,
     outboxes: Arc<[Outbox]>,
+    reported: Arc<[Reported]>,
     leaving: Leaving,
     late: Late,
 }
@@ -69,6 +72,7 @@ impl Quorum {
     fn of(servers: Vec<Server>) -> Self {
         Self {
             outboxes: servers.iter().map(|_| Outbox::default()).collect(),
+            reported: servers.iter().map(|_| Reported::default()).collect(),
             servers: servers.into(),
             leaving: Leaving::default(),
             late: Late::default(),
@@ -95,9 +99,10 @@ impl Backend for Quorum {
 
     fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
         let (servers, outboxes) = (Arc::clone(&self.servers), Arc::clone(&self.outboxes));
+        let reported = Arc::clone(&self.reported);
         let (leaving, late) = (self.leaving.clone(), self.late.clone());
         Box::pin(async move {
-            let links = Arc::new(Links::open(servers, outboxes, events).await?);
+            let links = Arc::new(Links::open(servers, (outboxes, reported), events).await?);
             Ok(Arc::new(QuorumConnection {
                 links,
                 leaving,

@@ -11,7 +11,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use redis::{FromRedisValue, RedisResult};
@@ -23,9 +23,10 @@ use super::super::dial::Server;
 use super::super::tickets;
 use super::node::{LONGEST_TTL, Node};
 use super::outbox::Outbox;
+use super::reported::{Down, Reported};
 use super::tally::majority;
 use crate::backend::events::Timer;
-use crate::backend::{BoxFuture, EventSink, Fault, Released, StoreError};
+use crate::backend::{BoxFuture, EventSink, Fault, News, Released, StoreError};
 use crate::clock::{Clock, Instant};
 use crate::name::Namespace;
 use crate::pauses::{Pauses, jittered};
@@ -63,6 +64,9 @@ pub(super) struct Nodes {
     /// request is unanswered.
     silences: Vec<Arc<AtomicU64>>,
     outboxes: Arc<[Outbox]>,
+    reported: Arc<[Reported]>,
+    /// Nothing is reported on a connection that has ended: the whole store is out of reach then.
+    events: Weak<EventSink>,
     namespace: Namespace,
     receiver: u64,
     timer: Timer,
@@ -83,15 +87,18 @@ impl Links {
     /// Connects to all nodes. Resolves when a majority is up, or cannot be any more.
     pub(super) async fn open(
         servers: Arc<[Server]>,
-        outboxes: Arc<[Outbox]>,
+        (outboxes, reported): (Arc<[Outbox]>, Arc<[Reported]>),
         events: EventSink,
     ) -> Result<Self, StoreError> {
         let all = servers.len();
+        let events = Arc::new(events);
         let nodes = Arc::new(Nodes {
             servers,
             views: watch::Sender::new(vec![View::Asked; all]),
             silences: std::iter::repeat_with(Arc::default).take(all).collect(),
             outboxes,
+            reported,
+            events: Arc::downgrade(&events),
             namespace: events.namespace().clone(),
             receiver: events.receiver(),
             timer: events.timer(),
@@ -423,18 +430,20 @@ impl Nodes {
                 }
             };
             let since = Clock::BOOT.now();
+            let opened = opened.and_then(|(node, closed)| {
+                self.admit(at, &node)?;
+                Ok((node, closed))
+            });
+            self.report(at, opened.as_ref().err());
             let error = match opened {
-                Ok((node, closed)) => match self.admit(at, &node) {
-                    Ok(()) => {
-                        tokio::select! {
-                            biased;
-                            _ = closed => {}
-                            () = self.send_left(at, &node) => {}
-                        }
-                        self.servers[at].because(Fault::Retry, "the connection is lost")
+                Ok((node, closed)) => {
+                    tokio::select! {
+                        biased;
+                        _ = closed => {}
+                        () = self.send_left(at, &node) => {}
                     }
-                    Err(error) => error,
-                },
+                    self.servers[at].because(Fault::Retry, "the connection is lost")
+                }
                 Err(error) => error,
             };
             if since.until(Clock::BOOT.now()) > SETTLED {
@@ -469,6 +478,22 @@ impl Nodes {
             }
         });
         outcome
+    }
+
+    /// Reports the outcome of a try to connect to a node, if it is news.
+    fn report(&self, at: usize, error: Option<&StoreError>) {
+        let Some(events) = self.events.upgrade() else {
+            return;
+        };
+        let (address, reported) = (self.address(at), &self.reported[at]);
+        match error {
+            None if reported.up() => events.tell(News::NodeUp(address)),
+            Some(error) if reported.down(how(error)) => {
+                let reason = error.to_string();
+                events.tell(News::NodeDown { address, reason });
+            }
+            None | Some(_) => {}
+        }
     }
 
     /// Sends the releases in the outbox of this node, and those that are added later. Ends when the
@@ -518,6 +543,13 @@ impl fmt::Debug for Nodes {
 
 /// A part of the message about a server that is named twice.
 const TWICE: &str = "it is the same server";
+
+fn how(error: &StoreError) -> Down {
+    match error.fault() {
+        Fault::Config => Down::Mistake,
+        Fault::Retry | Fault::Refused | Fault::Unknown => Down::OutOfReach,
+    }
+}
 
 fn count_up(views: &[View]) -> usize {
     let up = views.iter().filter(|view| matches!(view, View::Up(_)));
