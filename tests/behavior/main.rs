@@ -30,6 +30,7 @@ mod listing;
 mod local;
 mod logs;
 mod messages;
+mod moved;
 mod multi;
 mod owners;
 mod part;

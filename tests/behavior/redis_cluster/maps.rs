@@ -14,6 +14,7 @@ use tests::redis_server::RedisServer;
 
 use super::{LONG_WAIT, TTL, client, connections, key, nothing_left, redirections};
 use crate::faults::{a_shutdown_ends_the_first_use, builder, works_again};
+use crate::moved::{self, Place};
 use crate::store::{Kind, SOON, STALL, Store, begin, give_back, kind, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
@@ -24,6 +25,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_master_that_was_demoted_is_left
         a_node_that_knows_an_older_cluster_does_not_replace_the_map
         a_request_at_a_demoted_master_is_repeated_at_the_new_one
+        clients_exclude_each_other_after_the_address_of_a_master_is_moved
         a_slot_that_has_no_master_in_a_new_map_is_asked_for_at_the_last_one
         a_shutdown_during_the_first_use_ends_it_and_leaves_nothing
     ]
@@ -296,6 +298,25 @@ async fn a_slot_that_has_no_master_in_a_new_map_is_asked_for_at_the_last_one(_: 
     master.thaw();
 
     assert_eq!(guard.release().await.unwrap(), Release::Released);
+}
+
+/// The address is moved to the node of another cluster.
+async fn clients_exclude_each_other_after_the_address_of_a_master_is_moved(_: Store) {
+    let [earlier, later] = [(); 2].map(|()| Cluster::of_one());
+    let way = Proxy::to(earlier.nodes[0].port());
+    let port = way.port().to_string();
+    for cluster in [&earlier, &later] {
+        let node = &cluster.nodes[0];
+        node.command::<()>(&["CONFIG", "SET", "cluster-announce-port", &port]);
+    }
+    let place = Place {
+        url: format!("redis+cluster://127.0.0.1:{port}"),
+        ways: vec![way],
+        earlier: earlier.nodes,
+        later: later.nodes,
+        beside: Box::new(()),
+    };
+    moved::clients_exclude_each_other_after_the_move(place).await;
 }
 
 /// The proxy is frozen, so no node answers the question where the slots are.

@@ -12,17 +12,32 @@ use tracing::Level;
 
 use super::client;
 use crate::faults::patient;
+use crate::moved::{self, Place};
 use crate::store::{Kind, SOON, Store, give_back, kind, soon};
 use crate::traces::{self, LOGGED};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
+        clients_exclude_each_other_after_the_move
         a_client_whose_first_connection_finds_another_server_leaves_the_earlier_one
         a_client_whose_last_connection_finds_another_server_leaves_the_earlier_one
         ready_finds_out_that_the_address_leads_to_another_server
         a_restart_of_the_server_is_not_another_server
         without_the_right_to_info_a_client_works
     ]
+}
+
+async fn clients_exclude_each_other_after_the_move(_: Store) {
+    let (earlier, later) = (RedisServer::start(), RedisServer::start());
+    let way = Proxy::to(earlier.port());
+    let place = Place {
+        url: way.url(),
+        ways: vec![way],
+        earlier: vec![earlier],
+        later: vec![later],
+        beside: Box::new(()),
+    };
+    moved::clients_exclude_each_other_after_the_move(place).await;
 }
 
 /// Two masters, and a client of the first with all its connections. A lock of the client is held.

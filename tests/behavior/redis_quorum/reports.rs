@@ -1,14 +1,16 @@
-//! Tests of what a client reports about single nodes: nodes that are down, that come back, and that
-//! are named twice.
+//! Tests of what a client reports about single nodes: nodes that are down, that come back, that are
+//! named twice, and whose addresses are moved.
 
 use libtest_mimic::Trial;
 use lockcore::Event;
 use tests::eventually::eventually;
 use tests::proxy::Proxy;
 use tests::redis_quorum::{Quorum, url};
+use tests::redis_server::RedisServer;
 use tracing::Level;
 
 use crate::faults::builder;
+use crate::moved::{self, Place};
 use crate::store::{Kind, SOON, Store, give_back, soon};
 use crate::traces::{self, LOGGED};
 
@@ -17,6 +19,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_node_that_is_down_is_reported_once_and_so_is_its_return
         a_node_that_is_down_from_the_start_is_reported
         a_server_under_two_names_is_reported_while_locks_work
+        clients_exclude_each_other_after_the_addresses_of_a_majority_are_moved
     ]
 }
 
@@ -88,4 +91,23 @@ async fn a_server_under_two_names_is_reported_while_locks_work(_: Store) {
         warnings(&owner, "it is the same server as") >= 1
     })
     .await;
+}
+
+/// Two of three nodes are moved. Without a comparison, one client would have a majority with the
+/// earlier two, and the other one with the later two.
+async fn clients_exclude_each_other_after_the_addresses_of_a_majority_are_moved(_: Store) {
+    let [earlier, later] = [(); 2].map(|()| Quorum::start(2));
+    let third = Quorum::start(1);
+    let ways: Vec<_> = (earlier.nodes.iter())
+        .map(|node| Proxy::to(node.port()))
+        .collect();
+    let ports = ways.iter().map(Proxy::port);
+    let place = Place {
+        url: url(ports.chain(third.nodes.iter().map(RedisServer::port))),
+        ways,
+        earlier: earlier.nodes,
+        later: later.nodes,
+        beside: Box::new(third),
+    };
+    moved::clients_exclude_each_other_after_the_move(place).await;
 }

@@ -20,6 +20,7 @@ use tokio::net::TcpListener;
 
 use super::client;
 use crate::faults::{a_shutdown_ends_the_first_use, builder};
+use crate::moved::{self, Place};
 use crate::store::{Kind, SLACK, SOON, STALL, Store, give_back, kind, shows_no_password};
 use crate::traces::WRONG;
 
@@ -39,6 +40,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         the_rights_of_the_guide_are_enough_at_a_sentinel_and_each_is_needed
         a_server_that_is_no_sentinel_is_told_apart_and_so_is_a_sentinel_that_is_no_server
         a_master_whose_name_leads_nowhere_is_unavailable_until_it_leads_somewhere
+        clients_exclude_each_other_after_the_address_of_the_master_is_moved
         risky_settings_are_reported_when_the_client_gets_ready
         everything_is_encrypted_with_tls_and_each_certificate_is_looked_at
         a_shutdown_during_the_first_use_ends_it_and_leaves_nothing
@@ -51,6 +53,21 @@ fn watched() -> (RedisServer, Vec<RedisServer>) {
     let sentinels = (0..3).map(|_| one_that_names(server.port()));
     let sentinels = sentinels.collect();
     (server, sentinels)
+}
+
+/// The sentinels go on naming the same address.
+async fn clients_exclude_each_other_after_the_address_of_the_master_is_moved(_: Store) {
+    let (earlier, later) = (RedisServer::start(), RedisServer::start());
+    let way = Proxy::to(earlier.port());
+    let sentinels: Vec<_> = (0..3).map(|_| one_that_names(way.port())).collect();
+    let place = Place {
+        url: url(&sentinels),
+        ways: vec![way],
+        earlier: vec![earlier],
+        later: vec![later],
+        beside: Box::new(sentinels),
+    };
+    moved::clients_exclude_each_other_after_the_move(place).await;
 }
 
 async fn gets_in(locks: &Locks) {

@@ -1,6 +1,7 @@
 //! Reads the URL, and checks the settings of the server that an operator should know about.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo, Value};
@@ -10,7 +11,6 @@ use super::connection::RedisConnection;
 use super::dial::{Part, Server, login, prepared};
 use super::durability::{self, Durability};
 use super::errors::failed;
-use super::siblings::Siblings;
 use crate::backend::{Fault, StoreError, hosts, query};
 use crate::error::Error;
 #[cfg(feature = "redis-tls")]
@@ -25,7 +25,7 @@ pub(super) fn server(url: &Url) -> Result<Server, Error> {
         tls: None,
         part: Part::Alone,
         durability,
-        siblings: Siblings::default(),
+        siblings: Arc::default(),
     })
 }
 
@@ -44,7 +44,7 @@ pub(super) fn encrypted_server(url: &Url, tls: &Tls) -> Result<Server, Error> {
         tls: Some(tls),
         part: Part::Alone,
         durability,
-        siblings: Siblings::default(),
+        siblings: Arc::default(),
     })
 }
 
@@ -90,7 +90,7 @@ pub(super) fn server_at_socket(url: &Url) -> Result<Server, Error> {
         tls: None,
         part: Part::Alone,
         durability,
-        siblings: Siblings::default(),
+        siblings: Arc::default(),
     })
 }
 

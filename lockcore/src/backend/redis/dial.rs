@@ -41,8 +41,8 @@ pub(super) struct Server {
     /// The disks and replicas that must have a write before it counts. `None` if the server alone
     /// is enough.
     pub(super) durability: Option<Durability>,
-    /// The connections to this address that are open.
-    pub(super) siblings: Siblings,
+    /// The open connections of the client to this address, and to other addresses.
+    pub(super) siblings: Arc<Siblings>,
 }
 
 /// The role of a server for the client. Error messages depend on it, because they say where to
@@ -82,7 +82,7 @@ pub(super) struct Driver {
     pub(super) in_flight: InFlight,
     /// Whether the last ticket that was taken on this connection had to wait.
     pub(super) has_waited: AtomicBool,
-    /// The server, if the connection has [siblings](Server::siblings).
+    /// The server, if it is known which one it is: see [`Server::siblings`].
     pub(super) server: Option<Arc<Server>>,
 }
 

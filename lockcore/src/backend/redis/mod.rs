@@ -37,7 +37,7 @@ use url::Url;
 
 use super::{
     Adoption, Answer, Backend, Capability, Connection, Count, Counted, Departure, Enqueued,
-    EventSink, Fault, Listing, Page, Released, Renewed, Resize, Resized, StoreError, TicketInfo,
+    EventSink, Listing, Page, Released, Renewed, Resize, Resized, StoreError, TicketInfo,
 };
 use crate::backend::events::Timer;
 use crate::error::Error;
@@ -48,7 +48,7 @@ use crate::tls::Tls;
 
 use cluster::Seeds;
 use connection::RedisConnection;
-use dial::{Part, Server};
+use dial::Server;
 use group::Opened;
 use opening::{checked, settings};
 use released::{BATCH, Elsewhere};
@@ -206,6 +206,7 @@ async fn connected(server: &Arc<Server>, events: EventSink) -> Result<RedisConne
         let _goes_with_the_connection = &open;
         sink(push)
     });
+    let dialed = server.siblings.dial();
     let (connection, mut driver) = server.connect(config).await?;
     let mut subscribes = connection.clone();
     // Resolves when the server has confirmed the subscription. No ticket is requested before that,
@@ -218,17 +219,12 @@ async fn connected(server: &Arc<Server>, events: EventSink) -> Result<RedisConne
             None => Ok(None),
         }
     };
-    // If something else than the URL chooses the server, it may be another one each time.
-    let run_id = async {
-        match server.part {
-            Part::Alone => siblings::run_id(connection.clone()).await,
-            _ => Ok(None),
-        }
-    };
+    let run_id = siblings::run_id(connection.clone());
     let ((), opened, run_id) = tokio::try_join!(checked, opened, run_id)?;
     if let Some(run_id) = run_id {
-        let address = server.info.addr().to_string();
-        (server.siblings).join(&address, run_id, driver.end(), &events);
+        let dialed = (dialed, server.info.addr().to_string());
+        let events = Arc::downgrade(&events);
+        (server.siblings).join(dialed, run_id, driver.end(), events)?;
         driver.server = Some(Arc::clone(server));
     }
     let group = match opened {
@@ -417,29 +413,9 @@ impl Connection for RedisConnection {
         let connection = self.clone();
         Box::pin(async move {
             if let Some(server) = &connection.driver.server {
-                leads_to_the_same(server).await?;
+                opening::compared(server).await?;
             }
             config::check(connection).await
         })
-    }
-}
-
-/// Connects once more, and checks that the address still leads to the server of the open
-/// connections. Otherwise it ends them.
-///
-/// # Errors
-///
-/// `Retry` if the address leads to another server.
-async fn leads_to_the_same(server: &Server) -> Result<(), StoreError> {
-    let (connection, _driver) = server.connect(settings()).await?;
-    let address = server.info.addr().to_string();
-    match siblings::run_id(connection).await? {
-        Some(run_id) if server.siblings.end_others(&address, &run_id) => Err(StoreError::replace(
-            Fault::Retry,
-            format!(
-                "{address} leads to another server than before; the client leaves the earlier one"
-            ),
-        )),
-        _ => Ok(()),
     }
 }

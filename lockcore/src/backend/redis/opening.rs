@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use futures_util::TryFutureExt as _;
 use redis::aio::MultiplexedConnection;
@@ -11,8 +11,8 @@ use tokio::sync::oneshot;
 
 use super::connection::RedisConnection;
 use super::dial::Server;
-use super::{config, errors, layout, rights};
-use crate::backend::StoreError;
+use super::{config, errors, layout, rights, siblings};
+use crate::backend::{EventSink, StoreError};
 use crate::name::Namespace;
 
 /// The settings of all connections to servers with locks.
@@ -57,6 +57,7 @@ pub(super) async fn without_wake_ups(
     server: &Server,
     namespace: &Namespace,
     channel: Arc<str>,
+    events: Weak<EventSink>,
 ) -> Result<(RedisConnection, oneshot::Receiver<()>), StoreError> {
     let (open, closed) = oneshot::channel::<()>();
     // The driver drops this when the connection ends.
@@ -65,10 +66,17 @@ pub(super) async fn without_wake_ups(
         Ok::<_, Infallible>(())
     };
     let config = settings().set_push_sender(sink);
+    let dialed = server.siblings.dial();
     let (connection, driver) = server.connect(config).await?;
     let channels = layout::wake_channel(namespace, &channel);
     let nothing = std::future::ready(Ok(()));
-    checked(server, &connection, namespace, &channels, nothing).await?;
+    let checked = checked(server, &connection, namespace, &channels, nothing);
+    let run_id = siblings::run_id(connection.clone());
+    let ((), run_id) = tokio::try_join!(checked, run_id)?;
+    if let Some(run_id) = run_id {
+        let dialed = (dialed, server.info.addr().to_string());
+        (server.siblings).join(dialed, run_id, driver.end(), events)?;
+    }
     let connection = RedisConnection {
         connection,
         channel,
@@ -80,4 +88,18 @@ pub(super) async fn without_wake_ups(
         wakes: false,
     };
     Ok((connection, closed))
+}
+
+/// Connects once more, and checks that the address still leads to the server of the open
+/// connections. Otherwise it ends them.
+///
+/// # Errors
+///
+/// `Retry` if the address leads to another server.
+pub(super) async fn compared(server: &Server) -> Result<(), StoreError> {
+    let (connection, _driver) = server.connect(settings()).await?;
+    match siblings::run_id(connection).await? {
+        Some(run_id) => (server.siblings).compare(&server.info.addr().to_string(), &run_id),
+        None => Ok(()),
+    }
 }

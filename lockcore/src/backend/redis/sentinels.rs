@@ -54,6 +54,7 @@ pub(super) struct Sentinels {
     durability: Option<Durability>,
     pub(super) released: Arc<Released>,
     pub(super) changed: Arc<Changed>,
+    siblings: Arc<Siblings>,
     /// The master that a connection of this client was the last to find.
     latest: watch::Sender<Option<Address>>,
 }
@@ -119,7 +120,7 @@ impl Sentinels {
                 tls: None,
                 part: Part::Sentinel,
                 durability: None,
-                siblings: Siblings::default(),
+                siblings: Arc::default(),
             })
         });
         Ok(Self {
@@ -129,6 +130,7 @@ impl Sentinels {
             durability,
             released: Arc::default(),
             changed: Arc::default(),
+            siblings: Arc::default(),
             latest: watch::Sender::new(None),
         })
     }
@@ -193,7 +195,7 @@ impl Sentinels {
             },
             part: Part::Master,
             durability: self.durability,
-            siblings: Siblings::default(),
+            siblings: Arc::clone(&self.siblings),
         })
     }
 

@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
@@ -21,7 +21,7 @@ use crate::backend::redis::dial::Server;
 use crate::backend::redis::errors::failed;
 use crate::backend::redis::opening::settings;
 use crate::backend::redis::views::Address;
-use crate::backend::redis::{events, layout};
+use crate::backend::redis::{events, layout, siblings};
 use crate::backend::{Fault, StoreError};
 
 /// The slots in which this client listens at one node.
@@ -141,10 +141,22 @@ impl Shared {
             sink.pushed(&push);
             Ok::<_, Infallible>(())
         });
-        let (connection, _driver) = match server.connect(config).await {
+        let dialed = server.siblings.dial();
+        let (connection, driver) = match server.connect(config).await {
             Ok(connected) => connected,
             Err(error) => return error,
         };
+        let joined = async {
+            let Some(run_id) = siblings::run_id(connection.clone()).await? else {
+                return Ok(());
+            };
+            let dialed = (dialed, server.info.addr().to_string());
+            let events = Weak::clone(&self.context.events);
+            (server.siblings).join(dialed, run_id, driver.end(), events)
+        };
+        if let Err(error) = joined.await {
+            return error;
+        }
         let serve = async {
             while let Some(slot) = wished.recv().await {
                 let mut batch = HashSet::from([slot]);

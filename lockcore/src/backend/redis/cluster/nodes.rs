@@ -218,5 +218,6 @@ async fn connect(
 ) -> Result<(RedisConnection, oneshot::Receiver<()>), StoreError> {
     let server = context.seeds.server_at(&address, Part::Node)?;
     let channel = slots::channel(context.receiver, 0);
-    without_wake_ups(&server, &context.namespace, channel).await
+    let events = Weak::clone(&context.events);
+    without_wake_ups(&server, &context.namespace, channel, events).await
 }

@@ -51,6 +51,7 @@ pub(in crate::backend::redis) struct Seeds {
     pub(super) question: Arc<Question>,
     pub(super) released: Arc<Released>,
     pub(super) changed: Changed,
+    siblings: Arc<Siblings>,
     /// Nodes that had not answered when a question was given up. Later questions do not wait for
     /// these nodes.
     silent: Mutex<BTreeSet<Address>>,
@@ -81,6 +82,7 @@ impl Seeds {
             question: Arc::default(),
             released: Arc::default(),
             changed: Changed::default(),
+            siblings: Arc::default(),
             silent: Mutex::default(),
             known: Mutex::default(),
         })
@@ -127,7 +129,7 @@ impl Seeds {
             tls,
             part,
             durability: None,
-            siblings: Siblings::default(),
+            siblings: Arc::clone(&self.siblings),
         })
     }
 

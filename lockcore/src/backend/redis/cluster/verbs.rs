@@ -15,8 +15,9 @@ use super::routes::{Answered, Routes};
 use super::slots::of_name as slot_of;
 use super::task::Task;
 use crate::backend::redis::connection::RedisConnection;
+use crate::backend::redis::dial::Part;
 use crate::backend::redis::hop::Hop;
-use crate::backend::redis::{adopt, capacities, config, tickets};
+use crate::backend::redis::{adopt, capacities, config, opening, tickets};
 use crate::backend::{
     Adoption, Answer, Connection, Count, Counted, Departure, Enqueued, Fault, Listing, Page,
     Released, Renewed, Resize, Resized, StoreError, TicketInfo,
@@ -359,6 +360,11 @@ async fn check(routes: Arc<Routes>) -> Result<Vec<String>, StoreError> {
     }
     for master in masters {
         let mut link = master.link().await?;
+        let server = routes
+            .context
+            .seeds
+            .server_at(&master.address, Part::Node)?;
+        opening::compared(&server).await?;
         link.hop = Some(Hop::default());
         for warning in config::check(link).await? {
             warnings.push(format!("{}: {warning}", master.address));

@@ -8,7 +8,7 @@ use url::Url;
 
 use super::super::config::check as check_server;
 use super::super::dial::{Part, Server, login, prepared};
-use super::super::siblings::Siblings;
+use super::super::opening::compared;
 use super::nodes::Links;
 use super::tally::majority;
 use crate::backend::{StoreError, hosts};
@@ -57,6 +57,7 @@ pub(super) fn servers(url: &Url) -> Result<Vec<Server>, Error> {
         }
         _ => {}
     }
+    let siblings = Arc::default();
     let servers = addresses.into_iter().map(|(host, port)| {
         // An IPv6 address has brackets only in a URL.
         let host = host.trim_start_matches('[').trim_end_matches(']');
@@ -69,7 +70,7 @@ pub(super) fn servers(url: &Url) -> Result<Vec<Server>, Error> {
             tls: None,
             part: Part::Voter,
             durability: None,
-            siblings: Siblings::default(),
+            siblings: Arc::clone(&siblings),
         })
     });
     servers.collect()
@@ -98,8 +99,11 @@ pub(super) async fn check(links: Arc<Links>) -> Result<Vec<String>, StoreError> 
     nodes.settled(STRAGGLERS).await;
     let mut warnings = nodes.warnings()?;
     let asked = nodes.up().into_iter().map(|(at, node)| async move {
-        let found = check_server(node.connection.clone()).await;
-        (at, found)
+        let found = async {
+            compared(nodes.server(at)).await?;
+            check_server(node.connection.clone()).await
+        };
+        (at, found.await)
     });
     for (at, found) in futures_util::future::join_all(asked).await {
         match found {

@@ -1,6 +1,6 @@
 //! The connection to one node, and what is known of the node.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use redis::FromRedisValue;
@@ -13,7 +13,7 @@ use super::super::errors::{GUIDE, failed};
 use super::super::layout;
 use super::super::opening::without_wake_ups;
 use super::proposal::WallClock;
-use crate::backend::StoreError;
+use crate::backend::{EventSink, StoreError};
 use crate::clock::{Clock, Instant};
 use crate::name::Namespace;
 
@@ -49,9 +49,10 @@ impl Node {
         server: &Server,
         receiver: u64,
         namespace: &Namespace,
+        events: Weak<EventSink>,
     ) -> Result<(Self, oneshot::Receiver<()>), StoreError> {
         let channel = layout::channel(receiver);
-        let (connection, closed) = without_wake_ups(server, namespace, channel).await?;
+        let (connection, closed) = without_wake_ups(server, namespace, channel, events).await?;
         let info: String = ask(server, &connection, "info", &["server"]).await?;
         let read_at = Clock::BOOT.now();
         let field = |name: &str| {

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use redis::{FromRedisValue, RedisResult};
 use tokio::runtime::Handle;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 
 use super::super::dial::Server;
@@ -172,6 +172,10 @@ impl Nodes {
     /// How many nodes the URL names.
     pub(super) fn count(&self) -> usize {
         self.servers.len()
+    }
+
+    pub(super) fn server(&self, at: usize) -> &Server {
+        &self.servers[at]
     }
 
     pub(super) fn address(&self, at: usize) -> String {
@@ -424,7 +428,7 @@ impl Nodes {
         let mut pauses = Pauses::default();
         loop {
             let opened = tokio::select! {
-                opened = Node::open(&self.servers[at], self.receiver, &self.namespace) => opened,
+                opened = self.dial(at) => opened,
                 () = self.timer(PATIENCE) => {
                     Err(self.servers[at].because(Fault::Retry, "it does not answer"))
                 }
@@ -458,6 +462,11 @@ impl Nodes {
                 .send_modify(|views| views[at] = View::Down(error));
             self.timer(again).await;
         }
+    }
+
+    async fn dial(&self, at: usize) -> Result<(Node, oneshot::Receiver<()>), StoreError> {
+        let (server, events) = (&self.servers[at], Weak::clone(&self.events));
+        Node::open(server, self.receiver, &self.namespace, events).await
     }
 
     /// Counts a node as up, unless another host of the URL leads to the same server.
