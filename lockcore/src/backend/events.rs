@@ -45,6 +45,9 @@ pub enum News {
     },
     /// The node at this address is in reach again.
     NodeUp(String),
+    /// A warning for an operator about the settings of the store, as from
+    /// [`check`](super::Connection::check). The store sends it once.
+    Warning(String),
 }
 
 impl std::fmt::Debug for EventSink {

@@ -106,6 +106,14 @@ impl Shared {
         });
     }
 
+    /// A warning about the settings of the store.
+    pub(crate) fn warn(&self, warning: String) {
+        let (store, owner) = (self.store().to_owned(), Arc::clone(&self.owner));
+        self.log(Level::WARN, move || {
+            tracing::warn!(store, owner = &*owner, "lock store: {warning}");
+        });
+    }
+
     /// The store goes on without one of its nodes.
     pub(crate) fn node_down(&self, address: String, reason: String) {
         let (store, owner) = (self.store().to_owned(), Arc::clone(&self.owner));

@@ -190,6 +190,7 @@ fn sink(shared: &Arc<Shared>, link: &Link) -> (EventSink, oneshot::Receiver<()>)
             News::Moved(address) => client.moved(address),
             News::NodeDown { address, reason } => client.node_down(address, reason),
             News::NodeUp(address) => client.node_up(address),
+            News::Warning(warning) => client.warn(warning),
         }
     };
     let client = Arc::downgrade(shared);

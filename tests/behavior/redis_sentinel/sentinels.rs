@@ -17,12 +17,13 @@ use tests::stalls::awake_since;
 use tests::stores::redis::{USER, documented_at_sentinel, grant_at_sentinel};
 use tests::watch::SECRET;
 use tokio::net::TcpListener;
+use tracing::Level;
 
 use super::client;
 use crate::faults::{a_shutdown_ends_the_first_use, builder};
 use crate::moved::{self, Place};
 use crate::store::{Kind, SLACK, SOON, STALL, Store, give_back, kind, shows_no_password};
-use crate::traces::WRONG;
+use crate::traces::{self, LOGGED, WRONG};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT, "redis_sentinel";
@@ -41,6 +42,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_server_that_is_no_sentinel_is_told_apart_and_so_is_a_sentinel_that_is_no_server
         a_master_whose_name_leads_nowhere_is_unavailable_until_it_leads_somewhere
         clients_exclude_each_other_after_the_address_of_the_master_is_moved
+        a_risk_of_two_holders_is_reported_once_when_a_client_connects
         risky_settings_are_reported_when_the_client_gets_ready
         everything_is_encrypted_with_tls_and_each_certificate_is_looked_at
         a_shutdown_during_the_first_use_ends_it_and_leaves_nothing
@@ -498,6 +500,34 @@ async fn a_master_whose_name_leads_nowhere_is_unavailable_until_it_leads_somewhe
     sentinel.command::<()>(&["SENTINEL", "REMOVE", SERVICE]);
     sentinel.command::<()>(&["SENTINEL", "MONITOR", SERVICE, "localhost", &port, "1"]);
     gets_in(&locks).await;
+}
+
+/// Nobody calls `ready`.
+async fn a_risk_of_two_holders_is_reported_once_when_a_client_connects(_: Store) {
+    let set = Sentinels::start(NEVER);
+    let risks = |owner: &str| {
+        let lines = traces::lines(owner);
+        let lines = lines.iter().filter(|line| {
+            line.level == Level::WARN && line.text.contains("Set min-replicas-to-write 1")
+        });
+        lines.count()
+    };
+    let use_it = async |owner: &str, reported: usize| {
+        let locks = builder(set.url()).owner(owner).op_timeout(SOON);
+        let locks = locks.build().unwrap();
+        gets_in(&locks).await;
+        eventually("it is reported", SOON, async || risks(owner) == reported).await;
+        // The client has two connections after this.
+        locks.ready(SOON).await.unwrap();
+        gets_in(&locks).await;
+        locks.shutdown(SOON).await.unwrap();
+        assert_eq!(risks(owner), reported);
+    };
+
+    use_it(&format!("{LOGGED}at-risk"), 1).await;
+    let words = ["CONFIG", "SET", "min-replicas-to-write", "1"];
+    set.master().command::<()>(&words);
+    use_it(&format!("{LOGGED}no-risk"), 0).await;
 }
 
 async fn risky_settings_are_reported_when_the_client_gets_ready(_: Store) {

@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
-use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo, Value};
+use redis::{
+    ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo, RedisResult, Value,
+};
 use url::Url;
 
 use super::connection::RedisConnection;
@@ -235,11 +237,7 @@ pub(super) async fn check(connection: RedisConnection) -> Result<Vec<String>, St
         }
         Err(error) => return Err(error),
     };
-    let field = |name: &str| {
-        info.lines()
-            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
-            .map(str::trim)
-    };
+    let field = |name| field(&info, name);
     if let Some(version) = field("redis_version")
         && major(version).is_some_and(|major| major < OLDEST)
     {
@@ -262,17 +260,8 @@ pub(super) async fn check(connection: RedisConnection) -> Result<Vec<String>, St
                 "no replica is connected to the Redis master, so no failover is possible; start one".to_owned(),
             );
         }
-        // A server has this field only if min-replicas-to-write is set.
-        let is_limited = field("min_slaves_good_slaves").is_some();
-        let awaits_replicas = durability.is_some_and(Durability::awaits_replicas);
-        if (fails_over || replicas != "0")
-            && let Some((why, what_to_do)) =
-                unheard_writes(field("redis_version"), is_limited, awaits_replicas)
-        {
-            warnings.push(format!(
-                "Redis takes writes when no replica hears it ({why}): a master that is cut off goes on granting locks \
-                 that others hold at the one that has replaced it. {what_to_do}"
-            ));
+        if fails_over || replicas != "0" {
+            warnings.extend(takes_unheard_writes(&info, durability));
         }
     }
     if let Some(policy) = field("maxmemory_policy")
@@ -284,6 +273,35 @@ pub(super) async fn check(connection: RedisConnection) -> Result<Vec<String>, St
         ));
     }
     Ok(warnings)
+}
+
+/// The warning of [`check`] that a master of sentinels gets as soon as a client has connected to it:
+/// without the setting, a failover may cost exclusion. `None` also if the user may not run `INFO`.
+pub(super) async fn risk(connection: RedisConnection) -> Option<String> {
+    let durability = connection.group.as_ref().map(|group| group.durability);
+    let mut connection = connection.connection;
+    let info: RedisResult<String> = redis::cmd("INFO").query_async(&mut connection).await;
+    takes_unheard_writes(&info.ok()?, durability)
+}
+
+/// A field of the answer to `INFO`.
+fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+    let mut lines = info.lines();
+    let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    value.map(str::trim)
+}
+
+/// A warning if this server takes writes that no replica hears.
+fn takes_unheard_writes(info: &str, durability: Option<Durability>) -> Option<String> {
+    // A server has this field only if min-replicas-to-write is set.
+    let is_limited = field(info, "min_slaves_good_slaves").is_some();
+    let awaits_replicas = durability.is_some_and(Durability::awaits_replicas);
+    let version = field(info, "redis_version");
+    let (why, what_to_do) = unheard_writes(version, is_limited, awaits_replicas)?;
+    Some(format!(
+        "Redis takes writes when no replica hears it ({why}): a master that is cut off goes on granting locks that \
+         others hold at the one that has replaced it. {what_to_do}"
+    ))
 }
 
 /// Why this server takes writes that no replica hears, and how an operator can change that.

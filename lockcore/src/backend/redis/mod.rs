@@ -29,7 +29,7 @@ mod watch;
 mod watched;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -37,7 +37,7 @@ use url::Url;
 
 use super::{
     Adoption, Answer, Backend, Capability, Connection, Count, Counted, Departure, Enqueued,
-    EventSink, Listing, Page, Released, Renewed, Resize, Resized, StoreError, TicketInfo,
+    EventSink, Listing, News, Page, Released, Renewed, Resize, Resized, StoreError, TicketInfo,
 };
 use crate::backend::events::Timer;
 use crate::error::Error;
@@ -153,7 +153,7 @@ impl Backend for Redis {
             Self::Server(server) => {
                 let server = Arc::clone(server);
                 Box::pin(async move {
-                    let connection = connected(&server, events).await?;
+                    let connection = connected(&server, Arc::new(events)).await?;
                     Ok(Arc::new(connection) as Arc<dyn Connection>)
                 })
             }
@@ -163,6 +163,8 @@ impl Backend for Redis {
                     let (master, watch) = Watch::begin(&sentinels).await?;
                     let master = Arc::new(master);
                     let timer = events.timer();
+                    let events = Arc::new(events);
+                    let told = Arc::downgrade(&events);
                     let mut connection = watch.meanwhile(connected(&master, events)).await?;
                     watch.leave_when_moved(&connection.driver);
                     // This copy has no watch. So the task does not keep the watch alive, and ends
@@ -174,6 +176,9 @@ impl Backend for Redis {
                         elsewhere,
                         Arc::clone(&timer),
                     ));
+                    if sentinels.begin_to_look() {
+                        watch.spawn(tell_risk(repeats.clone(), told));
+                    }
                     if connection.group.is_none() {
                         watch.spawn(change_again(repeats, watch.changed_elsewhere(), timer));
                     }
@@ -193,14 +198,16 @@ impl Backend for Redis {
 }
 
 /// Connects to a server, and checks that it accepts locks and that the user has the rights.
-async fn connected(server: &Arc<Server>, events: EventSink) -> Result<RedisConnection, StoreError> {
+async fn connected(
+    server: &Arc<Server>,
+    events: Arc<EventSink>,
+) -> Result<RedisConnection, StoreError> {
     let channel = layout::channel(events.receiver());
     let namespace = events.namespace().clone();
     let channels = layout::wake_channel(&namespace, &channel);
     let op_timeout = events.op_timeout();
     let (open, ended) = oneshot::channel::<()>();
     let watched = Arc::default();
-    let events = Arc::new(events);
     let sink = events::sink(Arc::clone(&events), Arc::clone(&watched));
     let config = settings().set_push_sender(move |push| {
         let _goes_with_the_connection = &open;
@@ -245,6 +252,15 @@ async fn connected(server: &Arc<Server>, events: EventSink) -> Result<RedisConne
         hop: None,
         wakes: false,
     })
+}
+
+/// Warns if a failover of this master may cost exclusion.
+async fn tell_risk(connection: RedisConnection, events: Weak<EventSink>) {
+    if let Some(warning) = config::risk(connection).await
+        && let Some(events) = events.upgrade()
+    {
+        events.tell(News::Warning(warning));
+    }
 }
 
 /// Repeats at this server the releases that an earlier master has acknowledged, until the server

@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis::aio::MultiplexedConnection;
 use redis::{
@@ -55,6 +56,8 @@ pub(super) struct Sentinels {
     pub(super) released: Arc<Released>,
     pub(super) changed: Arc<Changed>,
     siblings: Arc<Siblings>,
+    /// Whether the settings of a master were looked at.
+    is_looked_at: AtomicBool,
     /// The master that a connection of this client was the last to find.
     latest: watch::Sender<Option<Address>>,
 }
@@ -131,6 +134,7 @@ impl Sentinels {
             released: Arc::default(),
             changed: Arc::default(),
             siblings: Arc::default(),
+            is_looked_at: AtomicBool::new(false),
             latest: watch::Sender::new(None),
         })
     }
@@ -166,6 +170,12 @@ impl Sentinels {
     /// How many sentinels the URL names.
     pub(super) fn count(&self) -> usize {
         self.servers.len()
+    }
+
+    /// Whether this is the first connection of the client to a master, so that the settings of the
+    /// master are to be looked at.
+    pub(super) fn begin_to_look(&self) -> bool {
+        !self.is_looked_at.swap(true, Ordering::Relaxed)
     }
 
     /// Notes that a connection has found this master.
