@@ -22,6 +22,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_lock_unknown_to_the_new_master_is_lost_and_its_late_write_refused
         a_release_that_the_new_master_had_not_received_is_repeated_there
         counts_that_the_new_master_had_not_received_are_repeated_there_and_count_once
+        a_change_at_the_new_master_comes_after_the_earlier_ones_of_its_client
         a_release_that_one_new_master_refuses_is_repeated_and_holds_up_none_at_another
         releases_that_always_fail_at_the_new_master_hold_up_no_other
         a_master_that_is_down_costs_the_locks_of_other_masters_nothing
@@ -149,7 +150,8 @@ async fn a_release_that_the_new_master_had_not_received_is_repeated_there(_: Sto
     }
 }
 
-/// The new master has received a part of the changes. Others change the counter there meanwhile.
+/// The new master has received a part of the changes. Others change the counter there meanwhile. The
+/// client sends no further request.
 async fn counts_that_the_new_master_had_not_received_are_repeated_there_and_count_once(_: Store) {
     let cluster = Cluster::start(NEVER);
     let locks = client(&cluster.url());
@@ -170,11 +172,32 @@ async fn counts_that_the_new_master_had_not_received_are_repeated_there_and_coun
     let others = client(&cluster.url()).counter("a");
     others.add(1_000).await.unwrap();
     eventually("all changes are there", LONG_WAIT, async || {
-        // The first of these requests shows the client the new master.
-        sum.get().await.unwrap().value == 1_020
+        others.get().await.unwrap().value == 1_020
     })
     .await;
     assert_eq!(sum.add(1).await.unwrap().value, 1_021);
+}
+
+/// The request of the client goes to the old master first, which redirects it.
+async fn a_change_at_the_new_master_comes_after_the_earlier_ones_of_its_client(_: Store) {
+    let cluster = Cluster::start(NEVER);
+    let (locks, others) = (client(&cluster.url()), client(&cluster.url()));
+    let old = cluster.master_of(&key("a"));
+    let (sum, seen) = (locks.counter("a"), others.counter("a"));
+    sum.add(1).await.unwrap();
+    cluster.wait_until_replicated();
+    cluster.stop_replication(old);
+    for total in 2..=20 {
+        assert_eq!(sum.add(1).await.unwrap().value, total);
+    }
+
+    cluster.fail_over_with_loss(old);
+    assert_eq!(sum.set(5).await.unwrap().value, 5);
+
+    for counter in [&sum, &seen] {
+        assert_eq!(counter.get().await.unwrap().value, 5);
+    }
+    assert_eq!(sum.add(1).await.unwrap().value, 6);
 }
 
 /// A new master that has the setting `min-replicas-to-write` refuses all writes until it has its

@@ -12,13 +12,24 @@
 //!   fencing token decides. A set without a condition is repeated only if there is no newer version:
 //!   see [`repetition`].
 //! - *The client itself changes the counter at the new master.* Its request waits until the earlier
-//!   changes of this counter are repeated.
+//!   changes of this counter are repeated there.
+//! - *Two connections of the client repeat the changes of a counter.* Only one of them at a time does,
+//!   so the changes come in their order. It has the [`Turn`] of the counter. The turn belongs to a
+//!   task of that connection and not to a caller, whose future may be dropped or not polled. It ends
+//!   when the last repetition is answered, or with the connection. So no repetition is on its way
+//!   when a client tells the server to forget its id. If the runtime of the connection is blocked in
+//!   this moment, requests of other runtimes for this counter are in conflict until it runs again.
+//! - *The client sends no request that would show the new master.* A cluster does not report a new
+//!   master. So the client [looks](Changed::looks) for it, as long as it has changes that it may have
+//!   to repeat.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::backend::{Count, CountOp, Counted, Fault, OnlyIf, Outcome, StoreError};
+use tokio::sync::{Notify, oneshot};
+
+use crate::backend::{BoxFuture, Count, CountOp, Counted, Fault, OnlyIf, Outcome, StoreError};
 use crate::clock::{Clock, Instant};
 use crate::name::Name;
 use crate::request::Id;
@@ -39,12 +50,15 @@ const MOST_OF_ONE: usize = 50;
 const MANY: usize = 10_000;
 const SWEPT_EVERY: Duration = Duration::from_millis(100);
 
+/// The shortest time between two looks for new masters.
+pub(super) const LOOKS_EVERY: Duration = Duration::from_secs(1);
+
 /// The latest changes of all connections of a client.
 #[derive(Debug, Default)]
 pub(super) struct Changed {
     all: Mutex<Changes>,
-    /// Held while changes are repeated, so that they are repeated in their order.
-    turn: tokio::sync::Mutex<()>,
+    /// Wakes a task that looks for new masters.
+    noted: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -54,6 +68,10 @@ struct Changes {
     number: usize,
     /// When there were too many the last time.
     swept: Option<Instant>,
+    /// The counters whose changes are being repeated.
+    repeating: HashSet<Name>,
+    /// When a connection has looked for new masters the last time.
+    looked: Option<Instant>,
 }
 
 /// A change that was acknowledged.
@@ -103,6 +121,8 @@ impl Changed {
                 version: counted.version,
                 is_answered: false,
             });
+        drop(all);
+        self.noted.notify_one();
     }
 
     /// The same request, but without the ids that are held back, and with earlier ids that are not
@@ -153,50 +173,69 @@ impl Changed {
             .collect()
     }
 
-    /// Repeats at this master the changes of a counter that another master has acknowledged, oldest
-    /// first. `ask` sends a request to this master.
+    /// Resolves when there may be changes to look for.
+    pub(super) async fn noted(&self) {
+        self.noted.notified().await;
+    }
+
+    /// One read of a counter for each master that has acknowledged a change which may have to be
+    /// repeated. `None` if there is no such change. Empty if a connection of this client has just
+    /// looked.
     ///
-    /// If this fails, or the future is dropped, the rest is repeated by the next call.
-    pub(super) async fn catch_up<F>(
-        &self,
-        name: &Name,
-        master: &Arc<str>,
-        ask: impl Fn(Arc<Count>) -> F,
-    ) -> Result<(), StoreError>
-    where
-        F: Future<Output = Result<Counted, StoreError>>,
-    {
-        if self.next(name, master).is_none() {
-            return Ok(());
-        }
-        let _turn = self.turn.lock().await;
-        while let Some(change) = self.next(name, master) {
-            let repeated = async {
-                let read = match change.count.op {
-                    CountOp::Set { only_if: None, .. } | CountOp::Write(_) => {
-                        Some(ask(reads(name, &change)).await?)
-                    }
-                    _ => None,
-                };
-                match repetition(&change, read.as_ref()) {
-                    Some(count) => {
-                        let counted = ask(count).await?;
-                        let is_applied = counted.outcome == Outcome::Applied;
-                        Ok::<_, StoreError>(is_applied.then_some(counted.version))
-                    }
-                    None => Ok(None),
-                }
-            };
-            match repeated.await {
-                Ok(version) => self.is_at(&change, master, version),
-                // The counter is damaged at this master, or the user may not change it.
-                Err(error) if error.fault() == Fault::Config => {
-                    self.is_at(&change, master, None);
-                }
-                Err(error) => return Err(error),
+    /// If the master is not one any more, it answers the read with the address of another one. One
+    /// request a second to each master costs little, and only clients that change counters send it.
+    pub(super) fn looks(&self) -> Option<Vec<Arc<Count>>> {
+        let now = Clock::BOOT.now();
+        let all = &mut *self.all();
+        let mut latest: BTreeMap<&str, (&Name, &Recent)> = BTreeMap::new();
+        for (name, changes) in &all.of {
+            if let Some(change) = changes.back()
+                && change.at.until(now) <= LONGEST
+            {
+                latest.entry(&change.master).or_insert((name, change));
             }
         }
-        Ok(())
+        let looks: Vec<_> = latest
+            .into_values()
+            .map(|(name, change)| reads(name, change))
+            .collect();
+        if looks.is_empty() {
+            return None;
+        }
+        if all
+            .looked
+            .is_some_and(|looked| looked.until(now) < LOOKS_EVERY)
+        {
+            return Some(Vec::new());
+        }
+        all.looked = Some(now);
+        Some(looks)
+    }
+
+    /// Begins to repeat, at this master, the changes of a counter that another master has
+    /// acknowledged. `None` if there are none.
+    ///
+    /// # Errors
+    ///
+    /// A conflict if somebody else repeats them.
+    pub(super) fn begin(
+        self: &Arc<Self>,
+        name: &Name,
+        master: &Arc<str>,
+    ) -> Result<Option<Turn>, StoreError> {
+        if self.next(name, master).is_none() {
+            return Ok(None);
+        }
+        match self.all().repeating.insert(name.clone()) {
+            true => Ok(Some(Turn {
+                changed: Arc::clone(self),
+                name: name.clone(),
+                master: Arc::clone(master),
+            })),
+            false => Err(StoreError::conflict(
+                "another connection of this client repeats earlier changes of this counter",
+            )),
+        }
     }
 
     /// The oldest change of a counter that is to be repeated at this master.
@@ -250,6 +289,81 @@ impl Changed {
 
     fn all(&self) -> MutexGuard<'_, Changes> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The turn to repeat the changes of a counter at a master.
+#[derive(Debug)]
+pub(super) struct Turn {
+    changed: Arc<Changed>,
+    name: Name,
+    master: Arc<str>,
+}
+
+impl Turn {
+    /// Repeats the changes, oldest first. `ask` sends a request to the master.
+    ///
+    /// If this fails, or the future is dropped, the rest is repeated by the next turn.
+    pub(super) async fn repeat<F>(self, ask: impl Fn(Arc<Count>) -> F) -> Result<(), StoreError>
+    where
+        F: Future<Output = Result<Counted, StoreError>>,
+    {
+        let Self {
+            changed,
+            name,
+            master,
+        } = &self;
+        while let Some(change) = changed.next(name, master) {
+            let repeated = async {
+                let read = match change.count.op {
+                    CountOp::Set { only_if: None, .. } | CountOp::Write(_) => {
+                        Some(ask(reads(name, &change)).await?)
+                    }
+                    _ => None,
+                };
+                match repetition(&change, read.as_ref()) {
+                    Some(count) => {
+                        let counted = ask(count).await?;
+                        let is_applied = counted.outcome == Outcome::Applied;
+                        Ok::<_, StoreError>(is_applied.then_some(counted.version))
+                    }
+                    None => Ok(None),
+                }
+            };
+            match repeated.await {
+                Ok(version) => changed.is_at(&change, master, version),
+                // The counter is damaged at this master, or the user may not change it.
+                Err(error) if error.fault() == Fault::Config => {
+                    changed.is_at(&change, master, None);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// [`repeat`](Self::repeat) in a task, which goes on if this future is dropped. `spawn` starts a
+    /// task that ends with the connection.
+    pub(super) async fn repeat_in_task<F>(
+        self,
+        spawn: impl FnOnce(BoxFuture<()>),
+        ask: impl Fn(Arc<Count>) -> F + Send + Sync + 'static,
+    ) -> Result<(), StoreError>
+    where
+        F: Future<Output = Result<Counted, StoreError>> + Send + 'static,
+    {
+        let (tell, told) = oneshot::channel();
+        spawn(Box::pin(async move {
+            let _ = tell.send(self.repeat(ask).await); // the caller may have gone
+        }));
+        let ended = |_| StoreError::new(Fault::Retry, "the connection has ended");
+        told.await.map_err(ended)?
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.changed.all().repeating.remove(&self.name);
     }
 }
 
@@ -313,7 +427,8 @@ mod tests {
 
     #[tokio::test]
     async fn changes_of_another_master_are_repeated_in_order_and_once() {
-        let (changed, old, new) = (Changed::default(), Arc::from("old"), Arc::from("new"));
+        let changed = Arc::new(Changed::default());
+        let (old, new) = (Arc::from("old"), Arc::from("new"));
         let all = [add(Vec::new()), add(Vec::new()), add(Vec::new())];
         for count in &all {
             changed.note(&old, count, &counted(5));
@@ -332,14 +447,58 @@ mod tests {
             std::future::ready(answer)
         };
 
-        let failed = changed.catch_up(name, &new, ask).await.unwrap_err();
+        let turn = || changed.begin(name, &new);
+        let first = turn().unwrap().unwrap();
+        assert!(turn().unwrap_err().is_conflict());
+        let failed = first.repeat(ask).await.unwrap_err();
         assert_eq!(failed.fault(), Fault::Retry);
-        changed.catch_up(name, &new, ask).await.unwrap();
-        changed.catch_up(name, &new, ask).await.unwrap();
+        let second = turn().unwrap().unwrap();
+        second.repeat(ask).await.unwrap();
+        assert!(turn().unwrap().is_none());
 
         let ids = all.map(|count| count.id);
         assert_eq!(*asked.lock().unwrap(), [ids[0], ids[1], ids[1], ids[2]]);
         assert_eq!(changed.names(of_new), []);
+    }
+
+    #[tokio::test]
+    async fn a_caller_that_goes_away_keeps_the_turn_from_nobody() {
+        let changed = Arc::new(Changed::default());
+        let (old, new) = (Arc::from("old"), Arc::from("new"));
+        let count = add(Vec::new());
+        changed.note(&old, &count, &counted(5));
+        let turn = changed.begin(&count.name, &new).unwrap().unwrap();
+        let (answers, answered) = tokio::sync::watch::channel(false);
+        let ask = move |_| {
+            let mut answered = answered.clone();
+            async move {
+                answered.wait_for(|answered| *answered).await.unwrap();
+                Ok(counted(6))
+            }
+        };
+        let mut tasks = tokio::task::JoinSet::new();
+        let spawn = |task| drop(tasks.spawn(task));
+        let caller = turn.repeat_in_task(spawn, ask);
+
+        assert!(futures_util::future::FutureExt::now_or_never(caller).is_none());
+        assert!(changed.begin(&count.name, &new).is_err());
+        answers.send_replace(true);
+        tasks.join_all().await;
+
+        assert!(changed.begin(&count.name, &new).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_client_looks_for_new_masters_once_a_second_and_only_for_its_own_changes() {
+        let (changed, master) = (Changed::default(), Arc::from("old"));
+        assert!(changed.looks().is_none());
+        for _ in 0..3 {
+            changed.note(&master, &add(Vec::new()), &counted(5));
+        }
+        let looks = changed.looks().unwrap();
+        assert_eq!(looks.len(), 1);
+        assert_eq!(looks[0].op, CountOp::Read);
+        assert!(changed.looks().unwrap().is_empty());
     }
 
     #[test]
@@ -416,7 +575,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_refused_change_is_not_repeated_and_no_later_one_follows_from_it() {
-        let (changed, old, new) = (Changed::default(), Arc::from("old"), Arc::from("new"));
+        let changed = Arc::new(Changed::default());
+        let (old, new) = (Arc::from("old"), Arc::from("new"));
         let set = |version| CountOp::Set {
             value: 7,
             only_if: Some(OnlyIf::Version(version)),
@@ -433,7 +593,8 @@ mod tests {
             std::future::ready(Ok(Counted::new(1, 1, 9, Outcome::Kept)))
         };
 
-        changed.catch_up(&first.name, &new, ask).await.unwrap();
+        let turn = changed.begin(&first.name, &new).unwrap().unwrap();
+        turn.repeat(ask).await.unwrap();
 
         let asked = asked.into_inner().unwrap();
         assert_eq!(asked, [(first.id, set(1)), (second.id, set(5))]);

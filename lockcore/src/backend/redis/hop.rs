@@ -7,6 +7,8 @@ use redis::{ErrorKind, RedisError, ServerErrorKind};
 /// How a request reached a node, and to which other node its answer redirects.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Hop {
+    /// The address of the node.
+    pub(super) node: Arc<str>,
     /// Whether the request is sent with `ASKING`, to a node that does not serve the slot yet.
     pub(super) asking: bool,
     pub(super) redirect: Arc<OnceLock<Redirect>>,

@@ -307,7 +307,11 @@ async fn change_again(connection: RedisConnection, elsewhere: ChangedElsewhere, 
         let mut has_failed = false;
         for name in changed.names(|of, _| *of == *master) {
             let ask = |count| count_here(connection.clone(), count);
-            has_failed |= changed.catch_up(&name, &master, ask).await.is_err();
+            has_failed |= match changed.begin(&name, &master) {
+                Ok(Some(turn)) => turn.repeat(ask).await.is_err(),
+                Ok(None) => false,
+                Err(_) => true,
+            };
         }
         if !has_failed {
             return;
@@ -328,12 +332,19 @@ async fn count_here(
 /// counter that an earlier master has acknowledged.
 async fn count_at_master(
     connection: RedisConnection,
-    elsewhere: ChangedElsewhere,
+    watch: Arc<Watch>,
     count: Arc<Count>,
 ) -> Result<Counted, StoreError> {
-    let ChangedElsewhere { changed, master } = elsewhere;
-    let ask = |count| count_here(connection.clone(), count);
-    changed.catch_up(&count.name, &master, ask).await?;
+    let ChangedElsewhere { changed, master } = watch.changed_elsewhere();
+    if let Some(turn) = changed.begin(&count.name, &master)? {
+        // This copy has no watch, because a task of the watch must not keep it alive.
+        let here = RedisConnection {
+            watch: None,
+            ..connection.clone()
+        };
+        let ask = move |count| count_here(here.clone(), count);
+        turn.repeat_in_task(|task| watch.spawn(task), ask).await?;
+    }
     let telling = changed.telling(&count);
     let counted = count_here(connection.clone(), telling).await?;
     changed.note(&master, &count, &counted);
@@ -407,11 +418,11 @@ impl Connection for RedisConnection {
 
     fn count(&self, count: Arc<Count>) -> Answer<Counted> {
         let (connection, group) = (self.clone(), self.group.clone());
-        let elsewhere = self.watch.as_ref().map(|watch| watch.changed_elsewhere());
+        let watch = self.watch.clone();
         Box::pin(async move {
-            match (group, elsewhere) {
+            match (group, watch) {
                 (Some(group), _) => durable::count(group, connection, count).await,
-                (None, Some(elsewhere)) => count_at_master(connection, elsewhere, count).await,
+                (None, Some(watch)) => count_at_master(connection, watch, count).await,
                 (None, None) => count_here(connection, count).await,
             }
         })

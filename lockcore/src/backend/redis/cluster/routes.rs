@@ -9,6 +9,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
+use tokio::task::JoinSet;
 
 use super::context::Context;
 use super::map::{Map, known_host};
@@ -18,6 +19,7 @@ use super::slots;
 use super::task::Task;
 use super::whole::Whole;
 use crate::backend::events::Timer;
+use crate::backend::redis::changed::LOOKS_EVERY;
 use crate::backend::redis::connection::RedisConnection;
 use crate::backend::redis::counters::{self, Publish};
 use crate::backend::redis::hop::{Hop, Redirect};
@@ -36,6 +38,9 @@ pub(super) struct Routes {
     /// Wakes the task that repeats releases.
     new_map: Arc<Notify>,
     _repeats: Task,
+    _looks: Task,
+    /// The tasks that repeat the changes of single counters.
+    repeating: Mutex<JoinSet<()>>,
 }
 
 #[derive(Debug)]
@@ -79,6 +84,8 @@ impl Routes {
                 &runtime,
                 Self::repeats_releases(Weak::clone(whole), Arc::clone(&new_map)),
             ),
+            _looks: Task::spawn(&runtime, Self::looks_for_new_masters(Weak::clone(whole))),
+            repeating: Mutex::default(),
             new_map,
             context: Context {
                 seeds,
@@ -197,7 +204,10 @@ impl Routes {
         let (outcome, is_answered) = match node.link().await {
             Ok(mut link) => {
                 link.channel = slots::channel(self.context.receiver, slot);
-                link.hop = Some(hop.clone());
+                link.hop = Some(Hop {
+                    node: Arc::clone(&node.label),
+                    ..hop.clone()
+                });
                 heard = node.hears(slot) && !hop.asking;
                 let outcome = verb(link).await;
                 let is_answered = !outcome.as_ref().is_err_and(StoreError::is_broken);
@@ -392,28 +402,73 @@ impl Routes {
     }
 
     /// Repeats the changes of a counter that an earlier master of its slot has acknowledged.
-    pub(super) async fn repeat_changes(self: &Arc<Self>, name: &Name) -> Result<(), StoreError> {
-        let master = self
-            .state()
-            .map
-            .master(slots::of_name(name))
-            .map(Address::to_string);
-        let Some(master) = master else { return Ok(()) };
-        let changed = &self.context.seeds.changed;
-        let ask = |count| async move { Ok(self.count(count).await?.answer) };
-        changed.catch_up(name, &master.into(), ask).await
+    async fn repeat_changes(self: &Arc<Self>, name: &Name) -> Result<(), StoreError> {
+        let verb = |link| self.catch_up(link, name);
+        self.ask(slots::of_name(name), verb).await.map(drop)
     }
 
-    /// Sends a request about a counter to the master of its slot.
-    pub(super) async fn count(
-        self: &Arc<Self>,
-        count: Arc<Count>,
-    ) -> Result<Answered<Counted>, StoreError> {
-        let verb = |mut link: RedisConnection| {
-            let count = Arc::clone(&count);
-            async move { counters::count(&mut link, &count, false, Publish::InSlot).await }
+    /// Repeats, at the node of this link, the changes of a counter that another node has
+    /// acknowledged.
+    async fn catch_up(&self, link: RedisConnection, name: &Name) -> Result<(), StoreError> {
+        let node = link.hop.as_ref().map(|hop| Arc::clone(&hop.node));
+        let changed = &self.context.seeds.changed;
+        let Some(turn) = changed.begin(name, &node.unwrap_or_default())? else {
+            return Ok(());
         };
-        self.ask(slots::of_name(&count.name), verb).await
+        let ask = move |count| counted(link.clone(), count);
+        turn.repeat_in_task(|task| self.spawn(task), ask).await
+    }
+
+    /// Sends a request about a counter to the master of its slot. The node that answers has all
+    /// earlier changes of this client by then, however the request was redirected.
+    pub(super) async fn count(self: &Arc<Self>, count: Arc<Count>) -> Result<Counted, StoreError> {
+        let changed = &self.context.seeds.changed;
+        let verb = |link: RedisConnection| {
+            let count = &count;
+            async move {
+                self.catch_up(link.clone(), &count.name).await?;
+                counted(link, changed.telling(count)).await
+            }
+        };
+        let Answered { answer, node, .. } = self.ask(slots::of_name(&count.name), verb).await?;
+        changed.note(&node.label, &count, &answer);
+        Ok(answer)
+    }
+
+    /// Finds out that a master was replaced, while this client has changes that may be missing at
+    /// the new one. See [`Changed::looks`](crate::backend::redis::changed::Changed::looks).
+    async fn looks_for_new_masters(routes: Weak<Self>) {
+        while let Some(here) = routes.upgrade()
+            && let Some(timer) = here.context.events.upgrade().map(|sink| sink.timer())
+        {
+            let changed = Arc::clone(&here.context.seeds.changed);
+            match changed.looks() {
+                None => {
+                    drop(here); // the client may end meanwhile
+                    changed.noted().await;
+                }
+                Some(looks) => {
+                    for look in looks {
+                        tokio::select! {
+                            _ = here.count(look) => {} // if this fails, the next look comes soon
+                            () = timer(here.context.op_timeout) => {}
+                        }
+                    }
+                    drop(here);
+                }
+            }
+            timer(LOOKS_EVERY).await;
+        }
+    }
+
+    /// Runs a task that ends with this connection.
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let mut repeating = self
+            .repeating
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        while repeating.try_join_next().is_some() {}
+        repeating.spawn_on(task, &self.context.runtime);
     }
 
     fn nodes_to_ask(&self) -> BTreeSet<Address> {
@@ -615,6 +670,11 @@ impl Whole for Routes {
         }
         self.ask_again();
     }
+}
+
+/// Sends a request about a counter to a node.
+async fn counted(mut link: RedisConnection, count: Arc<Count>) -> Result<Counted, StoreError> {
+    counters::count(&mut link, &count, false, Publish::InSlot).await
 }
 
 /// A request that is in flight to a node. If its future is dropped before the answer has come, the

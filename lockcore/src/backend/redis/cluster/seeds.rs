@@ -50,7 +50,7 @@ pub(in crate::backend::redis) struct Seeds {
     pub(super) receivers: Receivers,
     pub(super) question: Arc<Question>,
     pub(super) released: Arc<Released>,
-    pub(super) changed: Changed,
+    pub(super) changed: Arc<Changed>,
     siblings: Arc<Siblings>,
     /// Nodes that had not answered when a question was given up. Later questions do not wait for
     /// these nodes.
@@ -81,7 +81,7 @@ impl Seeds {
             receivers: Receivers::default(),
             question: Arc::default(),
             released: Arc::default(),
-            changed: Changed::default(),
+            changed: Arc::default(),
             siblings: Arc::default(),
             silent: Mutex::default(),
             known: Mutex::default(),
