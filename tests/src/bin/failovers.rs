@@ -12,7 +12,8 @@
 //! froze. In a quorum, one server after the other is killed or freezes, and comes back.
 //!
 //! Each holder enters a resource with its fencing token, writes once more a little later, and
-//! leaves. The resource is a Redis server of its own. It refuses a token that is lower than a token
+//! leaves. Other tasks add to a counter at that master, and the program compares the counter with the
+//! additions that were acknowledged. The resource is a Redis server of its own. It refuses a token that is lower than a token
 //! that it has seen, and notices a holder that enters while another holder is inside. Some tasks of
 //! each process hold a lock of their own all the time.
 //!
@@ -118,10 +119,12 @@ enum Part {
     },
 }
 
-/// In each process, `SHARING` tasks use the `NAMES` names that all processes share, and `HOLDING`
-/// tasks hold a lock of their own.
+/// In each process, `SHARING` tasks use the `NAMES` names that all processes share, `HOLDING` tasks
+/// hold a lock of their own, and `COUNTING` tasks add to a counter with the first of the names.
 const SHARING: usize = 12;
 const HOLDING: usize = 4;
+const COUNTING: usize = 2;
+const HELD: usize = SHARING + HOLDING;
 const NAMES: usize = 6;
 
 fn main() {
@@ -216,7 +219,8 @@ impl Servers {
     fn ways(&self) -> &[How] {
         match self {
             Self::Sentinels(_) => &[How::Asked, How::Paused, How::Killed, How::Frozen],
-            Self::Cluster(_) | Self::Quorum(_) => &[How::Killed, How::Frozen],
+            Self::Cluster(_) => &[How::Asked, How::Killed, How::Frozen],
+            Self::Quorum(_) => &[How::Killed, How::Frozen],
         }
     }
 
@@ -321,8 +325,11 @@ fn rounds(arguments: &Arguments) {
         }
         process.finish(PATIENCE);
     }
-    for (what, count) in told {
+    for (what, count) in &told {
         println!("{what:<40} {count}");
+    }
+    if !arguments.quorum {
+        println!("{:<40} {}", "count:value", counted(&url, &names[0]));
     }
     for field in ["grants", "overlaps", "refused"] {
         println!("{:<40} {}", format!("resource:{field}"), seen(field));
@@ -342,6 +349,11 @@ async fn tickets_left(url: &str, names: &[String]) -> usize {
         left += locks.inspect(name).await.unwrap().len();
     }
     left
+}
+
+#[tokio::main]
+async fn counted(url: &str, name: &str) -> i64 {
+    client(url).counter(name).get().await.unwrap().value
 }
 
 fn client(url: &str) -> Locks {
@@ -364,11 +376,16 @@ async fn tasks(url: &str, resource: &str, shared: &[String]) {
     let resource = resource.get_multiplexed_async_connection_with_config(&config);
     let resource = resource.await.unwrap();
     let mut tasks = JoinSet::new();
-    for number in 0..SHARING + HOLDING {
+    let counting = match url.starts_with("redlock") {
+        true => 0, // a quorum has no counters
+        false => COUNTING,
+    };
+    for number in 0..HELD + counting {
         let id = format!("{}-{number}", std::process::id());
-        let name = match number < SHARING {
-            true => shared[number % NAMES].clone(),
-            false => format!("own-{id}"),
+        let name = match number {
+            ..SHARING => shared[number % NAMES].clone(),
+            SHARING..HELD => format!("own-{id}"),
+            _ => shared[0].clone(),
         };
         let task = Task {
             locks: locks.clone(),
@@ -379,9 +396,10 @@ async fn tasks(url: &str, resource: &str, shared: &[String]) {
             stopped: stopped.clone(),
         };
         tasks.spawn(async move {
-            match number < SHARING {
-                true => task.shares().await,
-                false => task.holds().await,
+            match number {
+                ..SHARING => task.shares().await,
+                SHARING..HELD => task.holds().await,
+                _ => task.counts_up().await,
             }
         });
     }
@@ -438,6 +456,19 @@ impl Task {
                 Some(reason) => self.count(format!("own:lost:{reason:?}")),
                 None => self.release("own", guard).await,
             }
+        }
+        self.counts
+    }
+
+    /// Adds to a counter again and again.
+    async fn counts_up(mut self) -> Counts {
+        let sum = self.locks.counter(&self.name);
+        while !*self.stopped.borrow() {
+            match sum.add(1).await {
+                Ok(_) => self.count("count:acknowledged".to_owned()),
+                Err(error) => self.failed("count", "add", &error),
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await; // the work
         }
         self.counts
     }
