@@ -278,7 +278,7 @@ fn check_ttl(ttl: Option<&Given>, mistakes: &mut Mistakes) -> Option<Option<Leng
     const SHORTEST: Duration = Duration::from_millis(50);
     /// The limit of Redis, which is the lowest among the stores that several machines can share. An
     /// expression is not checked here, because other stores accept longer leases.
-    const LONGEST: Duration = Duration::from_hours(12);
+    const LONGEST: Duration = Duration::from_secs(12 * 60 * 60);
     let Some(ttl) = ttl else {
         return Some(None);
     };
@@ -303,7 +303,7 @@ fn check_ttl(ttl: Option<&Given>, mistakes: &mut Mistakes) -> Option<Option<Leng
             &ttl.value,
             "a ttl is \"12h\" at most, because Redis refuses more; \"10s\" is usual, also for longer work: the lease is \
              renewed while the body runs; for a store that takes more, write an expression: \
-             `ttl = Duration::from_hours(24)`",
+             `ttl = Duration::from_secs(24 * 3600)`",
         ));
         return None;
     }

@@ -1,5 +1,6 @@
 //! The toolchain of the expected output: compiler messages and output of rustdoc. It is the version
-//! in `rust-version` of `Cargo.toml`, the only version that this workspace is tested with.
+//! in `rust-version` of the package of the test, the only version that this workspace is tested with.
+//! The published packages compile with older ones.
 
 use std::process::Command;
 

@@ -4,7 +4,7 @@
 //!
 //! After a change of a message, run `TRYBUILD=overwrite cargo test -p ui` and read the diff. Each
 //! toolchain has its own texts and positions for messages. So with a toolchain other than
-//! `rust-version` in `Cargo.toml`, this test shows as ignored. If `CI` is `true`, it fails instead.
+//! `rust-version` in `tests/ui/Cargo.toml`, this test shows as ignored. If `CI` is `true`, it fails instead.
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use toolchain::Verdict;

@@ -167,7 +167,12 @@ fn number(now: Duration, per: Duration) -> u64 {
 
 /// How much of the current window has passed: less than `per`.
 fn in_window(now: Duration, per: Duration) -> Duration {
-    Duration::from_nanos_u128(now.as_nanos() % per.as_nanos())
+    let nanos = now.as_nanos() % per.as_nanos();
+    let [seconds, nanos] = [nanos / 1_000_000_000, nanos % 1_000_000_000];
+    Duration::new(
+        u64::try_from(seconds).unwrap_or(u64::MAX),
+        u32::try_from(nanos).unwrap_or(0),
+    )
 }
 
 impl fmt::Debug for Names {

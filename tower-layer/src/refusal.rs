@@ -257,8 +257,9 @@ impl Problem {
     /// A function of the service that finds names has refused the request with this text.
     pub(crate) fn refused_by_a_function(mut text: Cow<'static, str>) -> Self {
         if text.len() > LONGEST_REFUSAL {
-            let end = text.floor_char_boundary(LONGEST_REFUSAL);
-            text = text[..end].to_owned().into();
+            let mut ends = (0..=LONGEST_REFUSAL).rev();
+            let end = ends.find(|&end| text.is_char_boundary(end));
+            text = text[..end.unwrap_or(0)].to_owned().into();
         }
         Self::bad_key(text)
     }

@@ -166,7 +166,10 @@ async fn admit(door: TcpListener, server: Arc<Server>, failures: Slot) {
         // The check runs on a blocking thread, because it reads the table of connections from a
         // file, which may be long.
         let ours = tokio::task::spawn_blocking(move || is_ours(from, here?));
-        match ours.await.map_err(io::Error::other).flatten() {
+        match ours
+            .await
+            .unwrap_or_else(|error| Err(io::Error::other(error)))
+        {
             Ok(true) => {
                 let (server, failures) = (Arc::clone(&server), failures.clone());
                 tokio::spawn(async move { carry(&server, inside, &failures).await });
