@@ -250,6 +250,29 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(90, 90, 90),
 ];
 
+/// The colours for readers who use dark mode: the background, the text and the lines. A browser
+/// applies them also to a picture in a page.
+const DARK: &str = r##"<style>@media (prefers-color-scheme: dark) {
+[fill="#FFFFFF"] { fill: #0D1117 } [stroke="#FFFFFF"] { stroke: #0D1117 }
+[fill="#000000"] { fill: #E6EDF3 } [stroke="#000000"] { stroke: #E6EDF3 }
+[fill="#005AB5"] { fill: #58A6FF } [stroke="#005AB5"] { stroke: #58A6FF }
+[fill="#1A9850"] { fill: #3FB950 } [stroke="#1A9850"] { stroke: #3FB950 }
+[fill="#DC3220"] { fill: #FF7B72 } [stroke="#DC3220"] { stroke: #FF7B72 }
+[fill="#9650A0"] { fill: #D2A8FF } [stroke="#9650A0"] { stroke: #D2A8FF }
+[fill="#E68C14"] { fill: #F0B060 } [stroke="#E68C14"] { stroke: #F0B060 }
+[fill="#5A5A5A"] { fill: #A0A0A0 } [stroke="#5A5A5A"] { stroke: #A0A0A0 }
+}</style>
+"##;
+
+/// Writes a picture that was drawn for a light background, with colours for a dark one.
+fn write(path: &Path, drawn: &str) -> Result<(), Box<dyn Error>> {
+    let begins = drawn.find('\n').map_or(0, |end| end + 1);
+    let (head, rest) = drawn.split_at(begins);
+    fs::write(path, format!("{head}{DARK}{rest}"))?;
+    println!("{}", path.display());
+    Ok(())
+}
+
 /// A picture of lines. The ticks of the x axis are at equal distances.
 struct Picture<'a> {
     title: String,
@@ -265,7 +288,8 @@ impl Picture<'_> {
         let most = points().fold(0.0_f64, |most, point| most.max(point.1));
         let least = points().fold(f64::MAX, |least, point| least.min(point.1));
         let last = (self.ticks.len() - 1) as f64;
-        let root = SVGBackend::new(path, SIZE).into_drawing_area();
+        let mut drawn = String::new();
+        let root = SVGBackend::with_string(&mut drawn, SIZE).into_drawing_area();
         root.fill(&WHITE)?;
         let mut builder = ChartBuilder::on(&root);
         builder
@@ -282,8 +306,8 @@ impl Picture<'_> {
             false => self.fill(builder.build_cartesian_2d(across, 0.0..most * 1.15)?, lines)?,
         }
         root.present()?;
-        println!("{}", path.display());
-        Ok(())
+        drop(root);
+        write(path, &drawn)
     }
 
     fn fill<'a, Y>(
@@ -356,7 +380,8 @@ fn draw_bars(
     bars: &[(String, f64)],
 ) -> Result<(), Box<dyn Error>> {
     let most = bars.iter().fold(0.0_f64, |most, bar| most.max(bar.1));
-    let root = SVGBackend::new(path, SIZE).into_drawing_area();
+    let mut drawn = String::new();
+    let root = SVGBackend::with_string(&mut drawn, SIZE).into_drawing_area();
     root.fill(&WHITE)?;
     let mut chart = ChartBuilder::on(&root)
         .caption(title, ("sans-serif", 20))
@@ -387,8 +412,9 @@ fn draw_bars(
         )])?;
     }
     root.present()?;
-    println!("{}", path.display());
-    Ok(())
+    drop(chart);
+    drop(root);
+    write(path, &drawn)
 }
 
 /// A number with commas between thousands, or with a decimal if it is small.
