@@ -34,7 +34,8 @@ impl<T: Into<String>> IntoKey for T {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be part of a key, because it does not implement `Display`",
     label = "write a field or a method of it, as in `{{order.id}}`; of an `Option`, say which key `None` has, as in \
-             `{{id.unwrap_or(0)}}`"
+             `{{id.unwrap_or(0)}}`",
+    note = "if it is a type parameter, give it the bound `std::fmt::Display`"
 )]
 pub trait KeyPart: Display {}
 

@@ -390,7 +390,8 @@ use proc_macro::TokenStream;
 ///
 /// The name of a new variable for the body. It is a `lockcore::Held`, which has the fencing token
 /// and the rest of the lease. No argument may have this name. With `keys` it is a `lockcore::MultiHeld`. With `when` it is an
-/// `Option`.
+/// `Option`. If `#[axum::debug_handler]` stands above this attribute, it reports that it cannot find the variable: write it
+/// below.
 ///
 /// ```
 /// # use lockcore::{Error, FencingToken, distributed_lock};

@@ -19,4 +19,13 @@ async fn generic<T: Send>(id: T) -> Result<(), Error> {
     Ok(())
 }
 
+struct Shelf<T>(T);
+
+impl<T: Sync> Shelf<T> {
+    #[distributed_lock(key = "shelf:{self.0}")]
+    async fn of_the_impl(&self) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
 fn main() {}
