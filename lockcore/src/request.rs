@@ -62,12 +62,6 @@ impl Id {
         Self(u128::from(count) << 64 | u128::from(spread))
     }
 
-    /// A number from 0 to 1, less than 1, that is always the same for this id, and that is equally
-    /// distributed over the ids.
-    pub(crate) fn lot(self) -> f64 {
-        (self.0 as u32) as f64 / (u64::from(u32::MAX) + 1) as f64
-    }
-
     /// Parses the text that `Display` writes. `None` for anything else.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {

@@ -4,6 +4,7 @@
 mod grants;
 mod losses;
 mod min_hold;
+mod overload;
 mod renewal;
 
 use libtest_mimic::Trial;
@@ -15,6 +16,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         renewal::facts,
         losses::facts,
         min_hold::facts,
+        overload::facts,
         grants::facts,
     ];
     groups.into_iter().flat_map(|facts| facts(store)).collect()

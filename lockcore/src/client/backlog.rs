@@ -9,60 +9,39 @@ use super::pace::{BATCH, Pace};
 use crate::clock::Instant;
 use crate::request::Id;
 
-/// How long a warning about leases that are left out is not repeated.
-const TOLD_EVERY: Duration = Duration::from_secs(60);
-
-/// If the store answers this part of the renewals that are necessary, no lease is left out. The rate
-/// is never the same in two measurements, and there is some room in what is necessary.
-const ENOUGH: f64 = 0.9;
+/// A lease is left out if less than this part of its ttl would be left when its renewal is answered.
+/// A lease is due after a third of its ttl. So if the store is near, it has waited for its turn for
+/// more than half of its ttl by then.
+const MARGIN: u32 = 8;
 
 /// Renewals of one kind that are due.
 ///
-/// The earliest deadline is first, as long as the store answers fast enough. If it does not, this
-/// order alone would be the worst: each lease would be renewed just before its deadline, and with
-/// the next delay nearly all would be lost. So only as many leases are renewed as can be, and the
-/// others are left out. An id decides whether a lease is left out, so it is always the same leases.
+/// The earliest deadline is first, as long as the store answers fast enough. If it does not, the
+/// queue grows, until each lease is renewed just before its deadline. With the next delay, all that
+/// are in flight and many behind them would be lost, although the store was slow for a moment only.
+/// So a lease that is too near to its deadline is left out: it is renewed only when no other lease
+/// waits for its turn. The others keep their distance, and only as many leases are lost as the store
+/// cannot renew.
 ///
-/// A lease that is left out is not given up. It is renewed when nothing else is to be renewed, or
-/// when the store has turned out to be fast enough for all.
+/// Of those that are left out, the one with the most time is first, because its renewal is the most
+/// likely to be answered in time.
 #[derive(Debug)]
 pub(super) struct Backlog {
     /// By class, and then by deadline. The tickets of one class have similar ttls, and can be in one
     /// batch.
-    queued: BTreeMap<u32, BTreeSet<(Instant, Id)>>,
-    left_out: BTreeMap<u32, BTreeSet<(Instant, Id)>>,
+    queued: Queues,
+    left_out: Queues,
     pub(super) pace: Pace,
-    /// The part of the leases that can be kept.
-    share: f64,
-    told: Option<Instant>,
 }
 
-/// More leases than the store can keep.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Overload {
-    /// How many leases there are.
-    pub(crate) leases: usize,
-    pub(crate) left_out: usize,
-    /// How many renewals the store answers in a second.
-    pub(crate) rate: f64,
-}
-
-/// What it takes to keep all leases of a kind.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Demand {
-    pub(super) leases: f64,
-    /// Renewals in a second.
-    pub(super) rate: f64,
-}
+type Queues = BTreeMap<u32, BTreeSet<(Instant, Id)>>;
 
 impl Backlog {
     pub(super) fn new(pace: Pace) -> Self {
         Self {
-            queued: BTreeMap::new(),
-            left_out: BTreeMap::new(),
+            queued: Queues::new(),
+            left_out: Queues::new(),
             pace,
-            share: 1.0,
-            told: None,
         }
     }
 
@@ -80,8 +59,7 @@ impl Backlog {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        let mut queues = self.queued.values().chain(self.left_out.values());
-        queues.all(BTreeSet::is_empty)
+        self.len() == 0
     }
 
     pub(super) fn len(&self) -> usize {
@@ -89,105 +67,67 @@ impl Backlog {
         queues.map(BTreeSet::len).sum()
     }
 
-    /// Whether leases are left out.
-    pub(super) fn is_too_long(&self) -> bool {
-        self.share < 1.0
+    /// How many leases are left out.
+    pub(super) fn left_out(&self) -> usize {
+        self.left_out.values().map(BTreeSet::len).sum()
     }
 
     /// How many more batches may begin.
     pub(super) fn room(&self, now: Instant) -> usize {
-        self.pace.room(self.batches(), self.left(now))
+        self.pace.room(self.len().div_ceil(BATCH), self.left(now))
     }
 
-    fn batches(&self) -> usize {
-        self.len().div_ceil(BATCH)
-    }
-
-    /// The time until the first deadline. Leases that are left out are the latest, so they do not
-    /// count if there are others.
+    /// The time until the first deadline. Leases that are left out do not count if there are others.
     fn left(&self, now: Instant) -> Duration {
         let first = first_of(&self.queued).or_else(|| first_of(&self.left_out));
         first.map_or(Duration::MAX, |(deadline, _)| now.until(deadline))
     }
 
-    /// The next batch: tickets of one class, the earliest deadline first.
-    pub(super) fn next(&mut self) -> Option<(u32, Vec<Id>)> {
-        while let Some((_, class)) = first_of(&self.queued) {
-            let mut batch = Vec::with_capacity(BATCH);
+    /// The next batch: tickets of one class.
+    pub(super) fn next(&mut self, now: Instant) -> Option<(u32, Vec<Id>)> {
+        self.leave_out(now);
+        if let Some((_, class)) = first_of(&self.queued) {
             let queue = self.queued.get_mut(&class)?;
-            while batch.len() < BATCH
-                && let Some((deadline, id)) = queue.pop_first()
-            {
-                if id.lot() < self.share {
-                    batch.push(id);
-                } else {
-                    let left_out = self.left_out.entry(class).or_default();
-                    left_out.insert((deadline, id));
-                }
-            }
-            if !batch.is_empty() {
-                return Some((class, batch));
-            }
+            let first = std::iter::from_fn(|| queue.pop_first());
+            return Some((class, first.take(BATCH).map(|(_, id)| id).collect()));
         }
-        let (_, class) = first_of(&self.left_out)?;
-        let queue = self.left_out.get_mut(&class)?;
-        let batch = std::iter::from_fn(|| queue.pop_first()).take(BATCH);
-        Some((class, batch.map(|(_, id)| id).collect()))
+        let (class, queue) = self
+            .left_out
+            .iter_mut()
+            .find(|(_, queue)| !queue.is_empty())?;
+        let last = std::iter::from_fn(|| queue.pop_last());
+        Some((*class, last.take(BATCH).map(|(_, id)| id).collect()))
     }
 
-    /// No renewal waits for its turn.
-    pub(super) fn rest(&mut self) {
-        self.pace.idle();
-        self.share = 1.0;
-    }
-
-    /// Renewals wait for their turn. Finds out from time to time whether all of them can be made in
-    /// time, and leaves out as many leases as necessary. Returns what is to be told about this.
-    ///
-    /// `demand` is computed only if it is needed.
-    pub(super) fn weigh(
-        &mut self,
-        now: Instant,
-        demand: impl FnOnce() -> Demand,
-    ) -> Option<Overload> {
-        let left = self.left(now);
-        let rate = self.pace.busy(now, self.batches(), left)?;
-        let queued: usize = self.queued.values().map(BTreeSet::len).sum();
-        if queued as f64 * self.share / rate < left.as_secs_f64() / 2.0 {
-            self.include_more();
-            return None;
-        }
-        let demand = demand();
-        // Once is not enough: a server or a machine may have stalled.
-        let again = self.is_too_long();
-        let share = rate / demand.rate;
-        self.share = if share < ENOUGH { share } else { 1.0 };
-        let lately = self.told.is_some_and(|told| now < told.after(TOLD_EVERY));
-        if !again || !self.is_too_long() || lately {
-            return None;
-        }
-        self.told = Some(now);
-        Some(Overload {
-            leases: demand.leases as usize,
-            left_out: (demand.leases * (1.0 - self.share)) as usize,
-            rate,
-        })
-    }
-
-    /// Leaves out fewer leases. This is done in steps: those that were left out are the latest, so
-    /// all of them at once would be in front of all others.
-    fn include_more(&mut self) {
-        self.share = (self.share + 0.1).min(1.0);
-        if !self.is_too_long() {
-            for (class, mut queue) in std::mem::take(&mut self.left_out) {
-                self.queued.entry(class).or_default().append(&mut queue);
+    /// Leaves out the leases that are too near to their deadlines.
+    fn leave_out(&mut self, now: Instant) {
+        let answered = now.after(self.pace.round_trip());
+        for (class, queue) in &mut self.queued {
+            let near = answered.after(shortest_ttl(*class) / MARGIN);
+            while let Some(first) = queue.first().filter(|first| first.0 < near).copied() {
+                queue.remove(&first);
+                self.left_out.entry(*class).or_default().insert(first);
             }
         }
     }
 }
 
+/// The class of a ttl. All leases of one batch wait for its answer only as long as the lease with
+/// the shortest ttl can. So a batch contains only leases of one class, whose ttls differ by less
+/// than a factor of two.
+pub(super) fn class(ttl: Duration) -> u32 {
+    // All ttls below 64 ms are one class, and so are all ttls of 12 days and more.
+    let millis = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
+    millis.clamp(1 << 5, 1 << 30).ilog2()
+}
+
+/// The shortest ttl of a class, unless it is the class of the shortest ttls.
+fn shortest_ttl(class: u32) -> Duration {
+    Duration::from_millis(1 << class)
+}
+
 /// The first deadline, and its class.
-fn first_of(queues: &BTreeMap<u32, BTreeSet<(Instant, Id)>>) -> Option<(Instant, u32)> {
+fn first_of(queues: &Queues) -> Option<(Instant, u32)> {
     let first = queues
         .iter()
         .filter_map(|(class, queue)| Some((queue.first()?.0, *class)));

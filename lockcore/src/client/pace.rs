@@ -1,6 +1,5 @@
 //! How fast the store answers renewals, and what follows from this: how many batches are in flight
-//! at the same time, and which part of the leases can be kept. This is plain data: it sends no
-//! requests and reads no clock.
+//! at the same time. This is plain data: it sends no requests and reads no clock.
 
 use std::time::Duration;
 
@@ -13,9 +12,6 @@ pub(crate) const BATCH: usize = 100;
 /// How many batches may always be in flight. This many keep a store busy that is near.
 pub(super) const LEAST: usize = 8;
 
-/// For how long the rate is measured.
-const MEASURED: Duration = Duration::from_millis(500);
-
 /// The pace of the renewals of one kind.
 #[derive(Debug)]
 pub(super) struct Pace {
@@ -24,17 +20,8 @@ pub(super) struct Pace {
     in_flight: usize,
     /// The time from a request to its answer, smoothed.
     round_trip: Duration,
-    /// How many renewals the store answers in a second, smoothed, while as many are in flight as
-    /// may be. `None` until this was measured.
-    rate: Option<f64>,
-    measuring: Option<Measuring>,
-}
-
-/// A measurement of the rate, which lasts as long as others wait for their turn.
-#[derive(Clone, Copy, Debug)]
-struct Measuring {
-    since: Instant,
-    answered: usize,
+    /// Since when renewals wait for their turn, and how many were answered since then.
+    busy: Option<(Instant, usize)>,
 }
 
 /// How a batch of renewals has ended.
@@ -60,8 +47,7 @@ impl Pace {
             window: Window::between(LEAST, batches),
             in_flight: 0,
             round_trip: Duration::ZERO,
-            rate: None,
-            measuring: None,
+            busy: None,
         }
     }
 
@@ -83,6 +69,11 @@ impl Pace {
         usize::try_from(needed).unwrap_or(usize::MAX)
     }
 
+    /// How long an answer takes.
+    pub(super) fn round_trip(&self) -> Duration {
+        self.round_trip
+    }
+
     pub(super) fn begin(&mut self) {
         self.in_flight += 1;
     }
@@ -102,8 +93,8 @@ impl Pace {
                     // A single late answer counts as an eighth.
                     before => before / 8 * 7 + after / 8,
                 };
-                if let Some(measuring) = &mut self.measuring {
-                    measuring.answered += tickets;
+                if let Some((_, answered)) = &mut self.busy {
+                    *answered += tickets;
                 }
             }
             Outcome::Missed => self.window.missed(),
@@ -111,45 +102,16 @@ impl Pace {
         }
     }
 
-    /// Nothing waits for its turn. So the store may be faster than it seems.
-    pub(super) fn idle(&mut self) {
-        self.rate = None;
-        self.measuring = None;
+    /// Notes whether renewals wait for their turn.
+    pub(super) fn wait(&mut self, now: Instant, they_wait: bool) {
+        self.busy = they_wait.then(|| self.busy.unwrap_or((now, 0)));
     }
 
-    /// Renewals wait for their turn, as in [`room`](Self::room). If as many are in flight as may
-    /// be, the answers show what the store can do. Returns the rate when it was measured anew: how
-    /// many renewals the store answers in a second.
-    ///
-    /// If the store does not answer at all, nothing is known about its rate.
-    pub(super) fn busy(&mut self, now: Instant, waiting: usize, left: Duration) -> Option<f64> {
-        let begin = Measuring {
-            since: now,
-            answered: 0,
-        };
-        if self.needed(waiting, left) < self.window.limit() {
-            self.measuring = None;
-            return None;
-        }
-        let Measuring { since, answered } = *self.measuring.get_or_insert(begin);
-        let took = since.until(now);
-        if took < MEASURED {
-            return None;
-        }
-        self.measuring = Some(begin);
-        if !self.window.is_settled() {
-            return None;
-        }
-        if answered == 0 {
-            return None;
-        }
-        let measured = answered as f64 / took.as_secs_f64();
-        // The machine or the store may stall, so a single measurement counts as a quarter.
-        let rate = self
-            .rate
-            .map_or(measured, |before| before * 0.75 + measured * 0.25);
-        self.rate = Some(rate).filter(|rate| *rate > 0.0);
-        self.rate
+    /// How many renewals the store has answered in a second, since the time from which renewals have
+    /// always waited for their turn. `None` if none waits, or if the store has answered none.
+    pub(super) fn rate(&self, now: Instant) -> Option<f64> {
+        let (since, answered) = self.busy.filter(|(_, answered)| *answered > 0)?;
+        Some(answered as f64 / since.until(now).as_secs_f64()).filter(|rate| rate.is_finite())
     }
 }
 
@@ -207,33 +169,18 @@ mod tests {
     #[test]
     fn the_rate_is_what_was_answered_while_others_waited() {
         let mut pace = Pace::up_to(LEAST);
-        let busy = |pace: &mut Pace, at| pace.busy(at, 1_000, Duration::ZERO);
         answer(&mut pace, 50, millis(1)); // nobody waited
-        assert_eq!(busy(&mut pace, at(1_000)), None);
+        pace.wait(at(1_000), true);
+        assert_eq!(pace.rate(at(1_500)), None);
         answer(&mut pace, 5, millis(1));
-        assert_eq!(busy(&mut pace, at(1_250)), None);
+        pace.wait(at(1_250), true);
         answer(&mut pace, 5, millis(1));
-        assert_eq!(busy(&mut pace, at(1_500)), Some(2_000.0));
+        assert_eq!(pace.rate(at(1_000)), None, "no time has passed");
+        assert_eq!(pace.rate(at(1_500)), Some(2_000.0));
 
-        // The machine stalls.
-        assert_eq!(busy(&mut pace, at(2_000)), None);
-        assert_eq!(busy(&mut pace, at(2_100)), None);
-
-        pace.idle();
-        assert_eq!(busy(&mut pace, at(9_000)), None);
-        assert_eq!(busy(&mut pace, at(9_500)), None, "the store is silent");
-    }
-
-    #[test]
-    fn a_rate_with_few_in_flight_is_not_the_stores() {
-        let mut pace = Pace::up_to(64);
-        let busy = |pace: &mut Pace, at, left| pace.busy(at, 400, left);
-        assert_eq!(busy(&mut pace, at(1_000), Duration::ZERO), None);
-        answer(&mut pace, 5, millis(100));
-        assert_eq!(busy(&mut pace, at(1_500), Duration::ZERO), None, "it rises");
-        answer(&mut pace, 100, millis(100));
-        let long = Duration::from_secs(8);
-        assert_eq!(busy(&mut pace, at(2_000), long), None, "twenty are enough");
-        assert_eq!(busy(&mut pace, at(2_500), long), None, "twenty are enough");
+        pace.wait(at(2_000), false);
+        assert_eq!(pace.rate(at(2_500)), None);
+        pace.wait(at(9_000), true);
+        assert_eq!(pace.rate(at(9_500)), None, "the store is silent");
     }
 }

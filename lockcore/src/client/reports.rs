@@ -5,11 +5,11 @@ use std::sync::Arc;
 use humantime::format_duration;
 use tracing::Level;
 
-use super::backlog::Overload;
 use super::events::{Event, EventListener, GrantListener, Teller};
 use super::lease::Lease;
 use super::settings::Defaults;
 use super::shared::Shared;
+use super::table::Overload;
 use crate::backend::{Fault, Renewed, StoreError};
 use crate::options::{Fair, Wait};
 use crate::sync::atomic::Ordering;
@@ -174,7 +174,7 @@ impl Shared {
     }
 
     /// The store cannot answer the renewals of all held leases in time. So some leases are left out,
-    /// and will be lost.
+    /// and are lost.
     pub(crate) fn tell_overload(&self, overload: Overload) {
         // If there is an outage, its warning is enough.
         if self.teller.is_suspended() {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
-use super::backlog::{Backlog, Demand, Overload};
+use super::backlog::{Backlog, class};
 use super::lease::Lease;
 use super::pace::{BATCH, Outcome, Pace};
 use super::tracked::{Cleanup, Kind, RenewalStage, Stage, Tracked};
@@ -20,9 +20,8 @@ use crate::request::Id;
 /// How many tickets one round checks for the [sweep](Table::sweep). This many take some 100 µs.
 const SWEPT: usize = 1_000;
 
-/// A lease can be kept if it is renewed at least this often, as a part of its ttl. It is due after a
-/// third. The rest is for the answer, and for the store's rate, which is not always the same.
-const RENEWED_AFTER: f64 = 0.7;
+/// How long a warning about an overload is not repeated.
+const TOLD_EVERY: Duration = Duration::from_secs(60);
 
 pub(crate) struct Table {
     /// Every ticket that this process has asked for and not finished with.
@@ -32,6 +31,8 @@ pub(crate) struct Table {
     /// Tickets whose renewal is due and has not begun.
     held: Backlog,
     waiting: Backlog,
+    /// When an overload was told for the last time.
+    told: Option<Instant>,
     /// After a gap, the keeper must renew every ticket. The sweep goes through `due` in order, and
     /// this is the entry that it has reached. The sweep skips tickets that were renewed since the
     /// gap. This is a position, because a list of perhaps 100,000 tickets would take too long to
@@ -76,7 +77,9 @@ pub(crate) enum Phase {
 pub(crate) struct Round {
     /// Batches to renew. At the end of each batch the keeper calls [`Table::renewed`].
     pub(crate) renew: Vec<(Kind, Vec<Arc<Lease>>)>,
-    /// The store cannot keep all held leases, and this has not been told lately.
+    /// How many held leases of `expired` have waited for their turn to the end.
+    left_out: usize,
+    /// The store cannot renew all held leases in time, and this has not been told lately.
     pub(crate) overload: Option<Overload>,
     pub(crate) expired: Vec<(Arc<Lease>, Stage)>,
     /// Leases that were granted, and whose tasks did not collect the grant. Their clean-ups are in
@@ -86,6 +89,17 @@ pub(crate) struct Round {
     pub(crate) cleanups: Vec<Cleanup>,
     pub(crate) end: bool,
     pub(crate) next: Option<Instant>,
+}
+
+/// More leases than the store can renew in time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Overload {
+    /// How many leases there are.
+    pub(crate) leases: usize,
+    /// How many of them are left out at this moment, or have just ended because of that.
+    pub(crate) left_out: usize,
+    /// How many renewals the store answers in a second.
+    pub(crate) rate: f64,
 }
 
 impl Table {
@@ -98,6 +112,7 @@ impl Table {
             held: Backlog::new(Pace::up_to(batches)),
             // Waiters are renewed beside the holders, but never crowd them out at the store.
             waiting: Backlog::new(Pace::up_to(batches / 4)),
+            told: None,
             sweep: None,
             alarms: BTreeMap::new(),
             alarms_set: 0,
@@ -171,6 +186,9 @@ impl Table {
             round
                 .expired
                 .push((Arc::clone(&tracked.lease), tracked.stage));
+            if self.unqueue(id) == Some(Kind::Held) {
+                round.left_out += 1;
+            }
             return;
         }
         if tracked.is_forsaken(now) {
@@ -194,21 +212,22 @@ impl Table {
             && tracked.renewal == RenewalStage::Idle
         {
             let (kind, deadline) = (tracked.kind(), tracked.lease.deadline());
-            let class = class(&tracked.lease);
+            let class = class(tracked.lease.request.ttl);
             tracked.renewal = RenewalStage::Queued(kind, deadline);
             self.backlog(kind).insert(class, deadline, id);
         }
     }
 
-    /// Takes a renewal out of its backlog, if it is in one.
-    fn unqueue(&mut self, id: Id) {
-        if let Some(tracked) = self.leases.get_mut(&id)
-            && let RenewalStage::Queued(kind, deadline) = tracked.renewal
-        {
-            let class = class(&tracked.lease);
-            tracked.renewal = RenewalStage::Idle;
-            self.backlog(kind).remove(class, deadline, id);
-        }
+    /// Takes a renewal out of its backlog. `None` if it was not in one.
+    fn unqueue(&mut self, id: Id) -> Option<Kind> {
+        let tracked = self.leases.get_mut(&id)?;
+        let RenewalStage::Queued(kind, deadline) = tracked.renewal else {
+            return None;
+        };
+        tracked.renewal = RenewalStage::Idle;
+        let class = class(tracked.lease.request.ttl);
+        self.backlog(kind).remove(class, deadline, id);
+        Some(kind)
     }
 
     fn backlog(&mut self, kind: Kind) -> &mut Backlog {
@@ -264,15 +283,16 @@ impl Table {
     /// Makes batches of the queued renewals, as long as more may be in flight.
     fn begin_renewals(&mut self, now: Instant, epoch: u64, round: &mut Round) {
         self.begin_renewals_of(Kind::Held, now, epoch, round);
-        // As long as not all holders can be kept, no waiter is renewed.
-        if !self.held.is_too_long() {
+        // As long as holders are left out, no waiter is renewed.
+        if self.held.left_out() == 0 {
             self.begin_renewals_of(Kind::Waiting, now, epoch, round);
         }
+        round.overload = self.overload(now, round.left_out);
     }
 
     fn begin_renewals_of(&mut self, kind: Kind, now: Instant, epoch: u64, round: &mut Round) {
         while self.backlog(kind).room(now) > 0
-            && let Some((class, ids)) = self.backlog(kind).next()
+            && let Some((class, ids)) = self.backlog(kind).next(now)
         {
             let mut batch = Vec::with_capacity(BATCH);
             for id in ids {
@@ -287,15 +307,25 @@ impl Table {
                 round.renew.push((kind, batch));
             }
         }
-        if self.backlog(kind).is_empty() {
-            return self.backlog(kind).rest();
+        let backlog = self.backlog(kind);
+        let they_wait = !backlog.is_empty();
+        backlog.pace.wait(now, they_wait);
+    }
+
+    /// What is to be told after this number of held leases has ended because they were left out.
+    fn overload(&mut self, now: Instant, ended: usize) -> Option<Overload> {
+        let lately = self.told.is_some_and(|told| now < told.after(TOLD_EVERY));
+        if ended == 0 || lately {
+            return None;
         }
-        let backlog = match kind {
-            Kind::Held => &mut self.held,
-            Kind::Waiting => &mut self.waiting,
-        };
-        let overload = backlog.weigh(now, || demand(&self.leases, kind));
-        round.overload = round.overload.or(overload.filter(|_| kind == Kind::Held));
+        let rate = self.held.pace.rate(now)?;
+        self.told = Some(now);
+        let kinds = self.leases.values().map(Tracked::kind);
+        Some(Overload {
+            leases: kinds.filter(|kind| *kind == Kind::Held).count(),
+            left_out: self.held.left_out() + ended,
+            rate,
+        })
     }
 
     fn begin_renewal(&mut self, id: Id, now: Instant, epoch: u64) -> Option<Arc<Lease>> {
@@ -328,7 +358,7 @@ impl Table {
                 self.leases.get(id).is_some_and(|tracked| {
                     let near = now.after(tracked.lease.request.ttl / 10);
                     let free = tracked.renewal == RenewalStage::Idle;
-                    let same = (tracked.kind(), class(&tracked.lease)) == of;
+                    let same = (tracked.kind(), class(tracked.lease.request.ttl)) == of;
                     free && same && *due <= near && *due < tracked.end()
                 })
             })
@@ -492,32 +522,6 @@ impl Table {
             .map(|tracked| Arc::clone(&tracked.lease))
             .collect()
     }
-}
-
-/// What it takes to keep all leases of a kind. This looks at some of them only: the map has them in
-/// a random order.
-fn demand(leases: &Prehashed<Id, Tracked>, kind: Kind) -> Demand {
-    let (mut some, mut demand) = (0, Demand::default());
-    for tracked in leases.values().take(SWEPT) {
-        some += 1;
-        if tracked.kind() == kind && tracked.wants_renewal() {
-            demand.leases += 1.0;
-            demand.rate += 1.0 / (tracked.lease.ttl().as_secs_f64() * RENEWED_AFTER);
-        }
-    }
-    let of_all = leases.len() as f64 / f64::from(some.max(1));
-    Demand {
-        leases: demand.leases * of_all,
-        rate: demand.rate * of_all,
-    }
-}
-
-/// All leases of one batch wait for its answer only as long as the lease with the shortest ttl can.
-/// So a batch contains only leases whose ttls differ by less than a factor of two.
-fn class(lease: &Lease) -> u32 {
-    // All ttls below 64 ms are one class, and so are all ttls of 12 days and more.
-    let millis = u64::try_from(lease.request.ttl.as_millis()).unwrap_or(u64::MAX);
-    millis.clamp(1 << 5, 1 << 30).ilog2()
 }
 
 #[cfg(test)]

@@ -3,6 +3,10 @@
 
 use std::time::Duration;
 
+/// After this many slow answers in a row with the fewest requests in flight, the store is farther
+/// away than before: a route has changed, or another server answers.
+const MOVED: usize = 128;
+
 /// A limit that rises while answers come soon, and falls when they come late or do not come.
 ///
 /// A store carries out the requests of a connection in order. If it is slow, a request waits behind
@@ -15,8 +19,8 @@ pub(super) struct Window {
     limit: usize,
     /// The shortest time from a request to its answer.
     shortest: Duration,
-    /// The latest answer, or its absence, has shown that no more should be in flight.
-    settled: bool,
+    /// How many answers in a row did not come soon, although no fewer could be in flight.
+    slow: usize,
 }
 
 impl Window {
@@ -29,7 +33,7 @@ impl Window {
             most,
             limit: least,
             shortest: Duration::MAX,
-            settled: false,
+            slow: 0,
         }
     }
 
@@ -45,11 +49,6 @@ impl Window {
         self.limit
     }
 
-    /// Whether the limit does not rise at present.
-    pub(super) fn is_settled(&self) -> bool {
-        self.settled
-    }
-
     /// An answer has come after this time. Its caller would have waited for `patience`.
     ///
     /// One request more may be in flight if the answer came long before that time was over, or if
@@ -58,6 +57,16 @@ impl Window {
     pub(super) fn answered(&mut self, after: Duration, patience: Duration) {
         self.shortest = self.shortest.min(after);
         let soon = (patience / 4).max(self.shortest.saturating_mul(2));
+        self.slow = match after > soon && self.limit == self.least {
+            true => self.slow + 1,
+            false => 0,
+        };
+        if self.slow == MOVED {
+            // Never more than a third, so that the answers of a store that is only slow do not come
+            // near the end of the patience.
+            self.shortest = after.min(patience / 3);
+            self.slow = 0;
+        }
         self.limit_to(if after > soon * 2 {
             self.limit - 1
         } else if after > soon {
@@ -73,9 +82,7 @@ impl Window {
     }
 
     fn limit_to(&mut self, limit: usize) {
-        let before = self.limit;
         self.limit = limit.clamp(self.least, self.most);
-        self.settled = self.limit <= before;
     }
 }
 
@@ -96,12 +103,12 @@ mod tests {
         let mut window = Window::between(8, 64);
         assert_eq!(window.limit(), 8);
         answer(&mut window, 10, 250);
-        assert_eq!((window.limit(), window.is_settled()), (18, false));
+        assert_eq!(window.limit(), 18);
         answer(&mut window, 100, 250);
-        assert_eq!((window.limit(), window.is_settled()), (64, true));
+        assert_eq!(window.limit(), 64);
 
         window.missed();
-        assert_eq!((window.limit(), window.is_settled()), (32, true));
+        assert_eq!(window.limit(), 32);
         for _ in 0..10 {
             window.missed();
         }
@@ -113,7 +120,7 @@ mod tests {
         let mut late = Window::between(8, 64);
         answer(&mut late, 20, 10);
         answer(&mut late, 1, 251);
-        assert_eq!((late.limit(), late.is_settled()), (28, true));
+        assert_eq!(late.limit(), 28);
         answer(&mut late, 10, 501);
         assert_eq!(late.limit(), 18);
         answer(&mut late, 100, 501);
@@ -124,6 +131,23 @@ mod tests {
         assert_eq!(far.limit(), 28);
         answer(&mut far, 1, 900);
         assert_eq!(far.limit(), 29);
+    }
+
+    #[test]
+    fn a_store_that_has_moved_away_gets_as_much_as_one_that_was_always_far() {
+        let mut window = Window::between(8, 64);
+        answer(&mut window, 100, 1);
+        answer(&mut window, 400, 600);
+        assert_eq!(window.limit(), 64);
+
+        // A store that is slow answers later, the more is in flight.
+        let mut slow = Window::between(8, 64);
+        answer(&mut slow, 100, 1);
+        for _ in 0..1_000 {
+            let millis = 100 * slow.limit() as u64;
+            answer(&mut slow, 1, millis);
+        }
+        assert!(slow.limit() <= 10, "{}", slow.limit());
     }
 
     #[test]

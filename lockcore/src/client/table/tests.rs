@@ -217,7 +217,9 @@ fn leases_are_kept_however_far_the_store_is() {
 fn of_too_many_leases_only_the_surplus_is_lost_and_it_is_told_once() {
     let mut table = table(64);
     hold(&mut table, 20_000, Duration::from_secs(10));
-    // With each lease renewed after seven seconds, these are enough for 14,000 leases.
+    // Leases that are left out with an eighth of their ttl are renewed after some 8.8 seconds at the
+    // latest. So this is enough for 17,600. All leases end at the same time at first, and before it
+    // there is time for 14,000.
     let mut store = Store::new(Duration::from_millis(1), 2_000);
 
     let (over, told) = keep(&mut table, &mut store, 100..140);
@@ -230,6 +232,26 @@ fn of_too_many_leases_only_the_surplus_is_lost_and_it_is_told_once() {
     // The others are safe from now on.
     let (over, _) = keep(&mut table, &mut store, 140..180);
     assert_eq!(over.len(), 0);
+}
+
+/// The earliest deadline first, and nothing else, would cost 13,700 leases.
+#[test]
+fn a_store_that_becomes_slow_costs_only_the_surplus_and_no_more_after_a_stall() {
+    let mut table = table(64);
+    hold(&mut table, 20_000, Duration::from_secs(10));
+    let mut store = Store::new(Duration::from_millis(1), 20_000);
+    let (over, _) = keep(&mut table, &mut store, 100..110);
+    assert_eq!(over.len(), 0);
+
+    store.renewals_per_second = 1_500;
+
+    let (over, _) = keep(&mut table, &mut store, 110..140);
+    assert!((5_000..12_000).contains(&over.len()), "{}", over.len());
+    for second in [140, 160] {
+        store.free_at = at(second + 2);
+        let (over, _) = keep(&mut table, &mut store, second..second + 20);
+        assert_eq!(over.len(), 0);
+    }
 }
 
 /// A stall of the store for half a ttl, which is an outage, costs no lease.
