@@ -101,15 +101,14 @@ impl Barrier {
     ///
     /// [`Unknown`](crate::ErrorKind::Unknown) when the wait was over, and the store did not answer
     /// whether a round was completed with this party. So this error comes at most one operation
-    /// timeout after the end of the wait.
+    /// timeout after the end of the wait. The error is also `Unknown` when this party has agreed to a
+    /// round and then lost its place, and the store has gone on to another round since.
     ///
     /// [`Unavailable`](crate::ErrorKind::Unavailable) when the store was out of reach, or has lost
-    /// its data. [`Lost`](crate::ErrorKind::Lost) when the client is shut down, when somebody asks
-    /// for the place with [`Locks::revoke`](crate::Locks::revoke), or when this party has lost its
-    /// place after it has agreed to a round. In the last case the others may have completed the
-    /// round with this party. A party that loses its place before that takes another one, for
-    /// example after the store was out of reach for longer than the [ttl](Self::ttl).
-    /// [`Config`](crate::ErrorKind::Config) for a name, a number of parties or a ttl that is not
+    /// its data. [`Lost`](crate::ErrorKind::Lost) when the client is shut down, and when somebody
+    /// asks for the place with [`Locks::revoke`](crate::Locks::revoke). A party that loses its place
+    /// in another way, for example because the store was out of reach for longer than the
+    /// [ttl](Self::ttl), takes another one. [`Config`](crate::ErrorKind::Config) for a name, a number of parties or a ttl that is not
     /// usable, a store without counters, or missing rights.
     ///
     /// # Cancel safety

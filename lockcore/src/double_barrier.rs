@@ -129,8 +129,8 @@ impl Inside {
     /// # Errors
     ///
     /// [`Timeout`](crate::ErrorKind::Timeout) when another party is inside at the end of the
-    /// [wait](DoubleBarrier::wait). The place of this party is freed. The others count this party
-    /// as missing, unless all have left by then.
+    /// [wait](DoubleBarrier::wait), or at the first look if the wait is zero. The place of this
+    /// party is freed. The others count this party as missing, unless all have left by then.
     ///
     /// [`Lost`](crate::ErrorKind::Lost) when this party has lost its place, so the others count it
     /// as missing. [`Unavailable`](crate::ErrorKind::Unavailable) when the store was out of reach

@@ -92,6 +92,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// counter for much longer than this after its last use.
 const UPKEEP: Duration = Duration::from_secs(60 * 60);
 
+/// The beginning of the error of a party that cannot find out whether it was counted.
+const UNKNOWN: &str = "whether the others have gone on with this party is unknown";
+
 /// The most parties of a barrier. This many are tested, with the program `gather`. A list of more
 /// places would take a store too long.
 pub(crate) const MOST_PARTIES: u32 = 2_000;
@@ -396,6 +399,10 @@ impl Party {
             };
             match listed {
                 Ok(has_tried) => lists = has_tried,
+                // The loss was found by a request of this party. It is handled above.
+                Err(error) if self.guard.lost_reason().is_some() => {
+                    tracing::debug!(%error, "the place of a party is lost");
+                }
                 Err(error) => self.bear(error).await?,
             }
         }
@@ -450,7 +457,7 @@ impl Party {
     /// same is true of a party that gives up the proposal to which it has agreed.
     async fn handle_lost_place(&mut self, reason: LostReason) -> Result<Gathered, Error> {
         let lost = self.guard.lost_for(reason);
-        if !matches!(reason, LostReason::Expired | LostReason::Taken) {
+        if !is_loss_of_place(&lost) {
             return Err(lost);
         }
         let Some(last) = self.last else {
@@ -464,7 +471,7 @@ impl Party {
                 }
                 // There may have been other rounds since, so whether this one was completed is
                 // unknown.
-                Ok(false) => return Err(lost),
+                Ok(false) => return Err(Error::unknown(format!("{UNKNOWN}: {lost}"))),
                 Err(error) => self.bear(error).await?,
             }
         }
@@ -488,16 +495,15 @@ impl Party {
     async fn withdraws_in_time(&mut self) -> Result<bool, Error> {
         let shared = Arc::clone(&self.places.counter.client().shared);
         let by = shared.clock.now().after(shared.op_timeout);
-        let text = "whether the others have gone on with this party is unknown";
         match shared.by(by, self.withdraw()).await {
             Some(Ok(was_counted)) => Ok(was_counted),
-            Some(Err(error)) if is_transient(&error) => {
-                Err(Error::unknown(format!("{text}: {error}")))
+            Some(Err(error)) if is_transient(&error) || is_loss_of_place(&error) => {
+                Err(Error::unknown(format!("{UNKNOWN}: {error}")))
             }
             Some(Err(error)) => Err(error),
             None => Err(Error::unknown(match self.trouble.take() {
-                Some(error) => format!("{text}: {error}"),
-                None => format!("{text}: the store did not answer in time"),
+                Some(error) => format!("{UNKNOWN}: {error}"),
+                None => format!("{UNKNOWN}: the store did not answer in time"),
             })),
         }
     }
@@ -525,8 +531,9 @@ impl Party {
         let began = shared.clock.now();
         let give_up = self.places.give_up(began);
         let outcome = match shared.by(give_up, self.until_all_have_left()).await {
-            Some(outcome) => outcome,
-            None => {
+            Some(Ok(Some(all))) => Ok(all),
+            Some(Err(error)) => Err(error),
+            Some(Ok(None)) | None => {
                 let waited = began.until(shared.clock.now());
                 let timeout = || Error::not_left(waited);
                 Err(self.trouble.take().unwrap_or_else(timeout))
@@ -535,7 +542,8 @@ impl Party {
         outcome.map_err(|error| self.places.counter.named(error).of_held())
     }
 
-    async fn until_all_have_left(&mut self) -> Result<bool, Error> {
+    /// `None` if others are inside, and the party does not wait.
+    async fn until_all_have_left(&mut self) -> Result<Option<bool>, Error> {
         let clock = self.places.place.clock().clone();
         loop {
             if let Some(error) = self.guard.loss() {
@@ -545,9 +553,12 @@ impl Party {
                 Ok(Leaving::Done(all)) => {
                     let shared = &self.places.counter.client().shared;
                     shared.change_nothing_at_end(self.guard.lease().request.id);
-                    return Ok(all);
+                    return Ok(Some(all));
                 }
                 Ok(Leaving::Again) => {}
+                Ok(Leaving::After(_)) if self.places.counter.wait == Wait::For(Duration::ZERO) => {
+                    return Ok(None);
+                }
                 Ok(Leaving::After(time)) => {
                     let again = clock.now().after(time);
                     self.see_news_of_inside(again).await?;
@@ -809,6 +820,12 @@ impl Drop for Party {
 /// Whether another attempt may succeed.
 fn is_transient(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unknown)
+}
+
+/// Whether a place has ended without anybody having asked for that.
+fn is_loss_of_place(error: &Error) -> bool {
+    use LostReason::{Expired, Taken};
+    matches!(error.kind(), ErrorKind::Lost(Expired | Taken))
 }
 
 /// The number of a ticket as a value of the counter.

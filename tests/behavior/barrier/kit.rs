@@ -28,6 +28,8 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_party_that_was_frozen_beyond_its_lease_joins_the_next_round
         a_client_that_is_shut_down_does_not_wait
         a_store_that_panics_once_lets_all_parties_go_on
+        a_party_with_a_wait_of_zero_waits_for_nobody
+        a_party_that_lost_its_place_after_it_agreed_is_told_that_it_may_be_counted
     ]
 }
 
@@ -380,6 +382,57 @@ async fn a_client_that_is_shut_down_does_not_wait(_: Store) {
 
     let kind = kind(soon(waiting).await.unwrap());
     assert_eq!(kind, ErrorKind::Lost(LostReason::Shutdown));
+}
+
+/// The clock stands still, so no wait ends.
+async fn a_party_with_a_wait_of_zero_waits_for_nobody(_: Store) {
+    let kit = Kit::new();
+    let there = kit.another_process();
+    let (locks, other) = (patient(&kit), patient(&there));
+    let alone = locks.barrier("a", 2).wait(Duration::ZERO);
+    assert_eq!(kind(soon(alone.wait_for_all()).await), ErrorKind::Timeout);
+    tickets(&locks, "a", 0).await;
+
+    let first = locks.double_barrier("b", 2).wait(WAIT);
+    let first = tokio::spawn(async move { first.enter().await });
+    tickets(&other, "b", 1).await;
+    let second = other.double_barrier("b", 2).wait(Duration::ZERO);
+    let second = soon(second.enter()).await.unwrap();
+    let first = soon(first).await.unwrap().unwrap();
+
+    assert_eq!(kind(soon(second.leave()).await), ErrorKind::Timeout);
+    assert_eq!(soon(first.leave()).await.unwrap(), Left::NotAll);
+}
+
+/// The first party agrees and is frozen. The second gives the proposal up when both leases are over.
+async fn a_party_that_lost_its_place_after_it_agreed_is_told_that_it_may_be_counted(_: Store) {
+    let (here, ours, there, theirs) = two();
+    let other = here.client().unwrap();
+    let frozen = waits(&theirs.wait(6 * SOON));
+    tickets(&other, "a", 1).await;
+    let mut agrees = here.hold_next(Verb::Renew);
+    let second = waits(&ours.wait(6 * SOON));
+    soon(agrees.arrived()).await;
+    let places = async || other.inspect("a").await.unwrap();
+    eventually("the first agrees", SOON, async || {
+        places().await.iter().any(|place| place.permits == 2)
+    })
+    .await;
+    let last = places().await.iter().map(|place| place.ticket).max();
+
+    there.freeze();
+    here.clock().advance(Duration::from_secs(20));
+    agrees.let_go();
+    eventually("the second has another place", SOON, async || {
+        places().await.iter().any(|place| Some(place.ticket) > last)
+    })
+    .await;
+    there.thaw();
+
+    let error = soon(frozen).await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+    assert!(error.to_string().contains("lost"), "{error}");
+    second.abort();
 }
 
 /// A store that panics when the keeper of a client sends the next request with this verb.
