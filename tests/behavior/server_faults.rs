@@ -28,6 +28,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_cut_that_heals_before_the_deadline_loses_nothing
         a_cut_that_outlasts_the_lease_stops_the_work
         a_lost_release_is_repeated
+        a_release_of_a_lost_lock_says_that_it_was_lost_while_the_server_is_away
         an_operation_that_a_cut_prevents_says_that_the_lock_was_held
         wake_ups_that_were_cut_off_are_caught_up_on
         a_lost_reply_is_asked_for_again_and_granted_once
@@ -352,6 +353,20 @@ async fn a_downgrade_whose_reply_is_lost_has_let_readers_in_and_no_writer(store:
         })
         .await;
     }
+}
+
+async fn a_release_of_a_lost_lock_says_that_it_was_lost_while_the_server_is_away(store: Store) {
+    let server = store.kind.start();
+    let (proxy, url) = server.process().unwrap().through_a_proxy();
+    let locks = builder(url).ttl(Duration::from_secs(2)).build().unwrap();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    proxy.cut();
+    guard.lost().await;
+
+    assert_eq!(soon(guard.release()).await.unwrap(), Release::AlreadyLost);
+
+    proxy.restore();
+    tickets(&patient(server.url()).build().unwrap(), "a", 0).await;
 }
 
 async fn a_lease_ends_on_time_while_its_renewal_hangs(store: Store) {

@@ -356,7 +356,8 @@ impl Guard {
     /// [`Unavailable`](crate::ErrorKind::Unavailable) or [`Unknown`](crate::ErrorKind::Unknown)
     /// when the store did not answer; [`Config`](crate::ErrorKind::Config) when the store denies
     /// the release. In all these cases the keeper tries again until the store acknowledges or the
-    /// lease has run out.
+    /// lease has run out. A lock that was lost before the call is
+    /// [`AlreadyLost`](Release::AlreadyLost), and no error, whatever the store answers.
     ///
     /// # Cancel safety
     ///
@@ -394,7 +395,12 @@ impl Guard {
         };
         let mut found = true;
         if at_the_store {
-            found = Departing::of(&self.held).release(now).await?;
+            found = match Departing::of(&self.held).release(now).await {
+                // The caller need not know whether the store still has the ticket, because the lock
+                // is not held in any case. The keeper repeats the release.
+                Err(_) if lost_before => false,
+                outcome => outcome?,
+            };
         }
         if !found && !lost_before {
             self.shared().missing(&self.held.0.lease);
