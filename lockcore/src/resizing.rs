@@ -62,7 +62,8 @@ pub struct Resized {
     pub capacity: Option<u32>,
     /// The [identity](Resize::id) of the last change. A store keeps this id for at least a minute
     /// after the stored capacity was removed or [forgotten](crate::backend::Connection::forget), so
-    /// that a change that arrives late, or once more, does nothing.
+    /// that a change that arrives late, or once more, does nothing. ZooKeeper keeps it only until the
+    /// server removes the empty node of the name, which may be earlier.
     pub change: Option<Id>,
     /// The effect of the request.
     pub outcome: ResizeOutcome,

@@ -16,7 +16,7 @@ use tokio::net::UnixListener;
 use tracing::Level;
 
 use crate::faults::builder;
-use crate::store::{DEFAULT, Kind, SOON, Store, assert_nothing_left, give_back, kind};
+use crate::store::{DEFAULT, Kind, SOON, Store, assert_nothing_left, begin, give_back, kind};
 use crate::traces;
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
@@ -111,6 +111,10 @@ async fn a_lease_that_nobody_was_to_renew_does_not_blame_a_renewal(store: Store)
 
 /// A caller holds a guard and waits for the same name. It waits with the same lock, with a lock
 /// that shares its lane, and with a lock that needs its own ticket.
+/// The wait of a caller that must get [`ErrorKind::Timeout`]. The store must have answered by then,
+/// or the caller gets another error.
+const ANSWERED: Duration = Duration::from_secs(1);
+
 async fn a_caller_that_waits_for_its_own_guard_is_told_so(store: Store) {
     let locks = store.client();
     let changes: [fn(Lock) -> Lock; 3] = [
@@ -120,17 +124,21 @@ async fn a_caller_that_waits_for_its_own_guard_is_told_so(store: Store) {
     ];
     for held in changes {
         let guard = held(locks.mutex("a")).acquire().await.unwrap();
+        let mut texts = Vec::new();
         for asked in changes {
-            let lock = asked(locks.mutex("a"));
-            let busy = lock.try_acquire().await.unwrap_err();
+            let busy = asked(locks.mutex("a")).try_acquire().await.unwrap_err();
             assert_eq!(busy.kind(), ErrorKind::Busy);
-            let late = lock.wait(Duration::from_millis(50)).acquire().await;
-            let late = late.unwrap_err();
+            texts.push(busy.to_string());
+        }
+        let late = changes.map(|asked| begin(asked(locks.mutex("a")).wait(ANSWERED)));
+        for late in late {
+            let late = late.await.unwrap().unwrap_err();
             assert_eq!(late.kind(), ErrorKind::Timeout);
-            for text in [busy.to_string(), late.to_string()] {
-                assert!(text.contains("a guard of this client has it"), "{text}");
-                assert!(text.contains("reenter") && text.contains("run"), "{text}");
-            }
+            texts.push(late.to_string());
+        }
+        for text in texts {
+            assert!(text.contains("a guard of this client has it"), "{text}");
+            assert!(text.contains("reenter") && text.contains("run"), "{text}");
         }
         give_back(guard).await;
         assert_nothing_left(&store, &locks, "a").await;
@@ -156,7 +164,7 @@ async fn a_waiter_for_another_client_is_not_told_that_it_is_its_own(store: Store
     let here = locks.mutex("b").acquire().await.unwrap();
 
     let busy = locks.mutex("a").try_acquire().await.unwrap_err();
-    let lock = locks.mutex("a").wait(Duration::from_millis(50));
+    let lock = locks.mutex("a").wait(ANSWERED);
     let late = lock.acquire().await.unwrap_err();
 
     for text in [busy.to_string(), late.to_string()] {

@@ -219,7 +219,9 @@ async fn a_mutex_does_not_wait_in_a_line_whose_capacity_is_being_stored(_: Store
     let patience = Duration::from_millis(500);
     let locks = builder(server.url()).op_timeout(patience).build().unwrap();
     let operator = operator(&server).await;
-    pair(&five(&locks)).await;
+    // These two may take longer than the operations below.
+    pair(&five(&client(&server))).await;
+    locks.ready(SOON).await.unwrap();
     let container = CreateMode::Container.with_acls(Acls::anyone_all());
     operator.create(PARENT, b"", &container).await.unwrap();
     let halt = halt(&operator).await;

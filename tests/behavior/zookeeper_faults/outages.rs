@@ -42,7 +42,9 @@ async fn a_silent_server_among_others_delays_no_first_acquisition(_: Store) {
     ] {
         let silent = tests::ports::listen();
         let url = format!("{},{}", server.url(), silent.local_addr().unwrap());
-        let mut slowest = Duration::ZERO;
+        // If the silent server delayed first acquisitions, about half of them would be late. On a
+        // busy machine, one may be late for another reason.
+        let mut late = 0;
         for _ in 0..30 {
             let mut builder = builder(url.clone())
                 .wait(3 * SOON)
@@ -52,12 +54,13 @@ async fn a_silent_server_among_others_delays_no_first_acquisition(_: Store) {
             }
             let locks = builder.build().unwrap();
             let began = Instant::now();
-            let guard = locks.mutex("a").acquire().await.unwrap();
-            slowest = slowest.max(awake_since(began));
-            give_back(guard).await;
+            let guard = locks.mutex("a").acquire().await;
+            late += u32::from(guard.is_err() || awake_since(began) >= one_operation);
+            if let Ok(guard) = guard {
+                give_back(guard).await;
+            }
         }
-        println!("the slowest of 30 with {url}: {slowest:?}");
-        assert!(slowest < one_operation, "{slowest:?}");
+        assert!(late <= 3, "{late} of 30 with {url} are late");
     }
 }
 
