@@ -70,8 +70,11 @@ impl Locks {
         let by = shared.clock.now().after(within);
         let check = shared.operate(Where::Here, by, |connection, _| connection.check());
         let keepers = shared.connection(Where::Keeper, by);
-        let ((_, warnings), _) =
-            tokio::try_join!(check, keepers).map_err(StoreError::unavailable_unless_config)?;
+        let both = async { tokio::try_join!(check, keepers) };
+        let ((_, warnings), _) = shared
+            .inside_of_a_runtime(both)
+            .await
+            .map_err(StoreError::unavailable_unless_config)?;
         for warning in warnings {
             tracing::warn!("lock store: {warning}");
         }

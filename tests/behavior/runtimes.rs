@@ -18,6 +18,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_guard_dropped_when_its_runtime_shuts_down_releases
         a_waiter_that_goes_down_with_its_runtime_leaves_nothing
         a_guard_can_be_released_outside_of_any_runtime
+        a_program_without_a_runtime_connects_locks_waits_and_releases
         a_current_thread_runtime_will_do
         blocking_every_worker_for_ten_seconds_loses_no_lease
         dropping_the_last_handle_finishes_the_release
@@ -166,6 +167,28 @@ async fn a_guard_can_be_released_outside_of_any_runtime(store: Store) {
 
     assert_nothing_left(&store, &locks, "a").await;
     assert_nothing_left(&store, &locks, "b").await;
+}
+
+async fn a_program_without_a_runtime_connects_locks_waits_and_releases(store: Store) {
+    let (locks, theirs) = (store.client(), store.client());
+    let first = std::thread::spawn(move || {
+        futures_block_on(theirs.ready(SOON)).unwrap();
+        futures_block_on(theirs.mutex("a").acquire()).unwrap()
+    });
+    let held = first.join().unwrap();
+    let waits = locks.mutex("a").wait(SOON);
+    let waits = std::thread::spawn(move || {
+        let guard = futures_block_on(waits.acquire()).unwrap();
+        futures_block_on(give_back(guard));
+    });
+    tickets(&locks, "a", 2).await;
+
+    std::thread::spawn(move || futures_block_on(give_back(held)))
+        .join()
+        .unwrap();
+    waits.join().unwrap();
+
+    assert_nothing_left(&store, &locks, "a").await;
 }
 
 /// A minimal executor without tokio.

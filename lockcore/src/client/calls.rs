@@ -298,6 +298,19 @@ impl Shared {
         }
     }
 
+    /// Runs a future inside of the keeper's runtime, if the caller is in none: some stores open
+    /// connections of their own in the middle of a request, and these need a runtime. The future
+    /// stays on the thread of the caller, and is dropped with it.
+    pub(crate) async fn inside_of_a_runtime<F: Future>(&self, future: F) -> F::Output {
+        let mut future = std::pin::pin!(future);
+        std::future::poll_fn(|context| {
+            let is_outside = runtime::Handle::try_current().is_err();
+            let _inside = is_outside.then(|| self.keeper.enter());
+            future.as_mut().poll(context)
+        })
+        .await
+    }
+
     async fn connected(
         self: &Arc<Self>,
         runtime: &runtime::Handle,
