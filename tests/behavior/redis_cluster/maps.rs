@@ -282,6 +282,8 @@ async fn a_slot_that_has_no_master_in_a_new_map_is_asked_for_at_the_last_one(_: 
     let guard = locks.mutex("a").acquire().await.unwrap();
     let asked = || others.iter().map(|node| questions(node)).max().unwrap();
 
+    // Each node knows the master of the slot.
+    cluster.wait_for_another_master_than(0, &key("a"));
     master.freeze();
     let lost = slot(others[0], &key("a")).to_string();
     for node in &others {
