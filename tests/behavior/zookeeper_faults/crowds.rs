@@ -4,11 +4,13 @@
 use std::collections::BTreeMap;
 use std::future::ready;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::{ErrorKind, Locks};
+use lockcore::backend::{self, Answer, Connection, Enqueued, Renewed, Request};
+use lockcore::testing::around;
+use lockcore::{ErrorKind, Fair, Locks, Wait};
 use tests::eventually::eventually;
 use tests::proxy::Proxy;
 use tests::witness::Witness;
@@ -27,6 +29,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_crowd_that_comes_and_goes_never_overlaps
         a_burst_of_a_process_costs_no_lease_and_nothing_is_unknown
         a_burst_that_is_dropped_is_gone_soon
+        few_of_a_crowd_are_in_front_of_a_renewal_if_enqueues_are_answered_late
     ]
 }
 
@@ -326,4 +329,110 @@ async fn a_burst_that_is_dropped_is_gone_soon(_: Store) {
 
 fn burst() -> usize {
     if tests::fact::long() { 10_000 } else { 5_000 }
+}
+
+/// A connection that answers one enqueue after another, each after [`TAKES`].
+#[derive(Debug)]
+struct LateEnqueues {
+    connection: Arc<dyn Connection>,
+    seen: Arc<SeenInFlight>,
+}
+
+/// How many enqueues were in flight, and what renewals found.
+#[derive(Debug, Default)]
+struct SeenInFlight {
+    turn: tokio::sync::Mutex<()>,
+    answered: AtomicUsize,
+    enqueues: AtomicUsize,
+    renewals: AtomicUsize,
+    /// The most enqueues that were in flight when a renewal was sent.
+    in_front: AtomicUsize,
+}
+
+/// An enqueue that is in flight.
+struct InFlight(Arc<SeenInFlight>);
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.enqueues.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+const TAKES: Duration = Duration::from_millis(30);
+
+impl Connection for LateEnqueues {
+    fn inner(&self) -> Option<&Arc<dyn Connection>> {
+        Some(&self.connection)
+    }
+
+    fn enqueue(&self, request: Arc<Request>, patience: Duration) -> Answer<Enqueued> {
+        let answer = self.connection.enqueue(request, patience);
+        let seen = Arc::clone(&self.seen);
+        seen.enqueues.fetch_add(1, Ordering::SeqCst);
+        let in_flight = InFlight(Arc::clone(&seen));
+        Box::pin(async move {
+            let answer = answer.await;
+            let turn = seen.turn.lock().await;
+            tokio::time::sleep(TAKES).await;
+            seen.answered.fetch_add(1, Ordering::SeqCst);
+            drop((turn, in_flight));
+            answer
+        })
+    }
+
+    fn renew(&self, tickets: Vec<Arc<Request>>, patience: Duration) -> Answer<Vec<Renewed>> {
+        let before = self.seen.enqueues.load(Ordering::SeqCst);
+        self.seen.in_front.fetch_max(before, Ordering::SeqCst);
+        self.seen.renewals.fetch_add(1, Ordering::SeqCst);
+        self.connection.renew(tickets, patience)
+    }
+}
+
+/// The server answers the requests of a session in order. So the enqueues that are in flight are in
+/// front of a renewal, and those that wait in the process are not.
+async fn few_of_a_crowd_are_in_front_of_a_renewal_if_enqueues_are_answered_late(_: Store) {
+    const CROWD: usize = 2_000;
+    let server = ZooKeeperServer::start();
+    let seen = Arc::<SeenInFlight>::default();
+    let store = backend::open(&(server.url() + "?session_timeout=30s")).unwrap();
+    let for_store = Arc::clone(&seen);
+    let late = around(store, move |connection| LateEnqueues {
+        connection,
+        seen: Arc::clone(&for_store),
+    });
+    let locks = Locks::builder()
+        .namespace("test")
+        .fair(Fair::Strict)
+        .ttl(Duration::from_secs(3))
+        .backend(late)
+        .build()
+        .unwrap();
+    let held = locks.mutex("a").acquire().await.unwrap();
+    let first = locks.mutex("crowd").acquire().await.unwrap();
+    let mut crowd = tokio::task::JoinSet::new();
+    for _ in 0..CROWD {
+        let lock = locks.mutex("crowd").wait(Wait::Forever);
+        crowd.spawn(async move { lock.acquire().await });
+    }
+
+    let renewals = seen.renewals.load(Ordering::SeqCst);
+    eventually(
+        "many enqueues and renewals are answered",
+        4 * SOON,
+        async || {
+            seen.answered.load(Ordering::SeqCst) > 200
+                && seen.renewals.load(Ordering::SeqCst) > renewals + 5
+        },
+    )
+    .await;
+
+    let (in_front, answered) = (
+        seen.in_front.load(Ordering::SeqCst),
+        seen.answered.load(Ordering::SeqCst),
+    );
+    println!("{in_front} in front of a renewal, {answered} answered");
+    assert!(answered < CROWD, "the crowd has no one left to wait");
+    assert!((1..=64).contains(&in_front), "{in_front}");
+    assert!(held.is_valid() && first.is_valid());
+    crowd.shutdown().await;
 }
