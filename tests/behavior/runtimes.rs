@@ -181,7 +181,10 @@ async fn a_program_without_a_runtime_connects_locks_waits_and_releases(store: St
         let guard = futures_block_on(waits.acquire()).unwrap();
         futures_block_on(give_back(guard));
     });
-    tickets(&locks, "a", 2).await;
+    // A quorum has no line. A waiter there comes again until the lock is free.
+    if store.kind.capability().queues {
+        tickets(&locks, "a", 2).await;
+    }
 
     std::thread::spawn(move || futures_block_on(give_back(held)))
         .join()
