@@ -322,18 +322,21 @@ fn tell<T>(reply: Reply<T>, outcome: Result<T, StoreError>) -> bool {
 async fn serve(file: &mut File<'_>, wakes: &mut Wakes, jobs: &mut Jobs) {
     let mut looked = tokio::time::Instant::now();
     while file.over.is_none() {
-        let job = match wakes.look_at(looked) {
+        let look_at = wakes.look_at(looked);
+        // The clock is compared here, because the timers of this thread stand still while jobs keep
+        // coming: no job waits for anything, and the runtime looks at its timers only when it waits.
+        if look_at.is_some_and(|at| at <= tokio::time::Instant::now()) {
+            // If this check misses a change, a later check or the renewals find it: see
+            // `tickets::look`.
+            let _ = tickets::look(file, wakes);
+            looked = tokio::time::Instant::now();
+            continue;
+        }
+        let job = match look_at {
             None => jobs.next().await,
-            Some(at) => tokio::select! {
-                biased;
-                () = tokio::time::sleep_until(at) => {
-                    // If this check misses a change, a later check or the renewals find it: see
-                    // `tickets::look`.
-                    let _ = tickets::look(file, wakes);
-                    looked = tokio::time::Instant::now();
-                    continue;
-                }
-                job = jobs.next() => job,
+            Some(at) => match tokio::time::timeout_at(at, jobs.next()).await {
+                Ok(job) => job,
+                Err(_elapsed) => continue,
             },
         };
         let Some(job) = job else { return };
@@ -395,7 +398,11 @@ fn carry_out(job: Job, file: &mut File, wakes: &mut Wakes) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::time::Duration;
+
     use super::*;
+    use crate::backend::{FULL, News};
 
     fn asked() -> (Jobs, mpsc::UnboundedSender<Job>) {
         let (jobs, to_do) = mpsc::unbounded_channel();
@@ -435,6 +442,66 @@ mod tests {
         drop(outcome);
 
         assert!(release.is_given_up());
+    }
+
+    /// The other process has given the lock to the ticket for two seconds only.
+    #[tokio::test]
+    async fn a_grant_of_another_process_is_found_while_jobs_keep_coming() {
+        const QUEUED: usize = 1_000;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("locks.db");
+        let namespace = || crate::name::Namespace::new("test").unwrap();
+        let name = Name::new(namespace(), "a").unwrap();
+        let request = || {
+            let id = Id::draw().unwrap();
+            let ttl = Duration::from_secs(60);
+            Arc::new(Request {
+                wait: true,
+                ..Request::new(name.clone(), id, FULL, FULL, ttl)
+            })
+        };
+        let handle = Handle::open(&path).unwrap();
+        let mut other = File::of(&handle).unwrap();
+        other.process = 1;
+        let (mut wakes, held, waits) = (Wakes::default(), request(), request());
+        let answer = tickets::enqueue(&mut other, &mut wakes, &held, 1);
+        assert!(matches!(answer, Ok(Enqueued::Granted { .. })));
+
+        let driver = Driver::of(&path).unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        let sink = EventSink::new(2, namespace(), move |news| {
+            if let News::Granted(wake) = news {
+                let _ = tell.send(wake.id);
+            }
+        });
+        driver.ask(|reply| Job::Join(sink, reply)).await.unwrap();
+        let enqueue = |reply| Job::Enqueue(Arc::clone(&waits), 2, reply);
+        let answer = driver.ask(enqueue).await;
+        assert!(matches!(answer, Ok(Enqueued::Waiting { .. })));
+        let jobs = driver.jobs.clone();
+        let inspect = move || {
+            let (reply, outcome) = oneshot::channel();
+            assert!(jobs.send(Job::Inspect(name.clone(), reply)).is_ok());
+            outcome
+        };
+        let mut queued: VecDeque<_> = (0..QUEUED).map(|_| inspect()).collect();
+        let is_told = Arc::new(AtomicBool::new(false));
+        let enough = Arc::clone(&is_told);
+        let keeps_coming = std::thread::spawn(move || {
+            while !enough.load(Ordering::SeqCst) {
+                queued.push_back(inspect());
+                let first = queued.pop_front().unwrap();
+                first.blocking_recv().unwrap().unwrap();
+            }
+        });
+
+        let leaving = [Departure::new(held, false)];
+        tickets::release(&mut other, &mut wakes, &leaving).unwrap();
+        let news = told.recv_timeout(Duration::from_secs(30));
+        is_told.store(true, Ordering::SeqCst);
+        keeps_coming.join().unwrap();
+
+        assert_eq!(news, Ok(waits.id));
     }
 
     #[tokio::test]

@@ -30,6 +30,10 @@ pub(super) const NEVER: i64 = 0;
 /// 1,000 names, which is four for each name that may have been added.
 const SWEEP_EVERY: u64 = 250;
 
+/// The first SQLite, 3.51.3, in which a checkpoint and a commit that begins the log anew at the same
+/// time cannot lose pages. The file has a log and several connections, which is what that needs.
+const WAL_IS_SOUND: i32 = 3_051_003;
+
 /// SQLite's handle of the file. It is closed when this is dropped.
 pub(super) struct Handle {
     path: PathBuf,
@@ -381,6 +385,13 @@ impl<'h> File<'h> {
 
     pub(super) fn warnings(&self) -> Vec<String> {
         let mut warnings = config::warnings(self.path());
+        if rusqlite::version_number() < WAL_IS_SOUND {
+            warnings.push(format!(
+                "SQLite {} can damage a file with a write-ahead log, very seldom, when one process commits while another \
+                 tidies the log; let cargo take a version of rusqlite with SQLite 3.51.3 or later",
+                rusqlite::version()
+            ));
+        }
         if !self.wal {
             warnings.push(format!(
                 "the write-ahead log of {} cannot be turned on, so that every lock waits for the disk: does its file \
@@ -500,7 +511,7 @@ fn failed(path: &Path, error: &rusqlite::Error) -> Failed {
             " (its tables are not those of this version of lockcore: remove it, with its -wal and -shm, \
              while no process uses it)",
         ),
-        // The disk failed, the thread is gone, or the error is not in this list.
+        // The disk failed, or the error is not in this list.
         _ => {
             let text = format!(
                 "cannot use {}: SQLite: {}",

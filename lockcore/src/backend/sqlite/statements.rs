@@ -4,7 +4,7 @@
 use std::rc::Rc;
 
 use fallible_iterator::FallibleIterator as _;
-use rusqlite::types::{FromSql, Value};
+use rusqlite::types::{FromSql, Value, ValueRef};
 use rusqlite::{Batch, Connection, Statement, ToSql};
 
 use crate::backend::{Fault, StoreError};
@@ -89,13 +89,26 @@ impl<'h> Step<'h> {
         }
         let mut found = self.statement.raw_query();
         while let Some(row) = found.next()? {
-            let values = (0..self.columns.len()).map(|at| row.get(at));
+            let values = (0..self.columns.len()).map(|at| row.get_ref(at).map(owned));
             rows.push(Row {
                 values: values.collect::<rusqlite::Result<_>>()?,
                 columns: Rc::clone(&self.columns),
             });
         }
         Ok(())
+    }
+}
+
+/// A value that outlives its row. Only somebody who writes to the file by hand can store a text that
+/// is not UTF-8. It is shown as well as possible, because one such text must not make the file
+/// unusable.
+fn owned(value: ValueRef<'_>) -> Value {
+    match value {
+        ValueRef::Null => Value::Null,
+        ValueRef::Integer(number) => Value::Integer(number),
+        ValueRef::Real(number) => Value::Real(number),
+        ValueRef::Text(text) => Value::Text(String::from_utf8_lossy(text).into_owned()),
+        ValueRef::Blob(bytes) => Value::Blob(bytes.to_vec()),
     }
 }
 
