@@ -188,10 +188,12 @@ impl Election {
         let left = self.locks.0.shared.clock.now().until(give_up);
         let left = left.min(guard.remaining());
         let token = FencingToken::of_exclusive(guard.grant_id());
+        // Before the value is written: if this future is dropped before the answer, observers may
+        // have seen a leader.
+        tell_observers_at_end(&self.locks.0.shared, &guard);
         guard
             .write_value(token, Arc::clone(&self.value), left)
             .await?;
-        tell_observers_at_end(&self.locks.0.shared, &guard);
         // The lease may have ended while the value was being sent, which may take several attempts.
         match guard.loss() {
             Some(lost) => Err(lost),
@@ -342,7 +344,9 @@ fn is_final(error: &Error) -> bool {
 /// [`set_value`](Held::set_value), which publishes another value to the observers.
 ///
 /// When this value is dropped, the keeper releases the lock, and then tells the observers.
-/// [`resign`](Self::resign) does the same, and waits until it is done.
+/// [`resign`](Self::resign) does the same, and waits until it is done. If another candidate of this
+/// client waits, it gets the lock without a request to the store. The observers then learn of both
+/// when that candidate publishes its value.
 #[must_use = "the leadership is given up as soon as this is dropped; bind it to a variable"]
 pub struct Leader {
     guard: Guard,

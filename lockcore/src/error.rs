@@ -182,8 +182,8 @@ impl Error {
     }
 
     pub(crate) fn still_read() -> Self {
-        let text =
-            "other guards or tasks of this process read with the same ticket; end them first";
+        let text = "other guards or tasks of this process, a hold around this one, or an upgrade use the same ticket; \
+                    end them first";
         Self::new(ErrorKind::Busy, text)
     }
 

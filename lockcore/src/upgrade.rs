@@ -79,6 +79,10 @@ impl Held {
     /// [`Lock::run`](crate::Lock::run). While the [`Upgraded`] exists, the read hold stays, even if
     /// its guard ends.
     ///
+    /// The write permits are a ticket of their own, which can be lost or asked back alone. `run`
+    /// stops its body when the *read* hold is lost. So write inside of
+    /// [`while_held`](MultiHeld::while_held) of the `Upgraded`, which stops when either is lost.
+    ///
     /// # Errors
     ///
     /// As [`Guard::try_upgrade`]. [`Busy`](crate::ErrorKind::Busy) also inside of another hold of the

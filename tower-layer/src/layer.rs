@@ -208,7 +208,7 @@ impl<R> LockLayer<R> {
     /// Whether the [wait](Self::wait) also covers times in which the store is out of reach or refuses
     /// requests: see [`Lock::through_outages`](lockcore::Lock::through_outages). If `false`, the
     /// answer is 503 within one operation timeout, and requests do not pile up. If `true`, a request
-    /// waits until the store is back, or until its client's deadline. Default: the setting of the
+    /// waits until the store is back, for as long as the wait or its client's deadline allows. Default: the setting of the
     /// lock client (`LOCK_THROUGH_OUTAGES`), which is false.
     pub fn through_outages(mut self, yes: bool) -> Self {
         self.0.through_outages = Some(yes);

@@ -16,6 +16,10 @@ use crate::clock::Instant;
 use crate::error::Error;
 use crate::name::Name;
 
+/// How long a request of the keeper waits for the keeper's own connection before it uses one that is
+/// lent.
+pub(super) const OWN: Duration = Duration::from_millis(50);
+
 /// The connection on which an operation is sent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Where {
@@ -139,18 +143,19 @@ impl Shared {
     }
 
     /// As [`release`](Self::release), for the keeper on a connection that [another runtime
-    /// drives](super::links::Links::lent). All of it takes at most one operation timeout.
+    /// drives](super::links::Links::lent).
     pub(super) async fn release_lent(
         self: &Arc<Self>,
         connected: &Connected,
+        turn_by: Instant,
         departures: Vec<Departure>,
     ) -> Result<Vec<Released>, StoreError> {
-        let by = self.clock.now().after(self.op_timeout);
-        let admitted = self.admit(connected.releases(), departures.len(), by);
+        let admitted = self.admit(connected.releases(), departures.len(), turn_by);
         let Some(Ok(_pass)) = admitted.await else {
-            let text = "the connection of a caller has no room for this release";
+            let text = "the connection of a caller was replaced, or has no room for this release";
             return Err(StoreError::new(Fault::Retry, text));
         };
+        let by = self.clock.now().after(self.op_timeout);
         let verb = |verbs: &dyn Connection, _| verbs.release(departures);
         let outcome = self.send_lent(connected, by, verb).await;
         outcome.map(|(_, answers)| answers)

@@ -4,9 +4,11 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tracing::Level;
 
 use super::asking::Sends;
+use super::calls::OWN;
 use super::shared::Shared;
 use super::table::AtEnd;
 use crate::backend::{Answer, Connection, Count, CountOp, Counted, MAX_COUNT, MAX_TEXT, Outcome};
@@ -47,16 +49,50 @@ impl Shared {
         self.counted(name, op, None, wait).await
     }
 
-    /// Makes a change because a ticket has ended. If it fails, those who watch the counter learn
-    /// later that the ticket has ended.
-    pub(crate) async fn tell_end_of_ticket(self: &Arc<Self>, change: AtEnd) {
+    /// Makes a change because a ticket has ended, on the connection of the caller's runtime. If it
+    /// fails, those who watch the counter learn later that the ticket has ended.
+    pub(super) async fn tell_end_of_ticket(self: &Arc<Self>, change: AtEnd) {
         let AtEnd { counter, op } = change;
         let changed = self.count_for_holder(&counter, op, Wait::For(Duration::ZERO));
         if let Err(error) = changed.await {
-            self.log(Level::DEBUG, move || {
-                tracing::debug!(%error, "could not tell others that a ticket has ended");
-            });
+            self.not_told(error);
         }
+    }
+
+    /// As [`tell_end_of_ticket`](Self::tell_end_of_ticket), for several changes on the keeper. If the
+    /// keeper has no connection, they are sent once on a connection that is lent. All are sent at
+    /// once, so that a store that does not answer takes one operation timeout.
+    pub(super) async fn tell_ends_of_tickets(self: &Arc<Self>, changes: Vec<AtEnd>) {
+        if changes.is_empty() {
+            return;
+        }
+        let Some(lent) = self.lent(OWN).await else {
+            join_all(
+                changes
+                    .into_iter()
+                    .map(|change| self.tell_end_of_ticket(change)),
+            )
+            .await;
+            return;
+        };
+        let tell = async |AtEnd { counter, op }| {
+            let count = Arc::new(Count::new(counter, self.new_id()?, op));
+            let by = self.clock.now().after(self.op_timeout);
+            let verb = |verbs: &dyn Connection, _| verbs.count(count);
+            let told = self.send_lent(&lent, by, verb).await;
+            told.map(drop).map_err(Error::from)
+        };
+        for outcome in join_all(changes.into_iter().map(tell)).await {
+            if let Err(error) = outcome {
+                self.not_told(error);
+            }
+        }
+    }
+
+    fn not_told(&self, error: Error) {
+        self.log(Level::DEBUG, move || {
+            tracing::debug!(%error, "could not tell others that a ticket has ended");
+        });
     }
 
     async fn counted(

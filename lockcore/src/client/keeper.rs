@@ -6,15 +6,13 @@
 //! Taking tickets is in `acquire`, connections are in `supervise`, and the list of due work is in
 //! `table`.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::ThreadId;
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use tracing::Level;
 
-use super::calls::Where;
+use super::calls::{OWN, Where};
 use super::gate::{Asking, Connected};
 use super::lease::{LONGEST_STALL, Lease};
 use super::pace::{BATCH, Outcome};
@@ -35,10 +33,6 @@ use crate::request::{Id, Request};
 /// The longest sleep while something is due. Timers stand still while the machine is suspended, but
 /// the lease clock does not. After a resume the keeper catches up within this time.
 const LONGEST_NAP: Duration = Duration::from_secs(1);
-
-/// How long a renewal or a release waits for the keeper's own connection before it uses one that is
-/// lent.
-const OWN: Duration = Duration::from_millis(50);
 
 /// How long the client waits at its end for log lines that are not written yet.
 const LAST_WORDS: Duration = Duration::from_millis(100);
@@ -432,6 +426,7 @@ async fn answer_to(shared: &Arc<Shared>, asking: Asking) -> Option<Result<Enqueu
 /// ticket ends with its lease, as after a crash.
 async fn leave_kept(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
     let mut pauses = Pauses::between(Duration::from_millis(20), Duration::from_secs(1));
+    let mut open = Open::of(&shared, &batch);
     loop {
         let now = shared.clock.now();
         let rest = |cleanup: &Cleanup| {
@@ -441,7 +436,7 @@ async fn leave_kept(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
         };
         let before = batch.len();
         batch.retain(|cleanup| cleanup.keep_until > Some(now));
-        shared.cleaned_up(before - batch.len());
+        open.finished(before - batch.len());
         if batch.is_empty() {
             return;
         }
@@ -467,7 +462,7 @@ async fn leave_kept(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
                     let answer = answers.next().unwrap_or(Renewed::Failed);
                     answer == Renewed::Failed
                 });
-                shared.cleaned_up(before - batch.len());
+                open.finished(before - batch.len());
                 if batch.is_empty() {
                     return;
                 }
@@ -475,7 +470,7 @@ async fn leave_kept(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
             Err(error) => {
                 let before = batch.len();
                 batch.retain(|cleanup| !error.lost().contains(&cleanup.request.id));
-                shared.cleaned_up(before - batch.len());
+                open.finished(before - batch.len());
                 let tickets = batch.len();
                 shared.log(Level::DEBUG, move || {
                     tracing::debug!(%error, tickets, "min_hold not acknowledged, trying again");
@@ -505,6 +500,7 @@ async fn depart(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
         false => shared.clock.now().after(longest).after(shared.op_timeout),
     };
     let mut pauses = Pauses::between(Duration::from_millis(20), Duration::from_secs(1));
+    let mut open = Open::of(&shared, &batch);
     loop {
         match try_to_depart(&shared, &mut batch, give_up).await {
             Ok(answers) => {
@@ -527,7 +523,7 @@ async fn depart(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
                     guarded(|| shared.missing(&lease));
                 }
                 change_counters(&shared, &gone).await;
-                shared.cleaned_up(before - batch.len());
+                open.finished(before - batch.len());
                 if batch.is_empty() {
                     return;
                 }
@@ -553,7 +549,7 @@ async fn depart(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
             for cleanup in &batch {
                 shared.table().at_end.remove(&cleanup.request.id);
             }
-            return shared.cleaned_up(batch.len());
+            return;
         }
         let again = shared.clock.now().after(pauses.draw());
         shared.alarm(again).await;
@@ -577,7 +573,7 @@ async fn try_to_depart(
     if let Some(lent) = shared.lent(OWN).await {
         tokio::select! {
             biased;
-            outcome = shared.release_lent(&lent, departures(batch)) => return outcome,
+            outcome = shared.release_lent(&lent, give_up, departures(batch)) => return outcome,
             () = shared.keeper_is_up() => {}
         }
         // The first request may have been carried out. So it is no loss if the second finds
@@ -593,15 +589,43 @@ async fn try_to_depart(
 
 /// Makes the changes that [`Shared::change_at_end`] has asked for.
 async fn change_counters(shared: &Arc<Shared>, gone: &[Id]) {
-    // Tickets of one name ask for the same change.
-    let changes: HashMap<_, _> = {
+    let mut changes = Vec::new();
+    {
         let mut table = shared.table();
-        let changes = gone.iter().filter_map(|id| table.at_end.remove(id));
-        changes
-            .map(|change| (change.counter.clone(), change))
-            .collect()
-    };
-    // All at once, so that a store that does not answer takes one operation timeout.
-    let changes = changes.into_values();
-    join_all(changes.map(|change| shared.tell_end_of_ticket(change))).await;
+        for change in gone.iter().filter_map(|id| table.at_end.remove(id)) {
+            // Most tickets of one name ask for the same change.
+            if !changes.contains(&change) {
+                changes.push(change);
+            }
+        }
+    }
+    shared.tell_ends_of_tickets(changes).await;
+}
+
+/// Clean-ups that the keeper has begun and not finished. When this is dropped, they count as
+/// finished: if the store panics, its tickets end with their leases, and a shutdown does not wait
+/// for them.
+struct Open<'a> {
+    shared: &'a Shared,
+    count: usize,
+}
+
+impl<'a> Open<'a> {
+    fn of(shared: &'a Shared, batch: &[Cleanup]) -> Self {
+        let count = batch.len();
+        Self { shared, count }
+    }
+
+    fn finished(&mut self, count: usize) {
+        self.count -= count;
+        self.shared.cleaned_up(count);
+    }
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        if self.count > 0 {
+            self.shared.cleaned_up(self.count);
+        }
+    }
 }

@@ -20,6 +20,37 @@ use crate::request::Id;
 /// forged or doubled, and must not make the client poll the store.
 pub(super) const LEAST_RECHECK: Duration = Duration::from_millis(100);
 
+/// A change that is to be made because a ticket has ended. A shutdown waits for it. If this value is
+/// dropped before the store has answered, the keeper makes the change, perhaps once more. That is
+/// harmless, because the change only makes others look.
+pub(crate) struct Telling {
+    shared: Arc<Shared>,
+    change: Option<AtEnd>,
+}
+
+impl Telling {
+    /// Makes the change on the connection of the caller's runtime.
+    pub(crate) async fn tell(mut self) {
+        if let Some(change) = self.change.clone() {
+            self.shared.tell_end_of_ticket(change).await;
+        }
+        self.change = None;
+    }
+}
+
+impl Drop for Telling {
+    fn drop(&mut self) {
+        let Some(change) = self.change.take() else {
+            return self.shared.cleaned_up(1);
+        };
+        let shared = Arc::clone(&self.shared);
+        self.shared.keeper.spawn(async move {
+            shared.tell_ends_of_tickets(vec![change]).await;
+            shared.cleaned_up(1);
+        });
+    }
+}
+
 impl Shared {
     /// Enters a lease into the table before its first request is sent. So a wake-up that arrives
     /// before the reply finds it.
@@ -220,14 +251,19 @@ impl Shared {
 
     /// Takes a lease out of the table. No later batch renews it. Returns the change that is to be made
     /// [at its end](Self::change_at_end).
-    pub(crate) fn disarm(&self, id: Id) -> Option<AtEnd> {
+    pub(crate) fn disarm(self: &Arc<Self>, id: Id) -> Option<Telling> {
         let mut table = self.table();
         table.remove(id);
         let change = table.at_end.remove(&id);
+        // In the same step, so that a shutdown does not find the client idle in between.
+        table.cleanups_open += usize::from(change.is_some());
         let idle = table.is_awaited_idle();
         drop(table);
         self.tell_if(idle);
-        change
+        change.map(|change| Telling {
+            shared: Arc::clone(self),
+            change: Some(change),
+        })
     }
 
     /// Takes a held lease out of the table, and leaves its ticket at the store. Returns false if
@@ -239,7 +275,6 @@ impl Shared {
         let is_held = tracked.is_some_and(|tracked| tracked.stage == Stage::Held);
         if is_held {
             table.remove(id);
-            table.at_end.remove(&id);
         }
         let idle = table.is_awaited_idle();
         drop(table);
@@ -255,8 +290,8 @@ impl Shared {
     }
 
     /// Makes this change when the ticket has been released, or the keeper has cleaned up after it.
-    /// Others who watch the counter learn in this way that the ticket has ended. If the ticket ends
-    /// with its lease, nothing is changed.
+    /// Others who watch the counter learn in this way that the ticket has ended. The change is also
+    /// made when the store does not have the ticket any more, because its lease has ended.
     pub(crate) fn change_at_end(&self, id: Id, change: AtEnd) {
         let mut table = self.table();
         // Otherwise the ticket has ended, or is ending, and the caller finds it lost.

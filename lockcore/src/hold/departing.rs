@@ -1,8 +1,6 @@
 //! Requests to the store about a hold that ends or becomes smaller. If the future of a request is
 //! dropped before the answer, the keeper finishes the request.
 
-use std::sync::Arc;
-
 use super::lifecycle::Held;
 use crate::backend::{Departure, Released};
 use crate::client::calls::Where;
@@ -72,11 +70,8 @@ impl<'a> Departing<'a> {
         let error = match answer.map(|answers| answers.first().copied()) {
             Ok(Some(released @ (Released::Released | Released::NotFound))) => {
                 self.acknowledged = true;
-                if let Some(change) = shared.disarm(lease.request.id) {
-                    // On the keeper, so that it is made even if this future is dropped.
-                    let keeper = Arc::clone(shared);
-                    let told = async move { keeper.tell_end_of_ticket(change).await };
-                    let _ = shared.keeper.spawn(told).await;
+                if let Some(telling) = shared.disarm(lease.request.id) {
+                    telling.tell().await;
                 }
                 return Ok(released == Released::Released);
             }

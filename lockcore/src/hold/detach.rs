@@ -185,8 +185,9 @@ impl Guard {
             self.shared().clean_up(Cleanup::of(lease));
         }
         let is_ours = was_ours && lost.is_none();
-        if !is_ours {
-            hold.ended_lost.store(true, Ordering::SeqCst);
+        match is_ours {
+            true => self.shared().change_nothing_at_end(lease.request.id),
+            false => hold.ended_lost.store(true, Ordering::SeqCst),
         }
         let origin = hold
             .origin

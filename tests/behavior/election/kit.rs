@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 
 use super::observers::leads;
 use crate::late::LateAnswers;
-use crate::store::{DEFAULT, Kind, SOON, STALL, Store, kind, soon, tickets};
+use crate::store::{A_FEW_MILLIS, DEFAULT, Kind, SOON, STALL, Store, kind, soon, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
@@ -21,7 +21,26 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_candidate_whose_wait_is_over_stands_in_line_again_at_once
         observers_that_come_months_later_find_the_leader
         a_lease_that_ended_while_its_value_was_sent_is_no_leadership
+        a_shutdown_waits_until_the_observers_of_a_leader_that_resigns_are_told
     ]
+}
+
+/// The store has carried out the release, and the message to the observers is on its way.
+async fn a_shutdown_waits_until_the_observers_of_a_leader_that_resigns_are_told(_: Store) {
+    let kit = Kit::new();
+    let locks = kit.client().unwrap();
+    let leader = leads(&locks, "a").await;
+    let mut message = kit.hold_next(Verb::Count);
+    let resigns = tokio::spawn(leader.resign());
+    soon(message.arrived()).await;
+
+    let mut ends = Box::pin(locks.shutdown(SOON));
+    let early = tokio::time::timeout(A_FEW_MILLIS, &mut ends).await;
+    assert!(early.is_err(), "the client ended before the message");
+
+    message.let_go();
+    soon(ends).await.unwrap();
+    assert_eq!(soon(resigns).await.unwrap().unwrap(), Release::Released);
 }
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
