@@ -27,7 +27,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{oneshot, watch};
 
 use crate::backend::{BoxFuture, Count, CountOp, Counted, Fault, OnlyIf, Outcome, StoreError};
 use crate::clock::{Clock, Instant};
@@ -57,8 +57,9 @@ pub(super) const LOOKS_EVERY: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct Changed {
     all: Mutex<Changes>,
-    /// Wakes a task that looks for new masters.
-    noted: Notify,
+    /// Wakes the tasks that look for new masters, one of each connection. One of them alone may be on
+    /// a runtime that is blocked.
+    noted: watch::Sender<()>,
 }
 
 #[derive(Debug, Default)]
@@ -122,7 +123,7 @@ impl Changed {
                 is_answered: false,
             });
         drop(all);
-        self.noted.notify_one();
+        self.noted.send_replace(());
     }
 
     /// The same request, but without the ids that are held back, and with earlier ids that are not
@@ -173,9 +174,9 @@ impl Changed {
             .collect()
     }
 
-    /// Resolves when there may be changes to look for.
-    pub(super) async fn noted(&self) {
-        self.noted.notified().await;
+    /// Changes when there may be changes to look for.
+    pub(super) fn noted(&self) -> watch::Receiver<()> {
+        self.noted.subscribe()
     }
 
     /// One read of a counter for each master that has acknowledged a change which may have to be

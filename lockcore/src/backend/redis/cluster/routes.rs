@@ -210,7 +210,9 @@ impl Routes {
                 });
                 heard = node.hears(slot) && !hop.asking;
                 let outcome = verb(link).await;
-                let is_answered = !outcome.as_ref().is_err_and(StoreError::is_broken);
+                // A conflict with another task of this client was found without asking the node.
+                let is_unasked = |error: &StoreError| error.is_broken() || error.is_conflict();
+                let is_answered = !outcome.as_ref().is_err_and(is_unasked);
                 (outcome, is_answered)
             }
             Err(error) => (Err(error), false),
@@ -230,7 +232,7 @@ impl Routes {
     /// Reacts to an error from a node, and returns the error for the core. The returned error never
     /// says that the connection is broken, because only the connection to this node may be broken.
     /// The connections to the other nodes work.
-    fn understood(self: &Arc<Self>, node: &Arc<Node>, error: StoreError) -> StoreError {
+    pub(super) fn understood(self: &Arc<Self>, node: &Arc<Node>, error: StoreError) -> StoreError {
         match (error.fault(), error.is_broken()) {
             // The node refuses every request on this connection, because it has become a replica.
             (Fault::Retry, true) => {
@@ -415,7 +417,19 @@ impl Routes {
         let Some(turn) = changed.begin(name, &node.unwrap_or_default())? else {
             return Ok(());
         };
-        let ask = move |count| counted(link.clone(), count);
+        let ask = move |count| {
+            let link = link.clone();
+            async move {
+                let outcome = counted(link.clone(), count).await;
+                // The node has not looked at the counter, so the change is not done with here.
+                match link.hop.as_ref().and_then(Hop::redirect) {
+                    Some(_) => {
+                        outcome.map_err(|error| StoreError::new(Fault::Retry, error.to_string()))
+                    }
+                    None => outcome,
+                }
+            }
+        };
         turn.repeat_in_task(|task| self.spawn(task), ask).await
     }
 
@@ -423,11 +437,13 @@ impl Routes {
     /// earlier changes of this client by then, however the request was redirected.
     pub(super) async fn count(self: &Arc<Self>, count: Arc<Count>) -> Result<Counted, StoreError> {
         let changed = &self.context.seeds.changed;
+        // Once, because the ids that a refused request has told must be told again.
+        let telling = changed.telling(&count);
         let verb = |link: RedisConnection| {
-            let count = &count;
+            let telling = Arc::clone(&telling);
             async move {
-                self.catch_up(link.clone(), &count.name).await?;
-                counted(link, changed.telling(count)).await
+                self.catch_up(link.clone(), &telling.name).await?;
+                counted(link, telling).await
             }
         };
         let Answered { answer, node, .. } = self.ask(slots::of_name(&count.name), verb).await?;
@@ -442,10 +458,12 @@ impl Routes {
             && let Some(timer) = here.context.events.upgrade().map(|sink| sink.timer())
         {
             let changed = Arc::clone(&here.context.seeds.changed);
+            // Before the look, so that no change in between is missed.
+            let mut noted = changed.noted();
             match changed.looks() {
                 None => {
                     drop(here); // the client may end meanwhile
-                    changed.noted().await;
+                    let _ = noted.changed().await; // an error is impossible: `changed` is here
                 }
                 Some(looks) => {
                     for look in looks {

@@ -358,9 +358,13 @@ async fn check(routes: Arc<Routes>) -> Result<Vec<String>, StoreError> {
             .context
             .seeds
             .server_at(&master.address, Part::Node)?;
-        opening::compared(&server).await?;
         link.hop = Some(Hop::default());
-        for warning in config::check(link).await? {
+        let found = async {
+            opening::compared(&server).await?;
+            config::check(link).await
+        };
+        let found = found.await;
+        for warning in found.map_err(|error| routes.understood(&master, error))? {
             warnings.push(format!("{}: {warning}", master.address));
         }
     }

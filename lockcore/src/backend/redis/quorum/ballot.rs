@@ -218,11 +218,13 @@ impl Ballot {
         };
     }
 
-    /// Whether a majority has answered, and too few of these nodes have granted the ticket.
+    /// Whether a majority has answered, too few of these nodes have granted the ticket, and others
+    /// are in the way at one of them.
     pub(super) fn is_split(&self) -> bool {
         let is_answer = |vote: &&Vote| !matches!(vote, Vote::Absent | Vote::Asked);
         let answers = self.votes.iter().filter(is_answer).count();
-        self.number.is_none() && answers >= majority(self.votes.len())
+        let is_refused = self.votes.iter().any(|vote| matches!(vote, Vote::Busy(_)));
+        self.number.is_none() && is_refused && answers >= majority(self.votes.len())
     }
 
     /// Ends the count without the answers that are missing. These nodes may have the ticket, or take

@@ -23,7 +23,7 @@ use super::super::dial::Server;
 use super::super::tickets;
 use super::node::{LONGEST_TTL, Node};
 use super::outbox::Outbox;
-use super::reported::{Down, Reported};
+use super::reported::{self, Down, Reported};
 use super::tally::majority;
 use crate::backend::events::Timer;
 use crate::backend::{BoxFuture, EventSink, Fault, News, Released, StoreError};
@@ -65,6 +65,8 @@ pub(super) struct Nodes {
     silences: Vec<Arc<AtomicU64>>,
     outboxes: Arc<[Outbox]>,
     reported: Arc<[Reported]>,
+    /// The number of this connection in `reported`.
+    number: u64,
     /// Nothing is reported on a connection that has ended: the whole store is out of reach then.
     events: Weak<EventSink>,
     namespace: Namespace,
@@ -98,6 +100,7 @@ impl Links {
             silences: std::iter::repeat_with(Arc::default).take(all).collect(),
             outboxes,
             reported,
+            number: reported::connection(),
             events: Arc::downgrade(&events),
             namespace: events.namespace().clone(),
             receiver: events.receiver(),
@@ -496,8 +499,8 @@ impl Nodes {
         };
         let (address, reported) = (self.address(at), &self.reported[at]);
         match error {
-            None if reported.up() => events.tell(News::NodeUp(address)),
-            Some(error) if reported.down(how(error)) => {
+            None if reported.up(self.number) => events.tell(News::NodeUp(address)),
+            Some(error) if reported.down(self.number, how(error)) => {
                 let reason = error.to_string();
                 events.tell(News::NodeDown { address, reason });
             }
@@ -531,6 +534,14 @@ struct Listening {
     silent_since: Arc<AtomicU64>,
     /// When the request was sent. 0 if an earlier request is unanswered too.
     began: u64,
+}
+
+impl Drop for Nodes {
+    fn drop(&mut self) {
+        for node in self.reported.iter() {
+            node.ended(self.number);
+        }
+    }
 }
 
 impl Drop for Listening {

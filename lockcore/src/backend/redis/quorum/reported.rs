@@ -1,14 +1,23 @@
-//! Which nodes a client has reported as down. All connections of the client share this, so a node is
-//! reported once.
+//! Which nodes a client has reported as down. All connections of the client share this. A node is
+//! reported when the first of them misses it, and its return when none misses it any more.
 //!
 //! A connection that breaks is not reported, because the next try to connect may succeed at once. A
 //! try that fails is reported.
 
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The report about one node.
 #[derive(Debug, Default)]
-pub(super) struct Reported(Mutex<Option<Down>>);
+pub(super) struct Reported(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    down: Option<Down>,
+    /// The connections of the client that miss the node.
+    missing: HashSet<u64>,
+}
 
 /// How a node was reported. A mistake that is found later is news.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -18,23 +27,41 @@ pub(super) enum Down {
     Mistake,
 }
 
+/// A number for a connection of a client.
+pub(super) fn connection() -> u64 {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    NUMBER.fetch_add(1, Ordering::Relaxed)
+}
+
 impl Reported {
-    /// A try to connect to the node has failed. Returns whether this is news.
-    pub(super) fn down(&self, how: Down) -> bool {
-        let mut down = self.state();
-        let is_news = Some(how) > *down;
+    /// A try of this connection to reach the node has failed. Returns whether this is news.
+    pub(super) fn down(&self, connection: u64, how: Down) -> bool {
+        let mut state = self.state();
+        state.missing.insert(connection);
+        let is_news = Some(how) > state.down;
         if is_news {
-            *down = Some(how);
+            state.down = Some(how);
         }
         is_news
     }
 
-    /// A connection to the node was opened. Returns whether this is news.
-    pub(super) fn up(&self) -> bool {
-        self.state().take().is_some()
+    /// This connection has reached the node. Returns whether this is news.
+    pub(super) fn up(&self, connection: u64) -> bool {
+        let mut state = self.state();
+        state.missing.remove(&connection);
+        state.missing.is_empty() && state.down.take().is_some()
     }
 
-    fn state(&self) -> MutexGuard<'_, Option<Down>> {
+    /// This connection has ended, so it misses nothing any more.
+    pub(super) fn ended(&self, connection: u64) {
+        let mut state = self.state();
+        state.missing.remove(&connection);
+        if state.missing.is_empty() {
+            state.down = None;
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -45,13 +72,26 @@ mod tests {
 
     #[test]
     fn a_node_is_reported_once_however_many_connections_miss_it() {
+        let (one, other) = (connection(), connection());
         let node = Reported::default();
-        assert!(!node.up());
-        assert!(node.down(Down::OutOfReach));
-        assert!(!node.down(Down::OutOfReach));
-        assert!(node.down(Down::Mistake));
-        assert!(!node.down(Down::OutOfReach));
-        assert!(node.up());
-        assert!(!node.up());
+        assert!(!node.up(one));
+        assert!(node.down(one, Down::OutOfReach));
+        assert!(!node.down(one, Down::OutOfReach));
+        assert!(!node.down(other, Down::OutOfReach));
+        assert!(node.down(other, Down::Mistake));
+        assert!(!node.down(other, Down::OutOfReach));
+        assert!(!node.up(one));
+        assert!(node.up(other));
+        assert!(!node.up(other));
+    }
+
+    #[test]
+    fn a_node_that_only_an_ended_connection_has_missed_is_reported_anew() {
+        let (one, other) = (connection(), connection());
+        let node = Reported::default();
+        assert!(node.down(one, Down::OutOfReach));
+        node.ended(one);
+        assert!(!node.up(other));
+        assert!(node.down(other, Down::OutOfReach));
     }
 }

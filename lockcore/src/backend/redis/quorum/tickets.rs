@@ -110,7 +110,8 @@ pub(super) async fn enqueue(
             // others could decide, and they may be silent. Half of the caller's time is left for
             // giving the tickets back, and for the answer to the caller.
             Verdict::Open if ballot.is_split() => {
-                stragglers.get_or_insert_with(|| nodes.timer(patience / 2));
+                let left = || (patience / 2).saturating_sub(now.until(Clock::BOOT.now()));
+                stragglers.get_or_insert_with(|| nodes.timer(left()));
             }
             Verdict::Open => stragglers = None,
             Verdict::Granted { ticket, valid_for } => {
