@@ -247,8 +247,9 @@ fn a_store_that_becomes_slow_costs_only_the_surplus_and_no_more_after_a_stall() 
 
     let (over, _) = keep(&mut table, &mut store, 110..140);
     assert!((5_000..12_000).contains(&over.len()), "{}", over.len());
+    // A stall that is shorter than the distance to the deadline which those that are kept have.
     for second in [140, 160] {
-        store.free_at = at(second + 2);
+        store.free_at = at(second + 1);
         let (over, _) = keep(&mut table, &mut store, second..second + 20);
         assert_eq!(over.len(), 0);
     }
