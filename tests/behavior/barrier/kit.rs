@@ -4,10 +4,12 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use libtest_mimic::Trial;
 use lockcore::backend::{Answer, Connection, Count, Counted, Name, TicketInfo};
 use lockcore::testing::{Store as Kit, Verb, around};
-use lockcore::{Barrier, ErrorKind, Left, Locks, LostReason};
+use lockcore::{Barrier, Error, ErrorKind, Left, Locks, LostReason};
 use tests::eventually::eventually;
 
 use super::{passed, waits};
@@ -333,22 +335,43 @@ async fn a_store_that_has_lost_its_data_lets_nobody_go_on(_: Store) {
         if breaks {
             here.break_connections();
         }
-        let (one, two) = tokio::join!(theirs.wait_for_all(), theirs.wait_for_all());
+        let news = [waits(&theirs), waits(&theirs)];
+        let all = [old].into_iter().chain(news).enumerate();
+        let mut parties: FuturesUnordered<_> = all
+            .map(|(at, party)| async move { (at, party.await.unwrap()) })
+            .collect();
 
-        assert!(one.is_ok() && two.is_ok());
-        // It gets an error, or takes another place.
-        eventually("it is told", SOON, async || {
-            old.is_finished() || other.inspect("a").await.unwrap().len() == 1
-        })
-        .await;
-        if old.is_finished() {
-            let error = soon(old).await.unwrap();
-            let error = error.expect_err("it went on as a third of two");
+        // Two pass. The old party is one of them only if it has taken another place in time. If it
+        // has agreed before it found its place lost, it cannot know.
+        let is_told = |at: usize, error: Error| {
+            assert_eq!(at, 0, "{error}");
             let is_told = matches!(
                 error.kind(),
-                ErrorKind::Unavailable | ErrorKind::Lost(LostReason::Taken)
+                ErrorKind::Unavailable | ErrorKind::Unknown | ErrorKind::Lost(LostReason::Taken)
             );
             assert!(is_told, "{error}");
+        };
+        let mut passed = 0;
+        while passed < 2 {
+            match soon(parties.next()).await.unwrap() {
+                (_, Ok(_)) => passed += 1,
+                (at, Err(error)) => is_told(at, error),
+            }
+        }
+        // The third gets an error, or waits at another place.
+        if !parties.is_empty() {
+            let waits = eventually("it waits", SOON, async || {
+                // This connection may have been broken too.
+                let places = other.inspect("a").await;
+                places.is_ok_and(|places| places.len() == 1)
+            });
+            tokio::select! {
+                third = parties.next() => {
+                    let (at, outcome) = third.unwrap();
+                    is_told(at, outcome.expect_err("it went on as a third of two"));
+                }
+                () = waits => {}
+            }
         }
     }
 }
