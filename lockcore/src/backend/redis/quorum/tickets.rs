@@ -79,15 +79,7 @@ pub(super) async fn enqueue(
     }
     let mut stragglers: Option<BoxFuture<()>> = None;
     loop {
-        let step = match &mut stragglers {
-            None => asked.next().await,
-            Some(time) => tokio::select! {
-                biased;
-                step = asked.next() => step,
-                () = time => None,
-            },
-        };
-        let Some(step) = step else {
+        let Some(step) = next_within(&mut asked, &mut stragglers).await else {
             ballot.give_up(|at| nodes.named(at, StoreError::new(Fault::Unknown, LATE)));
             break;
         };
@@ -136,6 +128,21 @@ pub(super) async fn enqueue(
     ballot
         .refusal()
         .map_err(|errors| nodes.too_few(needed, &errors))
+}
+
+/// The next answer. `None` when all nodes have answered, or the time is over, if there is one.
+async fn next_within<F: Future>(
+    asked: &mut FuturesUnordered<F>,
+    time: &mut Option<BoxFuture<()>>,
+) -> Option<F::Output> {
+    let Some(time) = time else {
+        return asked.next().await;
+    };
+    tokio::select! {
+        biased;
+        answer = asked.next() => answer,
+        () = time => None,
+    }
 }
 
 /// The error of a node whose answer an enqueue does not wait for any longer.
@@ -321,15 +328,7 @@ pub(super) async fn inspect(links: Arc<Links>, name: Name) -> Result<Vec<TicketI
         if answered >= needed && stragglers.is_none() {
             stragglers = Some(nodes.timer(STRAGGLERS));
         }
-        let answer = match &mut stragglers {
-            None => asked.next().await,
-            Some(time) => tokio::select! {
-                biased;
-                answer = asked.next() => answer,
-                () = time => None,
-            },
-        };
-        match answer {
+        match next_within(&mut asked, &mut stragglers).await {
             Some((_, Ok(tickets))) => {
                 answered += 1;
                 for listed in tickets {
