@@ -103,7 +103,7 @@ impl<'h> File<'h> {
 
     fn prepare(&mut self) -> Result<(), StoreError> {
         self.run(layout::SETTINGS, &[])?;
-        self.is_new()?;
+        self.check_layout()?;
         let mode = self.run("PRAGMA journal_mode = WAL", &[])?;
         let mode = mode
             .first()
@@ -131,7 +131,7 @@ impl<'h> File<'h> {
     /// Creates the tables that are missing, and empties them after a reboot. The caller has begun a
     /// transaction, so exactly one of several processes that come first does this.
     fn settle(&mut self) -> Result<(), StoreError> {
-        if self.is_new()? {
+        if self.check_layout()? {
             self.run(layout::TABLES, &[])?;
         }
         self.run(layout::COUNTERS, &[])?;
@@ -156,7 +156,7 @@ impl<'h> File<'h> {
                 let set = "UPDATE store SET booted_at = ?1";
                 return self.run(set, params![now.booted_at]).map(drop);
             }
-            if boot.began_with(&now) && !self.has_a_ticket_of_another_clock()? {
+            if boot.began_with(&now) && !self.find_ticket_of_another_clock()? {
                 self.epoch = *epoch;
                 let ids = boot.with_id_of(&now);
                 let add = "UPDATE store SET boot = ?1";
@@ -177,13 +177,13 @@ impl<'h> File<'h> {
         self.run(layout::BEGIN_EPOCH, begins).map(drop)
     }
 
-    /// Whether a ticket ends later than its whole ttl from now. A request that gives a ticket a new
+    /// Finds out whether a ticket ends later than its whole ttl from now. A request that gives a ticket a new
     /// end counts its ttl from the time of the request. So in the boot of the request no ticket
     /// ends that late, and this end belongs to the clock of an earlier boot.
     ///
     /// The caller has locked the file. So all ends in the file were computed from earlier readings
     /// of the clock.
-    fn has_a_ticket_of_another_clock(&mut self) -> Result<bool, StoreError> {
+    fn find_ticket_of_another_clock(&mut self) -> Result<bool, StoreError> {
         let later =
             "SELECT EXISTS (SELECT 1 FROM tickets WHERE expires_at > ?1 + ttl_millis) AS later";
         let rows = self.run(later, params![layout::now_millis()])?;
@@ -191,9 +191,9 @@ impl<'h> File<'h> {
         Ok(column::<i64>(row, "later")? != 0)
     }
 
-    /// Whether the file is empty. If it is not empty, it must be a file of this store with this
-    /// layout version. Every other file is an error.
-    fn is_new(&mut self) -> Result<bool, StoreError> {
+    /// Checks that the file is empty, or a file of this store with this layout version. Every other
+    /// file is an error. Returns whether it is empty.
+    fn check_layout(&mut self) -> Result<bool, StoreError> {
         let rows = self.run(
             "SELECT (SELECT application_id FROM pragma_application_id) AS application, \
              (SELECT user_version FROM pragma_user_version) AS version, \
