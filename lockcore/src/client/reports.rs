@@ -94,15 +94,15 @@ impl Shared {
 
     /// The address leads to another server than before.
     pub(crate) fn moved(&self, address: String) {
-        let (store, owner) = (self.store().to_owned(), Arc::clone(&self.owner));
         self.teller.tell(|| Event::Moved(address.clone()));
+        let text = "the address leads to another server, which may not have the locks";
+        self.warn_of_address(address, text);
+    }
+
+    fn warn_of_address(&self, address: String, text: &'static str) {
+        let (store, owner) = (self.store().to_owned(), Arc::clone(&self.owner));
         self.log(Level::WARN, move || {
-            tracing::warn!(
-                store,
-                owner = &*owner,
-                address,
-                "the address leads to another server, which may not have the locks"
-            );
+            tracing::warn!(store, owner = &*owner, address, "{text}");
         });
     }
 
@@ -129,16 +129,8 @@ impl Shared {
     }
 
     pub(crate) fn node_up(&self, address: String) {
-        let (store, owner) = (self.store().to_owned(), Arc::clone(&self.owner));
         self.teller.tell(|| Event::NodeUp(address.clone()));
-        self.log(Level::WARN, move || {
-            tracing::warn!(
-                store,
-                owner = &*owner,
-                address,
-                "a node of the lock store is back"
-            );
-        });
+        self.warn_of_address(address, "a node of the lock store is back");
     }
 
     /// Reports what the store has answered to renewals. A ticket counts as refused when its renewal
