@@ -426,7 +426,6 @@ async fn answer_to(shared: &Arc<Shared>, asking: Asking) -> Option<Result<Enqueu
 /// ticket ends with its lease, as after a crash.
 async fn leave_kept(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
     let mut pauses = Pauses::between(Duration::from_millis(20), Duration::from_secs(1));
-    let mut open = Open::of(&shared, &batch);
     loop {
         let now = shared.clock.now();
         let rest = |cleanup: &Cleanup| {
@@ -436,7 +435,7 @@ async fn leave_kept(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
         };
         let before = batch.len();
         batch.retain(|cleanup| cleanup.keep_until > Some(now));
-        open.finished(before - batch.len());
+        shared.cleaned_up(before - batch.len());
         if batch.is_empty() {
             return;
         }
@@ -462,7 +461,7 @@ async fn leave_kept(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
                     let answer = answers.next().unwrap_or(Renewed::Failed);
                     answer == Renewed::Failed
                 });
-                open.finished(before - batch.len());
+                shared.cleaned_up(before - batch.len());
                 if batch.is_empty() {
                     return;
                 }
@@ -470,7 +469,7 @@ async fn leave_kept(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
             Err(error) => {
                 let before = batch.len();
                 batch.retain(|cleanup| !error.lost().contains(&cleanup.request.id));
-                open.finished(before - batch.len());
+                shared.cleaned_up(before - batch.len());
                 let tickets = batch.len();
                 shared.log(Level::DEBUG, move || {
                     tracing::debug!(%error, tickets, "min_hold not acknowledged, trying again");
@@ -500,7 +499,6 @@ async fn depart(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
         false => shared.clock.now().after(longest).after(shared.op_timeout),
     };
     let mut pauses = Pauses::between(Duration::from_millis(20), Duration::from_secs(1));
-    let mut open = Open::of(&shared, &batch);
     loop {
         match try_to_depart(&shared, &mut batch, give_up).await {
             Ok(answers) => {
@@ -523,7 +521,7 @@ async fn depart(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
                     guarded(|| shared.missing(&lease));
                 }
                 change_counters(&shared, &gone).await;
-                open.finished(before - batch.len());
+                shared.cleaned_up(before - batch.len());
                 if batch.is_empty() {
                     return;
                 }
@@ -549,7 +547,7 @@ async fn depart(shared: Arc<Shared>, mut batch: Vec<Cleanup>) {
             for cleanup in &batch {
                 shared.table().at_end.remove(&cleanup.request.id);
             }
-            return;
+            return shared.cleaned_up(batch.len());
         }
         let again = shared.clock.now().after(pauses.draw());
         shared.alarm(again).await;
@@ -600,32 +598,4 @@ async fn change_counters(shared: &Arc<Shared>, gone: &[Id]) {
         }
     }
     shared.tell_ends_of_tickets(changes).await;
-}
-
-/// Clean-ups that the keeper has begun and not finished. When this is dropped, they count as
-/// finished: if the store panics, its tickets end with their leases, and a shutdown does not wait
-/// for them.
-struct Open<'a> {
-    shared: &'a Shared,
-    count: usize,
-}
-
-impl<'a> Open<'a> {
-    fn of(shared: &'a Shared, batch: &[Cleanup]) -> Self {
-        let count = batch.len();
-        Self { shared, count }
-    }
-
-    fn finished(&mut self, count: usize) {
-        self.count -= count;
-        self.shared.cleaned_up(count);
-    }
-}
-
-impl Drop for Open<'_> {
-    fn drop(&mut self) {
-        if self.count > 0 {
-            self.shared.cleaned_up(self.count);
-        }
-    }
 }
