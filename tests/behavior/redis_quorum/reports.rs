@@ -18,6 +18,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT, "redis_quorum";
         a_node_that_is_down_is_reported_once_and_so_is_its_return
         a_node_that_is_down_from_the_start_is_reported
+        nodes_are_reported_once_through_an_outage_of_the_quorum
         a_server_under_two_names_is_reported_while_locks_work
         clients_exclude_each_other_after_the_addresses_of_a_majority_are_moved
     ]
@@ -71,6 +72,46 @@ async fn a_node_that_is_down_from_the_start_is_reported(_: Store) {
 
     let next = soon(events.recv()).await.unwrap();
     assert_eq!(next, Event::NodeDown(address(node.port())));
+}
+
+/// The client tries to connect again and again while two of three nodes are down.
+async fn nodes_are_reported_once_through_an_outage_of_the_quorum(_: Store) {
+    let set = Quorum::start(3);
+    let owner = format!("{LOGGED}quorum-down");
+    let locks = builder(set.url()).owner(&owner).op_timeout(SOON);
+    let locks = locks.build().unwrap();
+    locks.ready(SOON).await.unwrap();
+    let mut events = locks.events();
+    let nodes = &set.nodes[..2];
+
+    for node in nodes {
+        node.kill();
+    }
+    eventually(
+        "it has tried in vain for three times",
+        2 * SOON,
+        async || {
+            let lines = traces::lines(&owner);
+            let tries = lines
+                .iter()
+                .filter(|line| line.text.contains("still out of reach"));
+            tries.count() >= 3
+        },
+    )
+    .await;
+    for node in nodes {
+        node.restart();
+    }
+
+    let (mut down, mut up) = (0, 0);
+    while up < 2 {
+        match soon(events.recv()).await.unwrap() {
+            Event::NodeDown(_) => down += 1,
+            Event::NodeUp(_) => up += 1,
+            _ => {}
+        }
+    }
+    assert_eq!((down, warnings(&owner, "has lost a node")), (2, 2));
 }
 
 async fn a_server_under_two_names_is_reported_while_locks_work(_: Store) {

@@ -52,13 +52,10 @@ impl Reported {
         state.missing.is_empty() && state.down.take().is_some()
     }
 
-    /// This connection has ended, so it misses nothing any more.
+    /// This connection has ended, so it misses nothing any more. The node counts as down until
+    /// another one reaches it: in an outage of the whole quorum, each try is a connection of its own.
     pub(super) fn ended(&self, connection: u64) {
-        let mut state = self.state();
-        state.missing.remove(&connection);
-        if state.missing.is_empty() {
-            state.down = None;
-        }
+        self.state().missing.remove(&connection);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -86,12 +83,15 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_only_an_ended_connection_has_missed_is_reported_anew() {
-        let (one, other) = (connection(), connection());
+    fn a_node_is_down_once_through_an_outage_of_many_connections_and_then_back() {
         let node = Reported::default();
-        assert!(node.down(one, Down::OutOfReach));
-        node.ended(one);
-        assert!(!node.up(other));
-        assert!(node.down(other, Down::OutOfReach));
+        assert!(node.down(0, Down::OutOfReach));
+        node.ended(0);
+        for next in 1..5 {
+            assert!(!node.down(next, Down::OutOfReach));
+            node.ended(next);
+        }
+        assert!(node.up(5));
+        assert!(node.down(5, Down::OutOfReach));
     }
 }
