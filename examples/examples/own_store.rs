@@ -231,6 +231,7 @@ impl Tickets {
                         ticket,
                         valid_for,
                         recheck_in,
+                        ahead: None,
                     },
                 }
             }
@@ -259,6 +260,7 @@ impl Tickets {
                     false => Renewed::Waiting {
                         valid_for,
                         recheck_in,
+                        grace: None,
                     },
                 }
             }

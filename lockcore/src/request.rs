@@ -102,6 +102,9 @@ pub struct Request {
     /// Whether to queue when the permits are not free. If false, a refused request leaves no ticket
     /// at the store.
     pub wait: bool,
+    /// Whether the answer may name the ticket [ahead](crate::backend::Enqueued::Waiting::ahead).
+    /// The core asks for it only if the store [can](crate::backend::Capability::names_ahead).
+    pub name_ahead: bool,
     /// The highest ticket number that this client has seen on any name. A store that has lost its
     /// data continues above this number, unless the number is more than a day ahead of the store's
     /// clock.
@@ -113,7 +116,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// A request that does not wait, with an empty owner. All fields can be changed afterwards.
+    /// A request that does not wait and names no ticket ahead, with an empty owner. All fields can be changed afterwards.
     #[must_use]
     pub fn new(
         name: Name,
@@ -129,6 +132,7 @@ impl Request {
             capacity,
             ttl,
             wait: false,
+            name_ahead: false,
             highest_seen: 0,
             owner: Arc::default(),
         }

@@ -292,6 +292,7 @@ impl Locks {
             capacity: NonZeroU32::new(place.capacity).unwrap_or(NonZeroU32::MIN),
             ttl: place.remaining,
             wait: false,
+            name_ahead: false,
             highest_seen: 0,
             owner: place.owner.as_str().into(),
         };

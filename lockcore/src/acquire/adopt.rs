@@ -29,6 +29,7 @@ pub(crate) async fn adopt(
         capacity: spec.capacity,
         ttl: spec.ttl,
         wait: false,
+        name_ahead: false,
         highest_seen: 0,
         owner: Arc::clone(spec.owner),
     });

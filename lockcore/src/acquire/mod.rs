@@ -304,6 +304,7 @@ fn arm(spec: &Spec<'_>, ttl: Duration, wait: bool) -> Result<Pending, Error> {
         capacity: spec.capacity,
         ttl,
         wait,
+        name_ahead: false,
         highest_seen: shared.highest_seen(),
         owner: Arc::clone(spec.owner),
     };

@@ -377,6 +377,7 @@ impl Asked {
                 ticket,
                 valid_for,
                 recheck_in,
+                ..
             } => (ticket, valid_for, recheck_in),
             Enqueued::Busy { retry_in } if lease.request.wait => {
                 return match shared.capability.queues {

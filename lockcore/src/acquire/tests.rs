@@ -47,6 +47,7 @@ impl Connection for OneInLine {
             ticket: 7,
             valid_for: request.ttl,
             recheck_in: None,
+            ahead: None,
         };
         let _ = self.asked.send(request);
         match self.others.swap(true, Ordering::SeqCst) {

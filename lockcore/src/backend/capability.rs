@@ -45,6 +45,9 @@ pub struct Capability {
     /// the wake-up. The waiter then renews its ticket, and holds it when the answer is
     /// [`Renewed::Granted`](super::Renewed::Granted).
     pub wake_ups_grant: bool,
+    /// The store names the ticket ahead of a waiter:
+    /// [`Enqueued::Waiting`](super::Enqueued::Waiting).
+    pub names_ahead: bool,
     /// The store implements [`Connection::ask_back`](super::Connection::ask_back), and its
     /// [`inspect`](super::Connection::inspect) tells the ids of tickets.
     pub asks_back: bool,
@@ -78,6 +81,7 @@ impl Capability {
             in_flight: 1_000,
             renewals_in_flight: 6_400,
             wake_ups_grant: true,
+            names_ahead: false,
             asks_back: false,
             lists: false,
             adopts: false,
@@ -141,6 +145,13 @@ impl Capability {
     #[must_use]
     pub const fn wake_ups_grant(mut self, yes: bool) -> Self {
         self.wake_ups_grant = yes;
+        self
+    }
+
+    /// Sets [`names_ahead`](Self::names_ahead).
+    #[must_use]
+    pub const fn names_ahead(mut self, yes: bool) -> Self {
+        self.names_ahead = yes;
         self
     }
 

@@ -167,6 +167,10 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Removes tickets. One answer per ticket, in order.
+    ///
+    /// If this lets in a waiter that was enqueued on the same connection, the server may put the
+    /// wake-up into its answer in place of a message. The connection then reports it to its
+    /// [`EventSink`] when the answer arrives, even if the caller has dropped the future.
     fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>> {
         match self.inner() {
             Some(inner) => inner.release(tickets),
@@ -366,6 +370,23 @@ pub enum Enqueued {
         /// The time after which the ticket may be granted without a wake-up, because a holder's
         /// lease ends then. With `None` the waiter only makes its ordinary renewals.
         recheck_in: Option<Duration>,
+        /// The ticket right ahead: the youngest of the older tickets that were in the line when the
+        /// store took this one. The store names it only if the request [asks for
+        /// it](Request::name_ahead), if both tickets ask for [everything](FULL), and if it is a
+        /// ticket of the same client. With `None`, which is always right, the waiter gets the lock
+        /// by a wake-up only.
+        ///
+        /// When the ticket ahead has been held and its last user is done, the client lets the
+        /// waiter in at once, and does not wait for the store. This is safe because everything
+        /// older had ended before the ticket ahead could be held, because no ticket is between the
+        /// two, and because the end of a ticket stays true. So this has to be the truth at the
+        /// moment when the store took the ticket. A store that finds out later, or from a copy that
+        /// may be older, may miss a ticket in between. A ticket that has expired counts until it is
+        /// removed.
+        ///
+        /// **A waiter to which the store has named the ticket ahead may believe that it holds.** So
+        /// from then on the store never shortens its lease, not even if a wake-up reached nobody.
+        ahead: Option<Id>,
     },
     /// The permits are not free, and the request does not stand in line. The reason is one of
     /// three: the request does not wait; it would wait behind
@@ -403,12 +424,18 @@ pub enum Renewed {
         /// [`AskedBack::grace`].
         grace: Duration,
     },
-    /// The ticket stands in line.
+    /// The ticket stands in line. Its client may believe all the same that it holds, if the store
+    /// has named the [ticket ahead](Enqueued::Waiting::ahead) and has not seen the end of that one
+    /// yet. So everything that a renewal does is done for a waiter too: its lease is extended, and
+    /// it becomes [smaller](Connection::renew).
     Waiting {
         /// The ttl that the store gave, from the moment that the request was sent.
         valid_for: Duration,
         /// As in [`Enqueued::Waiting`].
         recheck_in: Option<Duration>,
+        /// As in [`AskedBack`](Self::AskedBack), if the ticket was asked back. A store that does
+        /// not tell a waiter tells it when it holds.
+        grace: Option<Duration>,
     },
     /// There is no such ticket.
     Lost,

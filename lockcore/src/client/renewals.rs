@@ -52,6 +52,7 @@ impl Shared {
             Renewed::Waiting {
                 valid_for,
                 recheck_in,
+                ..
             } => (renewal.answered(valid_for), recheck_in),
             Renewed::Failed => {
                 let lock = lease.request.name.clone();

@@ -127,6 +127,7 @@ impl Process {
             ticket: TICKET,
             valid_for: TTL,
             recheck_in: None,
+            ahead: None,
         };
         let progress = pending.answered(answer, self.shared.sent_now());
         assert_eq!(progress.unwrap(), Progress::Waiting);

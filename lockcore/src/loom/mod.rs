@@ -103,6 +103,7 @@ fn request(permits: NonZeroU32) -> Request {
         capacity: FULL,
         ttl: TTL,
         wait: true,
+        name_ahead: false,
         highest_seen: 0,
         owner: "model".into(),
     }

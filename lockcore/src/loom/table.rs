@@ -295,6 +295,7 @@ fn a_ticket_that_waits_during_a_shutdown_is_lost() {
                     ticket: 7,
                     valid_for: TTL,
                     recheck_in: None,
+                    ahead: None,
                 };
                 if pending.answered(answer, shared.sent_now()).unwrap() == Progress::Waiting {
                     let progress = wait_for(pending.stand_in_line(Instant::FAR_FUTURE));

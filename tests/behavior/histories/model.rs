@@ -272,6 +272,7 @@ impl Model {
                 ticket,
                 valid_for,
                 recheck_in,
+                ..
             } if (ticket, valid_for) == (number, ttl) => {
                 self.rechecks.push((wish.name, number, recheck_in));
                 Ok(())
@@ -360,7 +361,9 @@ impl Model {
             Renewed::Waiting {
                 valid_for,
                 recheck_in,
+                ..
             } => Enqueued::Waiting {
+                ahead: None,
                 ticket: ticket_number,
                 valid_for,
                 recheck_in,

@@ -143,6 +143,7 @@ async fn a_wake_up_that_a_store_does_not_stand_for_is_asked_about_until_it_is_an
     let no = Renewed::Waiting {
         valid_for,
         recheck_in: None,
+        grace: None,
     };
     let unknown = || StoreError::halfway(Fault::Unknown, "not acknowledged");
     store.wake(request.id);
@@ -176,6 +177,7 @@ async fn wake_ups_that_a_store_does_not_stand_for_are_paced_and_compared(_: Stor
     let no = Renewed::Waiting {
         valid_for: 60 * TTL,
         recheck_in: None,
+        grace: None,
     };
     let (_, reply) = store.renewal().await;
     reply.send(Ok(vec![no])).unwrap();
@@ -266,6 +268,7 @@ async fn a_waiter_asks_again_each_time_the_holders_lease_may_be_over(_: Store) {
             .send(Ok(vec![Renewed::Waiting {
                 valid_for: 60 * TTL,
                 recheck_in: Some(recheck_in),
+                grace: None,
             }]))
             .unwrap();
     }

@@ -156,6 +156,7 @@ async fn a_place_that_is_lost_while_its_future_is_not_polled_goes_to_the_next(_:
         ticket: 7,
         valid_for: request.ttl,
         recheck_in: None,
+        ahead: None,
     };
     reply.send(Ok(waiting)).unwrap();
     assert!(starved.as_mut().now_or_never().is_none());

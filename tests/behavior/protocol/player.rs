@@ -231,5 +231,6 @@ pub(super) const fn waiting(valid_for: Duration, recheck_in: Option<Duration>) -
         ticket: 7,
         valid_for,
         recheck_in,
+        ahead: None,
     }
 }

@@ -113,6 +113,7 @@ impl Line {
             Renewed::Waiting {
                 valid_for,
                 recheck_in: recheck_in(&self.queue, request.id, now),
+                grace: None,
             }
         }
     }

@@ -244,10 +244,12 @@ impl Store {
                 Renewed::Waiting {
                     valid_for,
                     recheck_in,
+                    ..
                 } => Enqueued::Waiting {
                     ticket: line.number(&request),
                     valid_for,
                     recheck_in,
+                    ahead: None,
                 },
                 Renewed::Lost | Renewed::Failed => Enqueued::Gone,
             });
@@ -286,6 +288,7 @@ impl Store {
                     ticket,
                     valid_for,
                     recheck_in: recheck_in(queue, id, now),
+                    ahead: None,
                 })
             }
             Err(NoTicket::Busy) => Ok(Enqueued::Busy {

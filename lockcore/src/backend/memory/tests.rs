@@ -12,6 +12,7 @@ fn request(name: &str, ttl: Duration) -> Request {
         capacity: FULL,
         ttl,
         wait: true,
+        name_ahead: false,
         highest_seen: 0,
         owner: "".into(),
     }

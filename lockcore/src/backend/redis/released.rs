@@ -171,6 +171,7 @@ mod tests {
                 capacity: FULL,
                 ttl: Duration::from_secs(60),
                 wait: false,
+                name_ahead: false,
                 highest_seen: 0,
                 owner: "test".into(),
             }),

@@ -61,6 +61,7 @@ pub(super) async fn enqueue(
                 ticket: ticket.unsigned_abs(),
                 valid_for: duration(ttl),
                 recheck_in: known(recheck),
+                ahead: None,
             })
         }
         [2, retry] => Ok(Enqueued::Busy {
@@ -143,6 +144,7 @@ fn renewed(answer: &[i64]) -> Option<Renewed> {
         [1, ttl, recheck] => Some(Renewed::Waiting {
             valid_for: duration(ttl),
             recheck_in: known(recheck),
+            grace: None,
         }),
         [2, ..] => Some(Renewed::Lost),
         [3, ..] => Some(Renewed::Failed),

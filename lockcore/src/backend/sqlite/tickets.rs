@@ -64,6 +64,7 @@ pub(super) fn enqueue(
             ticket,
             valid_for,
             recheck_in: until_soonest.filter(|_| first_in_line),
+            ahead: None,
         });
     }
     if column::<i64>(row, "gone")? != 0 {
@@ -125,6 +126,7 @@ fn renewed(wakes: &mut Wakes, id: Id, row: &Row, now: i64) -> Result<Renewed, St
     Ok(Renewed::Waiting {
         valid_for,
         recheck_in: soonest.map(|at| duration(at - now)),
+        grace: None,
     })
 }
 

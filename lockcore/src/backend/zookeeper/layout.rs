@@ -422,6 +422,7 @@ mod tests {
                 capacity: NonZeroU32::new(5).unwrap(),
                 ttl: before.ttl,
                 wait: true,
+                name_ahead: false,
                 highest_seen: 0,
                 owner: "".into(),
             };

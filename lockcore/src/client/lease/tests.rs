@@ -27,6 +27,7 @@ fn lease_with(ttl: Duration, permits: u32) -> Lease {
             capacity: permits,
             ttl,
             wait: true,
+            name_ahead: false,
             highest_seen: 0,
             owner: "test".into(),
         }),

@@ -203,7 +203,9 @@ fn looks_again(answer: Enqueued) -> Enqueued {
             ticket,
             valid_for,
             recheck_in,
+            ahead,
         } => Enqueued::Waiting {
+            ahead,
             ticket,
             valid_for,
             recheck_in: Some(recheck_in.map_or(DEAF, |recheck| recheck.min(DEAF))),
@@ -232,6 +234,7 @@ async fn renew(
         if let Renewed::Waiting {
             valid_for,
             recheck_in,
+            ..
         } = renewed
         {
             let receivers = &routes.context.seeds.receivers;

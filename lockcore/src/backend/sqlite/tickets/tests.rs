@@ -96,6 +96,7 @@ fn request(permits: u32, capacity: u32) -> Arc<Request> {
         capacity: NonZeroU32::new(capacity).unwrap(),
         ttl: Duration::from_secs(60),
         wait: true,
+        name_ahead: false,
         highest_seen: 0,
         owner: "host/1/0".into(),
     })

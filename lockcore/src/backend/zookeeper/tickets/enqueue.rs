@@ -372,6 +372,7 @@ async fn answer(
                 valid_for,
                 // When a holder's session ends, the watch reports it.
                 recheck_in: None,
+                ahead: None,
             },
         },
     )

@@ -485,6 +485,7 @@ fn how_it_stands(granted: bool, valid_for: Duration) -> Renewed {
         false => Renewed::Waiting {
             valid_for,
             recheck_in: None,
+            grace: None,
         },
     }
 }
