@@ -188,6 +188,15 @@ impl Table {
     }
 }
 
+/// A workload that fails ends the program. What was measured until then is not lost.
+impl Drop for Table {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("\nuntil this failure:\n\n{self}");
+        }
+    }
+}
+
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let heading = ["workload", "figure", "value", "floor", "ratio", "bar"].map(String::from);

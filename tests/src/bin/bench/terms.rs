@@ -9,6 +9,8 @@ use crate::{floor_memory, floor_redis, floor_zookeeper};
 pub(crate) struct Terms {
     /// The number of pairs of W1 in one run.
     pub(crate) pairs: usize,
+    /// The most leases that one process is asked to keep: about as many as it can at this store.
+    pub(crate) leases: usize,
     pub(crate) floor: Option<&'static Floor>,
     /// A lock of another crate, which the program `peers` drives.
     pub(crate) peer: Option<&'static str>,
@@ -39,6 +41,7 @@ impl ByPolicy {
 
 const UNKNOWN: Terms = Terms {
     pairs: 2_000,
+    leases: 100_000,
     floor: None,
     peer: None,
     pair: None,
@@ -78,8 +81,10 @@ pub(crate) fn of(scheme: &str) -> Terms {
                 default: None,
             },
             hand_over: Some(Bar::OfFloor(1.25)),
+            ..UNKNOWN
         },
         "zookeeper" => Terms {
+            leases: 30_000,
             floor: Some(&floor_zookeeper::FLOOR),
             pair: Some(Bar::OfFloor(0.95)),
             four_processes: ByPolicy {
@@ -87,6 +92,10 @@ pub(crate) fn of(scheme: &str) -> Terms {
                 default: Some(Bar::TimesFloor(50.0)),
             },
             hand_over: Some(Bar::OfFloor(0.75)),
+            ..UNKNOWN
+        },
+        "sqlite" => Terms {
+            leases: 10_000,
             ..UNKNOWN
         },
         "redlock" => Terms {

@@ -69,7 +69,7 @@ struct Arguments {
     op_timeout: Option<Duration>,
     /// The ttl of all locks, and of the session if the store has sessions. All programs that are
     /// compared use 30s
-    #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
+    #[arg(long, global = true, default_value = "30s", value_parser = humantime::parse_duration)]
     ttl: Duration,
     /// Number of threads of the runtime; one for each core if not given
     #[arg(long)]
