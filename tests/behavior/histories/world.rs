@@ -64,11 +64,12 @@ impl World {
 
     /// Plays a history. An error names the first step after which the store differs from the rule.
     pub(super) async fn play(&mut self, history: &History) -> Result<(), String> {
+        let mut outcome = Ok(());
         for _ in 0..5 {
             self.connect_all().await;
             self.histories += 1;
             let began = Instant::now();
-            let outcome = self.play_once(history).await;
+            outcome = self.play_once(history).await;
             // On a busy machine the store's clock may run further than the model allows. A history
             // that took so long proves nothing, so it is played again.
             let slack = self.manner.slack;
@@ -76,7 +77,9 @@ impl World {
                 return outcome;
             }
         }
-        panic!("no history of {} steps in a second", history.steps.len());
+        // A wake-up that does not come takes time, too.
+        let steps = history.steps.len();
+        panic!("no history of {steps} steps in a second; the last attempt: {outcome:?}");
     }
 
     async fn play_once(&mut self, history: &History) -> Result<(), String> {
