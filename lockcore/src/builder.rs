@@ -217,6 +217,7 @@ impl Builder {
     ///
     /// - `memory:`
     /// - `sqlite:PATH`
+    /// - `postgres://user[:password]@host[:port][,host[:port]…]/database`; `postgresql` is the same
     /// - `redis://[[user]:password@]host[:port][/database]`
     /// - `redis+unix:///path[?user=…&password=…&db=…]`, a Redis server behind a socket of Unix;
     ///   `unix:///path` is the same

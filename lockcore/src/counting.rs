@@ -339,7 +339,7 @@ impl Record {
     /// A store notes a read only if the last use that it has noted is older than this. So most
     /// reads write nothing.
     #[cfg_attr(
-        not(any(feature = "sqlite", feature = "zookeeper")),
+        not(any(feature = "postgres", feature = "sqlite", feature = "zookeeper")),
         allow(dead_code, reason = "other stores note each use")
     )]
     pub(crate) fn slack(&self) -> Duration {
@@ -348,7 +348,7 @@ impl Record {
 
     /// For how long a store keeps the record after the last use that it has noted.
     #[cfg_attr(
-        not(any(feature = "sqlite", feature = "zookeeper")),
+        not(any(feature = "postgres", feature = "sqlite", feature = "zookeeper")),
         allow(dead_code, reason = "other stores note each use")
     )]
     pub(crate) fn life(&self) -> Duration {
@@ -357,7 +357,7 @@ impl Record {
 
     /// Whether the counter exists.
     #[cfg_attr(
-        not(any(feature = "sqlite", feature = "zookeeper")),
+        not(any(feature = "postgres", feature = "sqlite", feature = "zookeeper")),
         allow(dead_code, reason = "other stores do not ask this")
     )]
     pub(crate) fn exists(&self) -> bool {
@@ -394,7 +394,7 @@ impl Record {
     /// remembered change has a line. If there is a written value, a line with `=` and its token follows, and
     /// then the text of the value, unchanged. This is a wire format.
     #[cfg_attr(
-        not(any(feature = "sqlite", feature = "zookeeper")),
+        not(any(feature = "postgres", feature = "sqlite", feature = "zookeeper")),
         allow(dead_code, reason = "other stores keep no text of it")
     )]
     pub(crate) fn encode(&self) -> String {
@@ -434,7 +434,7 @@ impl Record {
 
     /// Reads what [`encode`](Self::encode) has written. `None` for anything else.
     #[cfg_attr(
-        not(any(feature = "sqlite", feature = "zookeeper")),
+        not(any(feature = "postgres", feature = "sqlite", feature = "zookeeper")),
         allow(dead_code, reason = "other stores keep no text of it")
     )]
     pub(crate) fn decode(text: &str) -> Option<Self> {

@@ -165,7 +165,12 @@ impl Name {
 /// The beginning of the [keys](Name::key) of all names that begin with `prefix`. If `prefix` is
 /// longer than the readable part of a key, the keys of some other names begin with the same text.
 #[cfg_attr(
-    not(any(feature = "redis", feature = "sqlite", feature = "zookeeper")),
+    not(any(
+        feature = "postgres",
+        feature = "redis",
+        feature = "sqlite",
+        feature = "zookeeper"
+    )),
     allow(dead_code, reason = "memory keeps no keys")
 )]
 pub(crate) fn key_prefix(

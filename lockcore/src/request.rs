@@ -62,6 +62,18 @@ impl Id {
         Self(u128::from(count) << 64 | u128::from(spread))
     }
 
+    /// The id as a UUID of a database has it.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn to_bytes(self) -> [u8; 16] {
+        self.0.to_be_bytes()
+    }
+
+    /// The id of these bytes: see [`to_bytes`](Self::to_bytes).
+    #[cfg(feature = "postgres")]
+    pub(crate) fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(u128::from_be_bytes(bytes))
+    }
+
     /// Parses the text that `Display` writes. `None` for anything else.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {

@@ -35,6 +35,7 @@ mod multi;
 mod owners;
 mod part;
 mod permits;
+mod postgres_faults;
 mod processes;
 mod protocol;
 mod redis_cluster;
@@ -75,6 +76,7 @@ fn main() {
     trials.extend(facts_of_memory(&stores::memory::Memory));
     trials.extend(facts_of_redis(&stores::redis::Redis));
     trials.extend(facts_of_sqlite(&stores::sqlite::Sqlite));
+    trials.extend(postgres_faults::facts(&stores::postgres::Postgres));
     trials.extend(redis_cluster::facts(&stores::cluster::Cluster));
     trials.extend(redis_sentinel::facts(&stores::sentinel::Sentinel));
     trials.extend(redis_quorum::facts(&stores::quorum::RedisQuorum));

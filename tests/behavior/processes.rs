@@ -32,8 +32,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_signal_that_ends_a_service_leaves_no_lock
         a_crowd_of_processes_that_are_killed_overlaps_nowhere
     ];
-    // On a store with sessions, the ticket of a dead waiter lasts as long as its session.
-    if !store.capability().sessions {
+    if store.timings().cuts_unheard_grants {
         facts.extend(crate::store_facts![store, crate::store::DEFAULT;
             a_killed_waiter_holds_up_the_line_for_two_seconds_at_most
         ]);
@@ -187,9 +186,9 @@ async fn cancelled_and_killed_waiters_leave_the_order_of_the_others(store: Store
     let guard = locks.mutex("a").acquire().await.unwrap();
     let (served, mut order) = tokio::sync::mpsc::unbounded_channel();
     let (mut cancelled, mut killed) = (Vec::new(), Vec::new());
-    // A grant that no client hears of ends early. On a store with sessions, it ends with the
-    // session.
-    let dying = Duration::from_secs(if store.capability().sessions { 4 } else { 60 });
+    // A grant that no client hears of ends early, or else with its lease or its session.
+    let cuts = store.timings().cuts_unheard_grants;
+    let dying = Duration::from_secs(if cuts { 60 } else { 4 });
     for number in 1..=20 {
         if number == 5 || number == 15 {
             let mut process = holder(&store, "a", dying);

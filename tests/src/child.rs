@@ -78,15 +78,20 @@ impl LeashedChild {
 
     /// Sends SIGTERM, and SIGCONT for a frozen child. Panics if the child does not end within this
     /// time.
-    pub fn stop(mut self, within: Duration) -> ExitStatus {
-        self.signal(Signal::TERM);
+    pub fn stop(self, within: Duration) -> ExitStatus {
+        self.stop_by(Signal::TERM, within)
+    }
+
+    /// [`stop`](Self::stop) with another signal.
+    pub(crate) fn stop_by(mut self, signal: Signal, within: Duration) -> ExitStatus {
+        self.signal(signal);
         // `signal` would panic if the child had ended meanwhile. The process id belongs to the
         // child until the child is reaped.
         kill_process(self.id(), Signal::CONT).unwrap();
         let status = poll(within, || self.ended());
         status.unwrap_or_else(|| {
             panic!(
-                "child {} did not end within {within:?} of SIGTERM",
+                "child {} did not end within {within:?} of {signal:?}",
                 self.pid()
             )
         })

@@ -8,6 +8,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use rustix::process::Signal;
 use tempfile::TempDir;
 use url::Url;
 
@@ -85,8 +86,13 @@ impl Daemon {
 
     /// Sends SIGTERM and waits for the end. Does nothing if the server is down.
     pub(crate) fn stop(&self) {
+        self.stop_by(Signal::TERM);
+    }
+
+    /// [`stop`](Self::stop), for a server that ends at another signal.
+    pub(crate) fn stop_by(&self, signal: Signal) {
         if let Some(child) = self.running().take() {
-            child.stop(END);
+            child.stop_by(signal, END);
         }
     }
 

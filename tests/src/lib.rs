@@ -11,6 +11,7 @@
 //! | [`redis_cluster`] | the nodes of a Redis Cluster, and the moving of slots between them |
 //! | [`certificates`] | a CA of our own, with valid certificates and one of each bad kind |
 //! | [`zookeeper_server`], [`zookeeper_ensemble`] | the same for ZooKeeper: one server, or three that elect a leader |
+//! | [`postgres_server`] | a real PostgreSQL with the schema of the library, and statements of the test |
 //! | [`sqlite_file`] | a SQLite file that can be read and damaged from outside |
 //! | [`faketime`] | a wall clock of one server that a test can make jump |
 //! | [`proxy`] | a TCP proxy that cuts, freezes, delays and loses replies |
@@ -46,6 +47,7 @@ pub mod fact;
 pub mod faketime;
 pub mod measure;
 pub mod ports;
+pub mod postgres_server;
 pub mod process;
 pub mod proxy;
 pub mod redis_cluster;

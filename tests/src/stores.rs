@@ -8,6 +8,7 @@
 pub mod cluster;
 pub mod durable;
 pub mod memory;
+pub mod postgres;
 pub mod quorum;
 pub mod redis;
 pub mod sentinel;
@@ -34,6 +35,7 @@ pub const ALL: &[&dyn Store] = &[
     &cluster::Cluster,
     &durable::Durable,
     &quorum::RedisQuorum,
+    &postgres::Postgres,
     &sqlite::Sqlite,
     &zookeeper::ZooKeeper,
     &zookeeper::ZooKeeperTls,
@@ -151,6 +153,9 @@ pub struct Timings {
     /// Whether the store asks a waiter to recheck at a given time, because an earlier ticket may be
     /// dead. If not, the waiter learns of the dead ticket at its renewal.
     pub tells_when_to_recheck: bool,
+    /// Whether a grant that no client hears of ends after two seconds. If not, it lasts as long as
+    /// the lease of the ticket, or as the session of its client.
+    pub cuts_unheard_grants: bool,
 }
 
 /// Where the answer to a request comes from. This decides what may happen before the answer

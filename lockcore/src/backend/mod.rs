@@ -42,18 +42,22 @@ mod adoption;
 mod capability;
 mod events;
 mod fault;
-#[cfg(any(feature = "redis", feature = "zookeeper"))]
+#[cfg(any(feature = "postgres", feature = "redis", feature = "zookeeper"))]
 mod hosts;
 pub(crate) mod meant;
 pub(crate) mod memory;
 pub(crate) mod open;
-#[cfg(any(feature = "redis", feature = "zookeeper"))]
+#[cfg(feature = "postgres")]
+pub(crate) mod postgres;
+#[cfg(any(feature = "postgres", feature = "redis", feature = "zookeeper"))]
 mod query;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 mod shown;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
+#[cfg(feature = "postgres")]
+mod table;
 #[cfg(feature = "zookeeper")]
 pub(crate) mod zookeeper;
 

@@ -42,6 +42,15 @@ const SCHEMES: &[Scheme] = &[
         open: None,
     },
     Scheme {
+        name: "postgres",
+        feature: "postgres",
+        tls: false,
+        #[cfg(feature = "postgres")]
+        open: Some(super::postgres::open),
+        #[cfg(not(feature = "postgres"))]
+        open: None,
+    },
+    Scheme {
         name: "sqlite",
         feature: "sqlite",
         tls: false,
@@ -157,7 +166,7 @@ const OTHER_NAMES: [(&str, &str); 10] = [
 ];
 
 /// Servers that keep no locks, but can check fencing tokens.
-const ONLY_FENCES: [&str; 4] = ["mariadb", "mysql", "postgres", "postgresql"];
+const ONLY_FENCES: [&str; 2] = ["mariadb", "mysql"];
 
 /// The store that a URL names, so that you can wrap it in a store of your own: see
 /// [`Locks::with_backend`](crate::Locks::with_backend). No connection is opened yet.
@@ -338,10 +347,12 @@ fn several_hosts(url: &str) -> Cow<'_, str> {
 }
 
 /// The parts of a URL. Valkey is the same as Redis to us, so its schemes become those of Redis.
+/// Other libraries write `postgresql` or `postgres` as they like.
 fn parsed(url: &str) -> Result<Url, ParseError> {
     let mut url = Url::parse(&several_hosts(url))?;
     let scheme = match url.scheme() {
         "unix" => SOCKET.to_owned(),
+        "postgresql" => "postgres".to_owned(),
         other => other.replacen("valkey", "redis", 1),
     };
     if SCHEMES.iter().any(|known| known.name == scheme) {
@@ -416,7 +427,7 @@ mod tests {
 
     #[test]
     fn a_database_that_keeps_no_locks_is_told_what_it_can_do() {
-        for url in ["postgresql://u:hunter2@h/db", "mysql://h"] {
+        for url in ["mariadb://u:hunter2@h/db", "mysql://h"] {
             let message = message(url);
             assert!(
                 message.contains("such a server keeps no locks, but can check fencing tokens")

@@ -79,6 +79,7 @@ mod tests {
             "redis+sentinel://h/s?durability=fsync&durability=replicas:1",
             "redis+sentinel://h/s?sentinel_password=a&sentinel_password=b",
             "zookeeper://h?session_timeout=5s&session_timeout=6s",
+            "postgres://u@h/d?durability=on&durability=on",
         ] {
             let scheme = url.split(':').next().unwrap_or_default();
             let error = match crate::backend::open(url) {

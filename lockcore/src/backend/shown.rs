@@ -218,7 +218,12 @@ impl NameInUse {
     /// The name that this [key](crate::backend::Name::key) was made from. `None` if the key was not
     /// made from a name.
     #[cfg_attr(
-        not(any(feature = "redis", feature = "sqlite", feature = "zookeeper")),
+        not(any(
+            feature = "postgres",
+            feature = "redis",
+            feature = "sqlite",
+            feature = "zookeeper"
+        )),
         allow(dead_code, reason = "memory keeps no keys")
     )]
     pub(crate) fn of_key(key: &str, limit: usize) -> Option<Self> {

@@ -19,6 +19,7 @@
 //! |---|---|
 //! | [`memory`] | `memory:`, inside one process |
 //! | [`sqlite`] | `sqlite:`, a file, for the processes of one machine |
+//! | [`postgres`] | `postgres://`, a PostgreSQL server |
 //! | [`redis`] | `redis://` and `rediss://`, one Redis or Valkey server; `redis+sentinel://` and `rediss+sentinel://`, the one that sentinels name; `redis+cluster://` and `rediss+cluster://`, a Redis Cluster |
 //! | [`redis_quorum`] | `redlock://` and `redlock+tls://`, a majority of independent Redis or Valkey servers |
 //! | [`zookeeper`] | `zookeeper://` and `zookeeper+tls://`, an ensemble |
@@ -65,6 +66,13 @@ pub mod memory {}
 #[doc = include_str!("links.md")]
 #[doc = include_str!("../backend/sqlite/guide.md")]
 pub mod sqlite {}
+
+#[doc = include_str!("links.md")]
+#[doc = include_str!("../backend/postgres/guide.md")]
+#[doc = "\n# The file\n\n```sql"]
+#[doc = include_str!("../backend/postgres/schema/lockcore1.sql")]
+#[doc = "```"]
+pub mod postgres {}
 
 #[doc = include_str!("links.md")]
 #[doc = include_str!("../backend/redis/guide.md")]

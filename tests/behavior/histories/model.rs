@@ -397,7 +397,8 @@ impl Model {
         if looks {
             self.settle(wish.name, Some(ticket));
         }
-        if was_first && self.manner.tells_first {
+        let is_checked_here = !self.manner.tells_in_its_own_way;
+        if was_first && self.manner.tells_first && is_checked_here {
             self.tell_first(wish.name);
         }
         match answer {

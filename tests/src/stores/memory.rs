@@ -32,6 +32,7 @@ impl Store for Memory {
             answers: Answers::TheCall,
             follows_the_dead: Duration::from_millis(200),
             tells_when_to_recheck: true,
+            cuts_unheard_grants: true,
         }
     }
 

@@ -35,6 +35,7 @@ impl Store for RedisQuorum {
             // The time includes a pause between two requests of a waiter.
             follows_the_dead: Duration::from_millis(600),
             tells_when_to_recheck: false,
+            cuts_unheard_grants: true,
         }
     }
 

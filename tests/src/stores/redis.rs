@@ -40,6 +40,7 @@ impl Store for Redis {
             answers: Answers::AServer,
             follows_the_dead: Duration::from_millis(200),
             tells_when_to_recheck: true,
+            cuts_unheard_grants: true,
         }
     }
 

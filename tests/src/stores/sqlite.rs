@@ -29,6 +29,7 @@ impl Store for Sqlite {
             answers: Answers::AThread,
             follows_the_dead: Duration::from_millis(200),
             tells_when_to_recheck: false,
+            cuts_unheard_grants: true,
         }
     }
 

@@ -44,6 +44,7 @@ impl Store for ZooKeeper {
             // The server checks at intervals which sessions have ended.
             follows_the_dead: Duration::from_secs(1),
             tells_when_to_recheck: false,
+            cuts_unheard_grants: false,
         }
     }
 

@@ -1,0 +1,200 @@
+//! Reads the URL, and warns an operator about the settings of the server.
+
+use std::fmt;
+
+use tokio_postgres::Config;
+use tokio_postgres::config::SslMode;
+use url::Url;
+
+use crate::backend::{StoreError, hosts, query};
+use crate::error::Error;
+
+use super::calls::{self, Calls};
+use super::errors::failed;
+
+const PORT: u16 = 5432;
+
+const FORM: &str = "the URL is not of the form \
+    postgres://user[:password]@host[:port][,host[:port]…]/database[?durability=on|off|remote_apply]";
+
+/// The address of the servers, and how to log in.
+pub(super) struct Server {
+    /// Of these, the one that is no standby has the locks.
+    pub(super) hosts: Vec<(String, u16)>,
+    pub(super) login: Config,
+    pub(super) durability: Durability,
+}
+
+/// What must have a request before it counts: `?durability=…`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Durability {
+    /// The disk of the server, and the standbys in `synchronous_standby_names`.
+    On,
+    /// Nothing. A crash of the server may lose the last requests.
+    Off,
+    /// As `On`, and queries at these standbys see it.
+    RemoteApply,
+}
+
+impl Durability {
+    fn parse(value: &str) -> Option<Self> {
+        [Self::On, Self::Off, Self::RemoteApply]
+            .into_iter()
+            .find(|known| known.setting() == value)
+    }
+
+    /// The value of `synchronous_commit`.
+    pub(super) fn setting(self) -> &'static str {
+        match self {
+            Self::On => "on",
+            Self::Off => "off",
+            Self::RemoteApply => "remote_apply",
+        }
+    }
+}
+
+impl Server {
+    /// Reads `postgres://user[:password]@h1[:port],h2[:port]/database[?durability=…]`.
+    pub(super) fn plain(url: &Url) -> Result<Self, Error> {
+        let wrong = |what: &str| Error::config(format!("{FORM}: {what}"));
+        let decoded = |part: &str| hosts::decoded(part).map_err(wrong);
+        if url.fragment().is_some() {
+            return Err(wrong("nothing may follow a \"#\""));
+        }
+        let hosts = hosts::hosts(url, PORT).map_err(wrong)?;
+        let mut login = Config::new();
+        login
+            .application_name("lockcore")
+            .ssl_mode(SslMode::Disable);
+        match decoded(url.username())? {
+            user if user.is_empty() => return Err(wrong("the user is missing")),
+            user => login.user(user),
+        };
+        if let Some(password) = url.password() {
+            login.password(decoded(password)?);
+        }
+        match decoded(url.path().trim_start_matches('/'))? {
+            database if database.is_empty() => return Err(wrong("the database is missing")),
+            database if database.contains('/') => {
+                return Err(wrong("nothing may follow the database"));
+            }
+            database => login.dbname(database),
+        };
+        let names_tls = |option: &str| option.split('=').next() == Some("sslmode");
+        if url.query().unwrap_or_default().split('&').any(names_tls) {
+            return Err(wrong(
+                "sslmode is not an option here: this scheme does not encrypt",
+            ));
+        }
+        let mut durability = Durability::On;
+        let options = query::options(url, &["durability"]).map_err(|what| wrong(&what))?;
+        if let Some((_, value)) = options.first() {
+            durability = Durability::parse(value)
+                .ok_or_else(|| wrong("the durability is none of on, off and remote_apply"))?;
+        }
+        Ok(Self {
+            hosts,
+            login,
+            durability,
+        })
+    }
+}
+
+/// Shows neither the user nor the password.
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let database = self.login.get_dbname().unwrap_or_default();
+        write!(f, "{:?}/{database} {:?}", self.hosts, self.durability)
+    }
+}
+
+/// Warnings for an operator.
+pub(super) async fn check(
+    calls: &Calls,
+    durability: Durability,
+) -> Result<Vec<String>, StoreError> {
+    let rows = calls.ask(&calls::SETTINGS, &[]).await?;
+    let Some(row) = rows.first() else {
+        return Ok(Vec::new());
+    };
+    let column = |name: &str| row.try_get::<_, String>(name).map_err(failed);
+    let mut warnings = Vec::new();
+    if column("fsync")? == "off" {
+        warnings.push(
+            "PostgreSQL does not write to the disk (fsync off): a crash of the machine may damage the database. Set fsync on"
+                .to_owned(),
+        );
+    }
+    if durability == Durability::Off {
+        warnings.push(
+            "requests count before they are on the disk of PostgreSQL (durability=off in the URL): after a crash of the \
+             server, a lock that was granted in its last moments may be granted to others"
+                .to_owned(),
+        );
+    }
+    if column("unlogged")? == "true" {
+        warnings.push(
+            "a table of the schema lockcore1 is UNLOGGED: a crash of the server removes all locks in it, and a standby has \
+             none of them. ALTER TABLE … SET LOGGED"
+                .to_owned(),
+        );
+    }
+    if column("autovacuum")? == "off" {
+        warnings.push(
+            "autovacuum is off: the tables of lockcore grow with every lock. Set autovacuum on"
+                .to_owned(),
+        );
+    }
+    Ok(warnings)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(url: &str) -> Result<Server, Error> {
+        Server::plain(&Url::parse(url).unwrap())
+    }
+
+    #[test]
+    fn user_password_database_and_durability_are_taken_from_the_url() {
+        let server =
+            read("postgres://ann:p%40ss@example.com:6400/shop%2d1?durability=off").unwrap();
+
+        assert_eq!(server.hosts, [("example.com".to_owned(), 6400)]);
+        assert_eq!(server.login.get_user(), Some("ann"));
+        assert_eq!(server.login.get_password(), Some(&b"p@ss"[..]));
+        assert_eq!(server.login.get_dbname(), Some("shop-1"));
+        assert_eq!(server.durability, Durability::Off);
+        assert!(!format!("{server:?}").contains("p@ss"));
+
+        let server = read("postgres://ann@h1%3A1,h2/shop").unwrap();
+        assert_eq!(server.hosts, [("h1".into(), 1), ("h2".into(), PORT)]);
+        assert_eq!(server.durability, Durability::On);
+    }
+
+    #[test]
+    fn a_url_that_could_be_misread_is_refused_with_the_form() {
+        for url in [
+            "postgres://h/shop",
+            "postgres://ann@h",
+            "postgres://ann@h/",
+            "postgres://ann@h/shop/1",
+            "postgres://ann@h/shop#1",
+            "postgres://ann@/shop",
+            "postgres://ann:hunter2@h/shop?sslmode=require",
+            "postgres://ann:hunter2@h/shop?durability=local",
+            "postgres://ann:hunter2@h/shop?connect_timeout=3",
+        ] {
+            let error = Url::parse(url).map_or_else(
+                |error| error.to_string(),
+                |url| Server::plain(&url).expect_err("refused").to_string(),
+            );
+            assert!(
+                error.contains("postgres://user") || error.contains("empty host"),
+                "{url}: {error}"
+            );
+            assert!(!error.contains("hunter2"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Opens a connection to the server: a socket, the protocol of the driver over it, and the session
+//! that the verbs need.
+
+use std::future::poll_fn;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use rustix::net::sockopt;
+use tokio::net::TcpStream;
+use tokio::task::AbortHandle;
+use tokio_postgres::{AsyncMessage, NoTls, SimpleQueryMessage};
+
+use super::calls::{self, Calls, SCHEMA};
+use super::config::Server;
+use super::errors::{GUIDE, failed, not_connected};
+use crate::backend::{Fault, StoreError};
+
+/// An open connection. Its driver ends when this is dropped.
+#[derive(Debug)]
+pub(super) struct Line {
+    pub(super) calls: Arc<Calls>,
+    driver: AbortHandle,
+    /// Which of the hosts it leads to.
+    pub(super) host: (String, u16),
+    /// When the server was started, as it says. Two servers hardly have the same time.
+    pub(super) server_began: String,
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
+
+impl Line {
+    /// Ends the driver, and so the connection.
+    pub(super) fn end(&self) -> AbortHandle {
+        self.driver.clone()
+    }
+}
+
+/// What the driver does with messages that answer no request. It is dropped when the connection
+/// ends.
+pub(super) type Hears = Box<dyn FnMut(AsyncMessage) + Send>;
+
+/// Connects to the server that has the locks. All hosts are tried at once, and the first that is no
+/// standby is taken.
+pub(super) async fn primary(
+    server: &Server,
+    mut hears: impl FnMut() -> Hears,
+) -> Result<Line, StoreError> {
+    let mut tries: FuturesUnordered<_> = (server.hosts.iter())
+        .map(|host| dial(server, host.clone(), hears()))
+        .collect();
+    let mut failure: Option<StoreError> = None;
+    while let Some(tried) = tries.next().await {
+        match (tried, &failure) {
+            (Ok(line), _) => return Ok(line),
+            // A mistake that a person must correct is told, if no host can be used.
+            (Err(_), Some(told)) if told.fault() == Fault::Config => {}
+            (Err(error), _) => failure = Some(error),
+        }
+    }
+    // A URL names at least one host.
+    Err(failure.unwrap_or_else(|| StoreError::new(Fault::Config, "the URL names no host")))
+}
+
+/// Sets up the session. The isolation is that which the verbs need, whatever the default of the
+/// database is. The core has its own deadlines. A timeout of the server would end the wait for a
+/// standby, and say that the request was carried out.
+const SESSION: &str = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED; \
+    SET synchronous_commit = off; SET statement_timeout = 0; SET lock_timeout = 0; SET client_min_messages = warning; \
+    SELECT pg_is_in_recovery(), current_setting('server_version_num'), pg_postmaster_start_time()";
+
+const OLDEST: u32 = 130_000;
+
+/// Connects to one host, and checks that it is no standby.
+pub(super) async fn dial(
+    server: &Server,
+    host: (String, u16),
+    mut hears: Hears,
+) -> Result<Line, StoreError> {
+    let place = format!("{}:{}", host.0, host.1);
+    let because =
+        |fault, text: String| StoreError::new(fault, format!("cannot connect to {place}: {text}"));
+    let socket = socket(&host.0, host.1)
+        .await
+        .map_err(|error| because(Fault::Retry, error.to_string()))?;
+    let opened = server.login.connect_raw(socket, NoTls).await;
+    let (client, mut connection) = opened.map_err(|error| not_connected(&place, error))?;
+    let driver = tokio::spawn(async move {
+        while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
+            hears(message);
+        }
+    });
+    let mut line = Line {
+        calls: Arc::new(Calls::new(client)),
+        driver: driver.abort_handle(),
+        host,
+        server_began: String::new(),
+    };
+    let told = line.calls.client().simple_query(SESSION).await;
+    let told = told.map_err(|error| not_connected(&place, error))?;
+    let row = told.iter().find_map(|message| match message {
+        SimpleQueryMessage::Row(row) => Some(row),
+        _ => None,
+    });
+    let column = |at| row.and_then(|row| row.get(at)).unwrap_or_default();
+    if column(1).parse().is_ok_and(|version: u32| version < OLDEST) {
+        return Err(because(
+            Fault::Config,
+            "this PostgreSQL is too old; update it to 13 or later".to_owned(),
+        ));
+    }
+    if column(0) == "t" {
+        // Not a mistake: after a failover, the address may lead to the other server, or this one
+        // may be promoted.
+        let text = "it is a standby, which takes no locks; name the server that it follows";
+        return Err(because(Fault::Retry, text.to_owned()));
+    }
+    column(2).clone_into(&mut line.server_began);
+    Ok(line)
+}
+
+async fn socket(host: &str, port: u16) -> io::Result<TcpStream> {
+    // In a URL an IPv6 address is in brackets.
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let socket = TcpStream::connect((host, port)).await?;
+    // A request is one small write that must not wait for more data.
+    socket.set_nodelay(true)?;
+    // The peer may go without notice: a cable is pulled, or a NAT entry is dropped. The kernel then
+    // finds out within about ten seconds.
+    sockopt::set_socket_keepalive(&socket, true)?;
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    {
+        sockopt::set_tcp_keepidle(&socket, Duration::from_secs(5))?;
+        sockopt::set_tcp_keepintvl(&socket, Duration::from_secs(2))?;
+        sockopt::set_tcp_keepcnt(&socket, 3)?;
+    }
+    Ok(socket)
+}
+
+/// Makes the schema if it is missing.
+///
+/// If the future is dropped in the middle, the connection is dropped with it, and the server rolls
+/// the transaction back.
+pub(super) async fn find_schema(line: &Line) -> Result<(), StoreError> {
+    let Err(missing) = version(line).await else {
+        return Ok(());
+    };
+    let code = missing.code().map(|code| code.code().to_owned());
+    match code.as_deref() {
+        Some("3F000") => {}
+        Some("42883") => {
+            return Err(no_schema(
+                "the schema lockcore1 is not that of this library",
+            ));
+        }
+        Some("42501") => {
+            return Err(no_schema(
+                "this user may not use the schema lockcore1: GRANT USAGE ON SCHEMA lockcore1, and EXECUTE ON ALL FUNCTIONS \
+                 IN SCHEMA lockcore1",
+            ));
+        }
+        _ => return Err(failed(missing)),
+    }
+    let made = format!("BEGIN; {SCHEMA} COMMIT");
+    let Err(error) = line.calls.client().batch_execute(&made).await else {
+        return Ok(());
+    };
+    let code = error.code().map(|code| code.code().to_owned());
+    let rolled_back = line.calls.client().batch_execute("ROLLBACK").await;
+    rolled_back.map_err(failed)?;
+    match code.as_deref() {
+        // Another client has made it meanwhile.
+        Some("42P06") => version(line).await.map(drop).map_err(failed),
+        Some("42501") => Err(no_schema(
+            "the schema lockcore1 is missing, and this user may not make it: let a user with the right to CREATE in this \
+             database run the file lockcore1.sql",
+        )),
+        _ => Err(failed(error)),
+    }
+}
+
+async fn version(line: &Line) -> Result<(), tokio_postgres::Error> {
+    let client = line.calls.client();
+    client
+        .query_typed(calls::VERSION_OF_SCHEMA, &[])
+        .await
+        .map(drop)
+}
+
+fn no_schema(why: &str) -> StoreError {
+    StoreError::new(Fault::Config, format!("PostgreSQL: {why}{GUIDE}"))
+}

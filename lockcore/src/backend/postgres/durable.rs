@@ -1,0 +1,136 @@
+//! When a request counts: `?durability=…`.
+//!
+//! A verb locks its name until its transaction is committed. If it waited for the disk meanwhile, a
+//! name could change hands a few hundred times a second at most, and the server could not write the
+//! log for several verbs at once, because a transaction that sends a notification holds a lock of
+//! the whole server until it is committed. So all verbs are committed *asynchronously*: others see
+//! them at once, and the disk has them a moment later.
+//!
+//! An enqueue, a renewal, an adoption or a resize *counts* only when the disk has it. For this the
+//! client has a second connection, beside the one of the verbs. On it one transaction writes a
+//! message to the log and waits until the disk has it, and the standbys too if the server waits for
+//! them. The server writes the log in order. So then it has everything that was committed before
+//! this transaction has begun. One such *flush* serves all verbs that were answered before it
+//! began, and all that come meanwhile wait for the next.
+//!
+//! A release, a wake-up and a refusal wait for nothing. This is safe:
+//!
+//! - **A crash leaves a prefix of what was committed.** The prefix has everything that a flush has
+//!   acknowledged. So it has all tickets that a client believes in. What can be missing are
+//!   requests that nobody counts on, and releases of the last moments (up to three times
+//!   `wal_writer_delay`), each with the grants that it has made.
+//! - **A lost release brings back a ticket that nobody renews.** It stands in front of those that
+//!   were granted by the release, because the line is in the order of the numbers. Let A be the
+//!   ticket that is back, and B the one that was told that it holds. B goes on: its renewals answer
+//!   that it waits, and such an answer keeps the lease of a holder. Nobody passes B, because nobody
+//!   passes A, and B is the next behind A. When A has expired, B is granted once more.
+//! - **A wake-up may be believed** for the same reason, whether A was released or has expired. If A
+//!   has expired, no flush has acknowledged a renewal of A after that, because a renewal of A reads
+//!   the table after the grant of B, and finds no ticket.
+//! - **Numbers go on rising.** B's ticket was flushed, so its number is in the prefix. A later
+//!   ticket stands behind it, or has a greater number by the clock of the server.
+//!
+//! With a standby that is promoted it is the same, if the flush has waited for this standby. The
+//! price of a crash is that a name stays taken until the lease of a ticket like A ends.
+//!
+//! If a wake-up comes before the enqueue of its ticket counts, it is kept: see `waits`.
+//!
+//! A counter has no line, and nobody is told of its change before it counts. So a change waits for
+//! the disk in its own transaction, and a read waits for nothing: see `counters`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::sync::{mpsc, oneshot};
+use tokio_postgres::AsyncMessage;
+
+use super::calls;
+use super::config::Durability;
+use super::dial::{Hears, Line};
+use crate::backend::{Fault, StoreError};
+
+/// The flushes of one connection.
+#[derive(Clone, Debug)]
+pub(super) struct Flushes(mpsc::UnboundedSender<Waiter>);
+
+type Waiter = oneshot::Sender<Result<(), StoreError>>;
+
+/// Whether the server has sent a warning on the connection of the flushes.
+///
+/// If somebody ends the wait for a standby, the server answers as if the flush had succeeded, and
+/// warns that the standby may not have it. The warning comes before the answer.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Warned(Arc<AtomicBool>);
+
+impl Warned {
+    pub(super) fn hear(&self) -> Hears {
+        let warned = self.clone();
+        Box::new(move |message| {
+            if let AsyncMessage::Notice(_) = message {
+                warned.0.store(true, Ordering::Release);
+            }
+        })
+    }
+}
+
+impl Flushes {
+    /// Begins to flush on this connection, which ends with the last copy of this value. `main` ends
+    /// the connection of the verbs: neither is of use without the other.
+    pub(super) fn begin(
+        line: Line,
+        warned: Warned,
+        durability: Durability,
+        main: tokio::task::AbortHandle,
+    ) -> Self {
+        let (flushes, waiters) = mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            let ended = flush_for(&line, &warned, durability, waiters).await;
+            if ended {
+                main.abort();
+            }
+        });
+        Self(flushes)
+    }
+
+    /// Waits until everything counts that was answered on the connection of the verbs before this
+    /// call. If the future is dropped, nobody misses its flush.
+    pub(super) async fn flush(&self) -> Result<(), StoreError> {
+        let (waiter, flushed) = oneshot::channel();
+        let ended = || StoreError::broken("PostgreSQL: the connection of the flushes has ended");
+        self.0.send(waiter).map_err(|_| ended())?;
+        flushed.await.map_err(|_| ended())?
+    }
+}
+
+/// Flushes for those that wait. Returns whether the connection has ended.
+async fn flush_for(
+    line: &Line,
+    warned: &Warned,
+    durability: Durability,
+    mut waiters: mpsc::UnboundedReceiver<Waiter>,
+) -> bool {
+    while let Some(first) = waiters.recv().await {
+        let mut all = vec![first];
+        while let Ok(next) = waiters.try_recv() {
+            all.push(next);
+        }
+        let setting = durability.setting();
+        let asked = line.calls.ask(&calls::FLUSH, &[&setting]).await;
+        let outcome = match asked {
+            _ if warned.0.swap(false, Ordering::Acquire) => Err(StoreError::new(
+                Fault::Retry,
+                "PostgreSQL: somebody has ended the wait for a standby, which may not have the request",
+            )),
+            asked => asked.map(drop),
+        };
+        let ended = matches!(&outcome, Err(error) if error.is_broken());
+        for waiter in all {
+            // A caller that has gone needs no answer.
+            let _ = waiter.send(outcome.clone());
+        }
+        if ended {
+            return true;
+        }
+    }
+    false
+}

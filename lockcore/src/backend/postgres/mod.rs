@@ -1,0 +1,243 @@
+//! PostgreSQL: see [`guide::postgres`](crate::guide::postgres) for what it promises and needs.
+//!
+//! The verbs are functions of the schema in `schema/lockcore1.sql`. `durable` explains when a
+//! request counts, and `waits` and `events` how a waiter is woken.
+
+mod calls;
+mod config;
+mod counters;
+mod dial;
+mod durable;
+mod errors;
+mod events;
+mod link;
+mod tickets;
+mod upkeep;
+mod waits;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::try_join;
+use tokio::runtime::Handle;
+use url::Url;
+
+use super::{
+    Adoption, Answer, Backend, Capability, Connection, Count, Counted, Departure, Enqueued,
+    EventSink, Fault, Listing, Page, Released, Renewed, Resize, Resized, StoreError, TicketInfo,
+};
+use crate::error::Error;
+use crate::name::Name;
+use crate::request::{Id, Request};
+use crate::tls::Tls;
+use config::{Durability, Server};
+use dial::Line;
+use durable::{Flushes, Warned};
+use errors::failed;
+use events::{Ears, GREETING, channel};
+use link::Link;
+use upkeep::Upkeep;
+use waits::Waits;
+
+/// Opens `postgres://…`.
+pub(crate) fn open(url: &Url, _: &Tls) -> Result<Arc<dyn Backend>, Error> {
+    let server = Server::plain(url)?;
+    Ok(Arc::new(Postgres(Arc::new(Store {
+        server,
+        waits: Arc::default(),
+    }))))
+}
+
+/// A PostgreSQL server, or a primary with its standbys.
+#[derive(Debug)]
+struct Postgres(Arc<Store>);
+
+#[derive(Debug)]
+struct Store {
+    server: Server,
+    waits: Arc<Waits>,
+}
+
+/// A client's connection: one connection to the server for the verbs, and one for the flushes.
+#[derive(Debug)]
+struct PostgresConnection(Arc<Link>);
+
+impl Backend for Postgres {
+    fn capability(&self) -> Capability {
+        Capability::new()
+            // The server carries out the requests of a connection one by one, some 100 µs each.
+            // Renewals wait behind these.
+            .in_flight(250)
+            .asks_back(true)
+            .lists(true)
+            .adopts(true)
+            .resizes(true)
+            .counters(true)
+            .watches(true)
+    }
+
+    fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
+        let store = Arc::clone(&self.0);
+        Box::pin(async move {
+            let link = connected(&store, events).await?;
+            Ok(Arc::new(PostgresConnection(link)) as Arc<dyn Connection>)
+        })
+    }
+}
+
+/// Connects, makes the schema if it is missing, and checks that messages of the server arrive.
+///
+/// If the future is dropped, all that it has opened is dropped with it.
+async fn connected(store: &Store, events: EventSink) -> Result<Arc<Link>, StoreError> {
+    let Store { server, waits } = store;
+    let (receiver, timer) = (events.receiver(), events.timer());
+    let ears = Arc::new(Ears::new(receiver, Arc::clone(waits)));
+    let events = Arc::new(events);
+    let main = async {
+        let line = dial::primary(server, || ears.hear(&events)).await?;
+        dial::find_schema(&line).await?;
+        Ok(line)
+    };
+    let beside = async |host: &(String, u16)| {
+        if server.durability == Durability::Off {
+            return Ok(None);
+        }
+        let warned = Warned::default();
+        let beside = dial::dial(server, host.clone(), warned.hear()).await?;
+        Ok(Some((beside, warned)))
+    };
+    let (line, beside) = match server.hosts.as_slice() {
+        [host] => try_join(main, beside(host)).await?,
+        _ => {
+            let line = main.await?;
+            let beside = beside(&line.host).await?;
+            (line, beside)
+        }
+    };
+    drop(events);
+    greet(&line, beside.as_ref().map(|(beside, _)| beside), &ears).await?;
+    let flushes = beside
+        .map(|(beside, warned)| Flushes::begin(beside, warned, server.durability, line.end()));
+    let upkeep = Arc::new(Upkeep::default());
+    let (calls, heard) = (Arc::clone(&line.calls), Arc::clone(&ears));
+    let keeps_up = tokio::spawn(upkeep::keep_up(calls, heard, Arc::clone(&upkeep), timer));
+    Ok(Arc::new(Link {
+        line,
+        flushes,
+        durability: server.durability,
+        receiver,
+        waits: Arc::clone(waits),
+        ears,
+        upkeep,
+        keeps_up: keeps_up.abort_handle(),
+        runtime: Handle::current(),
+    }))
+}
+
+/// Checks that the messages of the server arrive on this connection, and that the one beside it
+/// leads to the same server: the address may have moved in between. Behind a pooler that gives a
+/// connection of the server to another client after each transaction, the messages go astray
+/// without an error.
+///
+/// When the message is committed, the server has told the process of the other connection. That
+/// process sends it before its next answer. The calls that are used most are prepared meanwhile.
+async fn greet(line: &Line, beside: Option<&Line>, ears: &Ears) -> Result<(), StoreError> {
+    let channel = channel(ears.receiver());
+    let client = line.calls.client();
+    let listens = client.batch_execute(&format!("LISTEN \"{channel}\"")).await;
+    listens.map_err(failed)?;
+    ears.begun();
+    let greets = beside.unwrap_or(line).calls.client();
+    let greeted = greets
+        .batch_execute(&format!("NOTIFY \"{channel}\", '{GREETING}'"))
+        .await;
+    greeted.map_err(failed)?;
+    let prepared = |call| line.calls.prepared(call);
+    try_join(
+        prepared(&calls::ENQUEUE),
+        try_join(prepared(&calls::RELEASE), prepared(&calls::RENEW)),
+    )
+    .await?;
+    if ears.is_greeted() {
+        // Tickets may wait that were enqueued on an earlier connection of this runtime.
+        ears.stop(client);
+        return Ok(());
+    }
+    match beside {
+        Some(beside) if beside.server_began != line.server_began => Err(StoreError::new(
+            Fault::Retry,
+            "PostgreSQL: two connections to this address have reached two servers; name an address that always leads to the \
+             primary",
+        )),
+        _ => Err(StoreError::new(
+            Fault::Config,
+            "PostgreSQL: notifications do not arrive: the address is that of a pooler, which gives connections of the server to \
+             others after each transaction; name the address of the server, or let the pooler work in session mode",
+        )),
+    }
+}
+
+impl Connection for PostgresConnection {
+    /// An enqueue is two requests, one after the other. The task that polls the future may be late,
+    /// and gives up when it finds no answer. So the runtime of the connection does both. If the
+    /// future is dropped, that runtime goes on, as a server would.
+    fn enqueue(&self, request: Arc<Request>, _: Duration) -> Answer<Enqueued> {
+        let link = Arc::clone(&self.0);
+        Box::pin(async move {
+            let runtime = link.runtime.clone();
+            let asked = runtime.spawn(tickets::enqueue(link, request));
+            let ended =
+                |_| StoreError::broken("PostgreSQL: the runtime of the connection has ended");
+            asked.await.map_err(ended)?
+        })
+    }
+
+    fn renew(&self, tickets: Vec<Arc<Request>>, _: Duration) -> Answer<Vec<Renewed>> {
+        Box::pin(tickets::renew(Arc::clone(&self.0), tickets))
+    }
+
+    fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>> {
+        Box::pin(tickets::release(Arc::clone(&self.0), tickets))
+    }
+
+    fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>> {
+        Box::pin(tickets::inspect(Arc::clone(&self.0), name))
+    }
+
+    fn list(&self, listing: Listing) -> Answer<Page> {
+        Box::pin(tickets::list(Arc::clone(&self.0), listing))
+    }
+
+    fn ask_back(&self, name: Name, id: Id, ask: Arc<str>) -> Answer<bool> {
+        Box::pin(tickets::ask_back(Arc::clone(&self.0), name, id, ask))
+    }
+
+    fn adopt(&self, adoption: Arc<Adoption>) -> Answer<Enqueued> {
+        Box::pin(tickets::adopt(Arc::clone(&self.0), adoption))
+    }
+
+    fn resize(&self, resize: Arc<Resize>) -> Answer<Resized> {
+        Box::pin(tickets::resize(Arc::clone(&self.0), resize))
+    }
+
+    fn forget(&self, name: Name) -> Answer<()> {
+        Box::pin(tickets::forget(Arc::clone(&self.0), name))
+    }
+
+    fn count(&self, count: Arc<Count>) -> Answer<Counted> {
+        Box::pin(counters::count(Arc::clone(&self.0), count))
+    }
+
+    fn watch(&self, name: Name) -> Answer<()> {
+        Box::pin(counters::watch(Arc::clone(&self.0), name))
+    }
+
+    fn unwatch(&self, name: Name) -> Answer<()> {
+        Box::pin(counters::unwatch(Arc::clone(&self.0), name))
+    }
+
+    fn check(&self) -> Answer<Vec<String>> {
+        let link = Arc::clone(&self.0);
+        Box::pin(async move { config::check(link.calls(), link.durability).await })
+    }
+}

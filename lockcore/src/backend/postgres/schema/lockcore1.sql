@@ -1,0 +1,522 @@
+-- The schema of lockcore for PostgreSQL 13 and later. A client that finds it missing runs this file, if it has the right.
+-- Otherwise a person runs it once, in the database of the URL: psql --single-transaction --file=lockcore1.sql
+--
+-- All of it is wire format: a change makes another schema, with another number. Only the functions in the first list below
+-- are called by clients. A client needs USAGE on the schema and EXECUTE on these functions, and no right on a table.
+--
+-- Times are in microseconds. They are of the wall clock of the server, and are read when the name is locked.
+
+SELECT pg_advisory_xact_lock(1818583907, 0); -- "lock"; two clients may find the schema missing at once
+CREATE SCHEMA lockcore1;
+SET LOCAL search_path = lockcore1, pg_temp;
+
+-- One row for each name that a ticket has left lately, or that has a stored capacity. The row stays for a day after `last`,
+-- because `last` keeps the numbers rising.
+CREATE TABLE names (
+    name      text   COLLATE "C" PRIMARY KEY, -- namespace:layout version:{name}
+    last      bigint NOT NULL DEFAULT 0,      -- no ticket that has gone had a greater number
+    first     bigint NOT NULL DEFAULT 0,      -- no ticket that is there has a smaller number: walks begin here
+    capacity  int,                            -- the stored capacity
+    change    uuid,                           -- the id of its last change
+    changed   bigint                          -- when that was
+) WITH (fillfactor = 70);
+
+-- One row for each ticket, for holders and waiters alike. No index has a column that a renewal or a grant changes.
+CREATE TABLE tickets (
+    name        text    COLLATE "C" NOT NULL,
+    ticket      bigint  NOT NULL,
+    id          uuid    NOT NULL UNIQUE,
+    permits     int     NOT NULL,
+    capacity    int     NOT NULL,  -- as the request stated it
+    ttl         bigint  NOT NULL,
+    expires_at  bigint  NOT NULL,
+    granted     boolean NOT NULL,  -- set once, and never unset: a smaller capacity takes nothing back
+    place       bigint  NOT NULL,  -- one more than that of the ticket before, so the length of a line need not be counted
+    receiver    bigint  NOT NULL,  -- the channel of the client that is woken is lockcore1.<receiver>
+    owner       text    NOT NULL,  -- host/pid/client, for people; an ask-back stands behind it, after a line break
+    PRIMARY KEY (name, ticket)
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
+
+-- The ids that were released while their enqueue could still arrive.
+CREATE TABLE marks (
+    id          uuid   PRIMARY KEY,
+    name        text   COLLATE "C" NOT NULL,
+    expires_at  bigint NOT NULL
+);
+
+-- Counters, and values of locks. The text of a value may have characters that a text of PostgreSQL cannot have.
+CREATE TABLE counters (
+    name  text   COLLATE "C" PRIMARY KEY,
+    data  bytea  NOT NULL, -- a text: value, generation, version, the changes of the last minute, the text of a value
+    used  bigint NOT NULL, -- when, in s
+    life  bigint NOT NULL  -- for how many s the row stays after that
+);
+
+-- A message to the client of a ticket: it is granted, or its client looks again after this time.
+CREATE TYPE news AS (receiver bigint, id uuid, ticket bigint, again bigint);
+
+-- What a walk along the line of a name has found.
+CREATE TYPE walk AS (
+    held         bigint, -- permits
+    soonest      bigint, -- when the first of the holders expires
+    first        bigint, -- the first ticket that waits, its id and its receiver
+    first_id     uuid,
+    first_heard  bigint,
+    capacity     int,    -- of the oldest ticket
+    place        bigint, -- of the oldest ticket
+    granted      news[]  -- the tickets that hold since this walk
+);
+
+-- ---- inside
+
+CREATE FUNCTION now_micros() RETURNS bigint LANGUAGE plpgsql AS $f$
+BEGIN
+    RETURN (date_part('epoch', clock_timestamp()) * 1000000)::bigint;
+END $f$;
+
+-- The beginning of every verb: locks the names before anything is read. Each statement behind it must see what was
+-- committed by then, which is true in READ COMMITTED only.
+--
+-- A verb holds the lock to the end of its transaction. So it must not wait for the disk: it is committed asynchronously, and
+-- the client waits for the disk elsewhere (`flush`) before the verb counts.
+CREATE FUNCTION take(n text) RETURNS bigint LANGUAGE plpgsql AS $f$
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'lockcore needs READ COMMITTED: set default_transaction_isolation for its user' USING ERRCODE = '22023';
+    END IF;
+    PERFORM set_config('synchronous_commit', 'off', true);
+    PERFORM pg_advisory_xact_lock(1818583907, hashtext(n));
+    RETURN now_micros();
+END $f$;
+
+-- The order is that of the hashes, not of the names: two names may have the same hash.
+CREATE FUNCTION take_all(names text[]) RETURNS bigint LANGUAGE plpgsql AS $f$
+DECLARE n text; h int;
+BEGIN
+    n := names[1];
+    IF cardinality(names) = 1 THEN RETURN take(n); END IF;
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'lockcore needs READ COMMITTED: set default_transaction_isolation for its user' USING ERRCODE = '22023';
+    END IF;
+    PERFORM set_config('synchronous_commit', 'off', true);
+    FOR h IN SELECT DISTINCT hashtext(x) FROM unnest(names) AS x ORDER BY 1 LOOP
+        PERFORM pg_advisory_xact_lock(1818583907, h);
+    END LOOP;
+    RETURN now_micros();
+END $f$;
+
+-- The youngest ticket of a name has gone: numbers go on behind it.
+CREATE FUNCTION went(n text, number bigint) RETURNS void LANGUAGE plpgsql AS $f$
+BEGIN -- an UPDATE that finds the row costs less than an INSERT that conflicts, and the name is locked
+    UPDATE names x SET last = greatest(x.last, number) WHERE x.name = n;
+    IF NOT FOUND THEN INSERT INTO names (name, last) VALUES (n, number); END IF;
+END $f$;
+
+-- Walks along the line of a name: removes the dead in front of the first live waiter, and grants what fits. The grants are
+-- in the answer, and the caller sends the messages.
+CREATE FUNCTION settle(n text, now bigint) RETURNS walk LANGUAGE plpgsql AS $f$
+DECLARE
+    l walk; r record; stored int; at bigint; gone bigint := -1; there bigint := -1;
+BEGIN
+    l.held := 0; l.granted := '{}';
+    SELECT x.capacity, x.first INTO stored, at FROM names x WHERE x.name = n;
+    at := coalesce(at, 0) - 1;
+    LOOP
+        -- One step of the walk. Without a limit, a loop over a query may read and sort the whole line.
+        SELECT t.ticket, t.id, t.permits, t.capacity, t.expires_at, t.granted, t.receiver, t.place INTO r
+        FROM tickets t WHERE t.name = n AND t.ticket > at ORDER BY t.ticket LIMIT 1;
+        EXIT WHEN NOT FOUND;
+        at := r.ticket;
+        IF r.expires_at <= now THEN
+            DELETE FROM tickets t WHERE t.name = n AND t.ticket = at;
+            gone := at;
+            CONTINUE;
+        END IF;
+        IF there < 0 THEN
+            l.capacity := r.capacity; l.place := r.place;
+            -- While another transaction has an old snapshot, removed rows stay in the table. No walk begins among them.
+            IF r.place % 100 = 0 AND r.place > 0 THEN
+                UPDATE names x SET first = at WHERE x.name = n;
+                IF NOT FOUND THEN INSERT INTO names (name, first) VALUES (n, at); END IF;
+            END IF;
+        END IF;
+        there := at;
+        IF NOT r.granted THEN
+            IF l.held + r.permits > coalesce(stored, r.capacity) THEN
+                l.first := at; l.first_id := r.id; l.first_heard := r.receiver;
+                EXIT;
+            END IF;
+            UPDATE tickets t SET granted = true WHERE t.name = n AND t.ticket = at;
+            l.granted := l.granted || ROW(r.receiver, r.id, at, NULL)::news;
+        END IF;
+        l.held := l.held + r.permits;
+        l.soonest := least(l.soonest, r.expires_at);
+    END LOOP;
+    IF gone > there THEN PERFORM went(n, gone); END IF;
+    RETURN l;
+END $f$;
+
+-- Sends messages: "<id> <ticket>" for a grant, and "<id> again <ms>" to look again. At most a hundred of them are in one
+-- notification, whose text may have 8,000 bytes. The request answers for the tickets in `answered`.
+CREATE FUNCTION tell(messages news[], answered uuid[]) RETURNS void LANGUAGE plpgsql AS $f$
+BEGIN
+    IF messages = '{}' THEN RETURN; END IF;
+    PERFORM pg_notify('lockcore1.' || m.receiver, string_agg(
+        replace(m.id::text, '-', '') || CASE WHEN m.again IS NULL THEN ' ' || m.ticket ELSE ' again ' || m.again / 1000 END, ','))
+    FROM (
+        SELECT w.*, (row_number() OVER (PARTITION BY w.receiver) - 1) / 100 AS part FROM unnest(messages) AS w
+        WHERE w.id <> ALL (answered)
+    ) AS m
+    GROUP BY m.receiver, m.part;
+END $f$;
+
+-- The message to the first waiter of a line that nobody wakes it when the lease of a holder ends.
+CREATE FUNCTION again(l walk, now bigint) RETURNS news LANGUAGE plpgsql AS $f$
+BEGIN
+    RETURN ROW(l.first_heard, l.first_id, l.first, greatest(l.soonest - now, 0))::news;
+END $f$;
+
+-- ---- what clients call
+
+-- The number of this text. It changes with every change of a function that clients notice.
+CREATE FUNCTION version() RETURNS int LANGUAGE plpgsql AS $f$ BEGIN RETURN 1; END $f$;
+
+-- Returns when everything that was committed before is on the disk, or at the standbys, as `durability` says: a value of
+-- synchronous_commit. The message is the smallest transaction that writes to the log.
+CREATE FUNCTION flush(durability text) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
+BEGIN
+    PERFORM set_config('synchronous_commit', durability, true);
+    PERFORM pg_logical_emit_message(true, 'lockcore', '');
+END $f$;
+
+-- Takes a ticket. If an earlier attempt with the same id has left one, finds that ticket and renews it.
+--
+-- p permits   c capacity   lives ttl   waits: whether to stand in line   seen: the highest number that the client has seen
+-- me receiver   own owner   hears: whether the connection listens already; if not, it begins when the ticket waits
+-- outcome 0 granted, 1 waiting, 2 busy, 3 another capacity is in use, 4 gone, 5 numbers are exhausted
+--
+-- The connection listens from the commit on, and the name is locked until then. So no later grant is missed.
+CREATE FUNCTION enqueue(i uuid, n text, p int, c int, lives bigint, waits boolean, seen bigint, me bigint, own text, hears boolean,
+    OUT outcome int, OUT ticket bigint, OUT soonest_in bigint, OUT in_use int)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
+DECLARE now bigint := take(n); l walk; mine record; nm record; youngest bigint; behind bigint; holds boolean;
+BEGIN
+    SELECT t.ticket, t.expires_at INTO mine FROM tickets t WHERE t.id = i AND t.name = n;
+    IF FOUND THEN
+        IF mine.expires_at <= now THEN -- an earlier attempt took it, and it has died since
+            DELETE FROM tickets t WHERE t.id = i;
+            PERFORM went(n, mine.ticket);
+            l := settle(n, now);
+            outcome := 4;
+        ELSE
+            UPDATE tickets t SET expires_at = now + lives, ttl = lives, receiver = me WHERE t.id = i;
+            l := settle(n, now);
+            ticket := mine.ticket;
+            SELECT CASE WHEN t.granted THEN 0 ELSE 1 END INTO outcome FROM tickets t WHERE t.id = i;
+            IF l.first = mine.ticket THEN soonest_in := l.soonest - now; END IF;
+            IF outcome = 1 AND NOT hears THEN EXECUTE format('LISTEN %I', 'lockcore1.' || me); END IF;
+        END IF;
+        PERFORM tell(l.granted, ARRAY[i]);
+        RETURN;
+    END IF;
+    IF EXISTS (SELECT 1 FROM marks m WHERE m.id = i AND m.expires_at > now) THEN outcome := 4; RETURN; END IF;
+
+    SELECT t.ticket, t.place INTO youngest, behind FROM tickets t WHERE t.name = n ORDER BY t.ticket DESC LIMIT 1;
+    IF FOUND THEN
+        l := settle(n, now);
+        PERFORM tell(l.granted, '{}');
+        IF l.capacity IS NULL THEN youngest := NULL; behind := NULL; END IF; -- all were dead
+    ELSE
+        l.held := 0;
+    END IF;
+    SELECT x.last, x.capacity INTO nm FROM names x WHERE x.name = n;
+    -- While a capacity is stored, any stated one will do, but a mutex is refused.
+    in_use := CASE WHEN nm.capacity IS NULL THEN nullif(l.capacity, c) WHEN c = 1073741824 THEN nm.capacity END;
+    IF in_use IS NOT NULL THEN outcome := 3; RETURN; END IF;
+    holds := l.first IS NULL AND l.held + p <= coalesce(nm.capacity, c);
+    IF NOT holds AND (NOT waits OR behind - l.place >= 9999
+                      AND (SELECT count(*) FROM (SELECT 1 FROM tickets t WHERE t.name = n LIMIT 10000) q) >= 10000) THEN
+        outcome := 2; soonest_in := l.soonest - now; RETURN;
+    END IF;
+
+    -- Numbers only rise: above the last one and the one in front, and not below the clock. A number that the client has seen
+    -- counts if it is at most a day ahead. Otherwise one wrong clock would spoil all numbers.
+    ticket := greatest(now, nm.last + 1, youngest + 1, CASE WHEN seen <= now + 86400000000 THEN seen + 1 END);
+    IF ticket > 9007199254740991 THEN ticket := NULL; outcome := 5; RETURN; END IF;
+    INSERT INTO tickets VALUES (n, ticket, i, p, c, lives, now + lives, holds, coalesce(behind + 1, 0), me, own);
+    IF holds THEN outcome := 0; RETURN; END IF;
+    outcome := 1;
+    IF l.first IS NULL THEN soonest_in := l.soonest - now; END IF;
+    IF NOT hears THEN EXECUTE format('LISTEN %I', 'lockcore1.' || me); END IF;
+END $f$;
+
+-- Extends tickets to their new ttl, counted from now, and makes those smaller that are to keep fewer permits. If a lease ends
+-- earlier than before, tells the first waiter when to look again.
+--
+-- names: those of the tickets, each once   keeps: how many permits each keeps at most   lives ttl
+-- One row for each id, in order. Without a ticket it is lost. `owner` only if somebody asks for the ticket.
+CREATE FUNCTION renew(names text[], ids uuid[], keeps int[], lives bigint[])
+RETURNS TABLE (ticket bigint, holds boolean, ttl bigint, soonest_in bigint, owner text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
+#variable_conflict use_column
+DECLARE
+    now bigint := take_all(names); l walk; n text; messages news[] := '{}';
+    lines text[] := '{}'; firsts bigint[] := '{}'; soons bigint[] := '{}'; shorter text[];
+BEGIN
+    WITH renewed AS (
+        UPDATE tickets t SET expires_at = now + a.lives, ttl = a.lives, permits = least(t.permits, a.keeps)
+        FROM unnest(ids, keeps, lives) AS a(id, keeps, lives), tickets was
+        WHERE was.id = a.id AND t.id = a.id AND t.expires_at > now
+        RETURNING t.name, was.expires_at > t.expires_at AS ends_earlier
+    )
+    SELECT coalesce(array_agg(DISTINCT r.name), '{}') INTO shorter FROM renewed r WHERE r.ends_earlier;
+    -- A line is walked along if one of the tickets is in it, dead or alive, and somebody waits there. So the renewal of
+    -- holders that nobody waits for is one UPDATE.
+    FOR n IN SELECT DISTINCT t.name FROM tickets t
+             WHERE t.id = ANY (ids) AND EXISTS (SELECT 1 FROM tickets w WHERE w.name = t.name AND NOT w.granted) ORDER BY 1 LOOP
+        l := settle(n, now);
+        messages := messages || l.granted;
+        IF l.first IS NOT NULL THEN
+            IF n = ANY (shorter) THEN messages := messages || again(l, now); END IF;
+            lines := lines || n; firsts := firsts || l.first; soons := soons || l.soonest;
+        END IF;
+    END LOOP;
+    PERFORM tell(messages, ids);
+    RETURN QUERY
+    SELECT t.ticket, t.granted, t.ttl,
+           (SELECT f.soonest - now FROM unnest(lines, firsts, soons) AS f(line, first, soonest)
+            WHERE f.line = t.name AND f.first = t.ticket),
+           CASE WHEN position(E'\n' IN t.owner) > 0 THEN t.owner END
+    FROM unnest(ids) WITH ORDINALITY AS a(id, at) LEFT JOIN tickets t ON t.id = a.id AND t.expires_at > now
+    ORDER BY a.at;
+END $f$;
+
+-- Removes tickets, and wakes those that are granted by this. If the first waiter has gone, tells the next one when to look
+-- again, because nobody wakes it when the lease of a holder ends.
+--
+-- names, ids, marked: of each ticket; marked leaves a mark for a late enqueue   One row for each id, in order.
+CREATE FUNCTION release(names text[], ids uuid[], marked boolean[]) RETURNS TABLE (was_there boolean)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
+DECLARE now bigint; l walk; r record; messages news[] := '{}'; gone uuid[] := '{}';
+BEGIN
+    now := take_all(names);
+    IF cardinality(ids) = 1 AND NOT marked[1] THEN -- the usual case, in few statements
+        DELETE FROM tickets t WHERE t.id = ids[1] RETURNING t.name, t.ticket, t.granted INTO r;
+        was_there := r.ticket IS NOT NULL;
+        RETURN NEXT;
+        IF NOT was_there THEN RETURN; END IF;
+        PERFORM 1 FROM tickets t WHERE t.name = r.name AND t.ticket > r.ticket LIMIT 1;
+        IF NOT FOUND THEN
+            PERFORM went(r.name, r.ticket);
+            IF r.granted THEN RETURN; END IF; -- nobody stands behind it, and nobody in front of a holder waits
+        END IF;
+        l := settle(r.name, now);
+        messages := l.granted;
+        IF NOT r.granted AND r.ticket < l.first THEN
+            messages := messages || again(l, now);
+        END IF;
+        PERFORM tell(messages, '{}');
+        RETURN;
+    END IF;
+
+    INSERT INTO marks AS m SELECT DISTINCT ON (a.id) a.id, a.name, now + 60000000
+    FROM unnest(names, ids, marked) AS a(name, id, marked) WHERE a.marked
+    ON CONFLICT (id) DO UPDATE SET expires_at = excluded.expires_at;
+    FOR r IN WITH g AS (DELETE FROM tickets t WHERE t.id = ANY (ids) RETURNING t.name, t.ticket, t.id, t.granted)
+             SELECT g.name, max(g.ticket) AS youngest, min(g.ticket) FILTER (WHERE NOT g.granted) AS waiter,
+                    array_agg(g.id) AS ids
+             FROM g GROUP BY g.name ORDER BY g.name LOOP
+        gone := gone || r.ids;
+        IF NOT EXISTS (SELECT 1 FROM tickets t WHERE t.name = r.name AND t.ticket > r.youngest) THEN
+            PERFORM went(r.name, r.youngest);
+        END IF;
+        l := settle(r.name, now);
+        messages := messages || l.granted;
+        IF r.waiter < l.first THEN
+            messages := messages || again(l, now);
+        END IF;
+    END LOOP;
+    PERFORM tell(messages, '{}');
+    RETURN QUERY SELECT a.id = ANY (gone) FROM unnest(ids) WITH ORDINALITY AS a(id, at) ORDER BY a.at;
+END $f$;
+
+-- Gives a ticket that holds to another client. It keeps its number, its permits and its place, and an ask-back behind its
+-- owner. `ticket` is null, and nothing has changed, if there is no such ticket, if it waits, or if the new id was released.
+--
+-- was, number: the id so far and the number   i the new id   marked: leave a mark for the id so far
+CREATE FUNCTION adopt(n text, was uuid, number bigint, p int, c int, i uuid, lives bigint, me bigint, own text, marked boolean,
+    OUT ticket bigint)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
+DECLARE now bigint := take(n); l walk;
+BEGIN
+    l := settle(n, now);
+    PERFORM tell(l.granted, '{}');
+    UPDATE tickets t SET id = i, ttl = lives, expires_at = now + lives, receiver = me,
+        owner = own || CASE WHEN position(E'\n' IN t.owner) > 0 THEN substr(t.owner, position(E'\n' IN t.owner)) ELSE '' END
+    WHERE t.name = n AND t.ticket = number AND t.id IN (was, i) AND t.granted AND t.expires_at > now
+      AND t.permits = p AND t.capacity = c AND NOT EXISTS (SELECT 1 FROM marks m WHERE m.id = i AND m.expires_at > now)
+    RETURNING t.ticket INTO ticket;
+    IF ticket IS NOT NULL AND marked THEN
+        INSERT INTO marks AS m VALUES (was, n, now + 60000000) ON CONFLICT (id) DO UPDATE SET expires_at = excluded.expires_at;
+    END IF;
+END $f$;
+
+-- Asks the client of a ticket to give it up: writes the ask-back behind the owner, and tells the client to look.
+CREATE FUNCTION ask_back(n text, i uuid, ask text, OUT was_there boolean)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
+DECLARE now bigint := take(n); r record;
+BEGIN
+    UPDATE tickets t SET owner = split_part(t.owner, E'\n', 1) || E'\n' || ask
+    WHERE t.id = i AND t.name = n AND t.expires_at > now RETURNING t.receiver, t.ticket INTO r;
+    was_there := r.ticket IS NOT NULL;
+    IF was_there THEN PERFORM tell(ARRAY[ROW(r.receiver, i, r.ticket, 0)::news], '{}'); END IF;
+END $f$;
+
+-- The live tickets of a name, oldest first. A ticket that holds because one in front has died is shown as a holder, although
+-- nobody has noticed that yet.
+CREATE FUNCTION inspect(n text)
+RETURNS TABLE (ticket bigint, granted boolean, permits int, capacity int, remaining bigint, age bigint, owner text, id uuid)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
+#variable_conflict use_column
+DECLARE now bigint := now_micros();
+BEGIN
+    RETURN QUERY
+    SELECT t.ticket,
+           t.granted OR sum(t.permits) OVER (ORDER BY t.ticket ROWS UNBOUNDED PRECEDING) <= coalesce(x.capacity, t.capacity),
+           t.permits, coalesce(x.capacity, t.capacity), t.expires_at - now, greatest(now - t.ticket, 0), t.owner, t.id
+    FROM tickets t LEFT JOIN names x ON x.name = t.name
+    WHERE t.name = n AND t.expires_at > now ORDER BY t.ticket;
+END $f$;
+
+-- Names that have a live ticket, in order, from `begins` to before `ends`, and behind `after`. One look into the index for
+-- each name, however many tickets it has.
+CREATE FUNCTION list(begins text, after text, ends text, many int) RETURNS TABLE (name text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
+#variable_conflict use_column
+DECLARE now bigint := now_micros();
+BEGIN
+    RETURN QUERY
+    WITH RECURSIVE used AS (
+        SELECT (SELECT min(t.name) FROM tickets t WHERE t.name >= begins AND t.name > after AND t.name < ends) AS name
+        UNION ALL
+        SELECT (SELECT min(t.name) FROM tickets t WHERE t.name > u.name AND t.name < ends) FROM used u WHERE u.name IS NOT NULL
+    )
+    SELECT u.name FROM used u
+    WHERE u.name IS NOT NULL AND EXISTS (SELECT 1 FROM tickets t WHERE t.name = u.name AND t.expires_at > now)
+    LIMIT many;
+END $f$;
+
+-- The stored capacity of a name, and the id of its last change.
+CREATE FUNCTION stored(n text, OUT capacity int, OUT change uuid)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
+BEGIN
+    SELECT x.capacity, x.change INTO capacity, change FROM names x WHERE x.name = n;
+END $f$;
+
+-- Stores a capacity, or takes it back (c is null). The change counts if `after` is the last change so far.
+--
+-- i the id of the change   stated: the capacity that tickets may have: the oldest, if none is stored; all, if it is taken back
+-- in_use: the capacity of a ticket that forbids the change   capacity, change: as they are stored now
+CREATE FUNCTION resize(i uuid, n text, c int, after uuid, stated int, OUT in_use int, OUT capacity int, OUT change uuid)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
+DECLARE now bigint := take(n); l walk; messages news[];
+BEGIN
+    l := settle(n, now);
+    messages := l.granted;
+    SELECT x.capacity, x.change INTO capacity, change FROM names x WHERE x.name = n;
+    IF change IS DISTINCT FROM i AND change IS NOT DISTINCT FROM after THEN
+        IF capacity IS NULL THEN
+            in_use := nullif(l.capacity, stated);
+        ELSIF c IS NULL THEN
+            SELECT t.capacity INTO in_use FROM tickets t
+            WHERE t.name = n AND t.expires_at > now AND t.capacity <> stated ORDER BY t.ticket LIMIT 1;
+        END IF;
+        IF in_use IS NULL THEN
+            INSERT INTO names AS x (name, capacity, change, changed) VALUES (n, c, i, now)
+            ON CONFLICT (name) DO UPDATE
+            SET capacity = excluded.capacity, change = excluded.change, changed = excluded.changed;
+            capacity := c; change := i;
+            l := settle(n, now);
+            messages := messages || l.granted;
+        END IF;
+    END IF;
+    PERFORM tell(messages, '{}');
+END $f$;
+
+-- Forgets everything about a name that is not in use. The id of the last change of its capacity stays for a day, so that a
+-- repetition of this change does nothing.
+CREATE FUNCTION forget(n text) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
+DECLARE now bigint := take(n);
+BEGIN
+    IF EXISTS (SELECT 1 FROM tickets t WHERE t.name = n AND t.expires_at > now) THEN RETURN; END IF;
+    DELETE FROM tickets t WHERE t.name = n;
+    DELETE FROM names x WHERE x.name = n AND x.change IS NULL;
+    UPDATE names x SET capacity = NULL, changed = now WHERE x.name = n;
+END $f$;
+
+-- Reads a counter. `now` in s and `clock` in microseconds, both by the server's clock.
+CREATE FUNCTION counter(n text, OUT data bytea, OUT used bigint, OUT life bigint, OUT now bigint, OUT clock bigint)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
+BEGIN
+    SELECT c.data, c.used, c.life INTO data, used, life FROM counters c WHERE c.name = n;
+    clock := now_micros();
+    now := clock / 1000000;
+END $f$;
+
+-- Writes a counter if its data is still `was` (null: no row). No name is locked here, and the row that was written is seen by
+-- others when the write counts. So this transaction waits for the disk itself: see `flush`.
+CREATE FUNCTION set_counter(n text, new bytea, was bytea, stays bigint, durability text, OUT written boolean)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
+BEGIN
+    PERFORM set_config('synchronous_commit', durability, true);
+    INSERT INTO counters AS c VALUES (n, new, now_micros() / 1000000, stays)
+    ON CONFLICT (name) DO UPDATE SET data = excluded.data, used = excluded.used, life = excluded.life
+    WHERE c.data IS NOT DISTINCT FROM was;
+    written := FOUND;
+END $f$;
+
+-- Tells the clients that watch a counter. In a transaction of its own: a transaction with a notification holds a lock of the
+-- whole server until it is committed, so it must not wait for the disk.
+CREATE FUNCTION changed(channel text) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
+BEGIN
+    PERFORM set_config('synchronous_commit', 'off', true);
+    PERFORM pg_notify(channel, '');
+END $f$;
+
+-- One step of the sweep, which removes what nobody has used for long. A step looks at the next 1,000 rows, locks at most 100
+-- names, and waits for none. `last` is where the next step begins; null after the last one. Nothing is granted by this: no
+-- ticket is removed from a line with a live ticket.
+CREATE FUNCTION sweep(after text, OUT last text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
+DECLARE now bigint := now_micros(); r record; locked int := 0; day bigint := 86400000000;
+BEGIN
+    PERFORM set_config('synchronous_commit', 'off', true);
+    -- The line of a name whose tickets have all died may have no row in `names`.
+    FOR r IN SELECT q.name, bool_or(q.old) AS old FROM (
+                 (SELECT x.name, x.capacity IS NULL AND x.last < now - day AND coalesce(x.changed, 0) < now - day AS old
+                  FROM names x WHERE x.name > after ORDER BY x.name LIMIT 1000)
+                 UNION ALL
+                 (SELECT t.name, t.expires_at < now - 60000000 FROM tickets t WHERE t.name > after ORDER BY t.name LIMIT 1000)
+             ) AS q GROUP BY q.name ORDER BY q.name LIMIT 1000 LOOP
+        last := r.name;
+        CONTINUE WHEN NOT r.old;
+        locked := locked + 1;
+        IF pg_try_advisory_xact_lock(1818583907, hashtext(r.name)) THEN
+            DELETE FROM tickets t WHERE t.name = r.name
+                AND NOT EXISTS (SELECT 1 FROM tickets o WHERE o.name = r.name AND o.expires_at > now - 60000000);
+            DELETE FROM names x WHERE x.name = r.name AND x.capacity IS NULL AND x.last < now - day
+                AND coalesce(x.changed, 0) < now - day AND NOT EXISTS (SELECT 1 FROM tickets t WHERE t.name = r.name);
+        END IF;
+        EXIT WHEN locked = 100;
+    END LOOP;
+    DELETE FROM marks m WHERE m.id IN
+        (SELECT d.id FROM marks d WHERE d.expires_at <= now LIMIT 1000 FOR UPDATE SKIP LOCKED);
+    DELETE FROM counters c WHERE c.name IN
+        (SELECT d.name FROM counters d WHERE d.used + d.life < now / 1000000 LIMIT 1000 FOR UPDATE SKIP LOCKED);
+END $f$;
+
+-- Functions may be called by everybody unless this is taken back.
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA lockcore1 FROM PUBLIC;

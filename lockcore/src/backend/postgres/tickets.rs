@@ -1,0 +1,230 @@
+//! The verbs about tickets. Each is one call of a function of the schema, and so one transaction.
+//! `durable` says which of them then wait for the disk, and why.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::calls::{self, Uuid, VERSION, only};
+use super::link::Link;
+use crate::backend::table::{self, Row as _};
+use crate::backend::{
+    Adoption, Departure, Enqueued, Fault, Listing, Page, Released, Renewed, Resize, ResizeOp,
+    Resized, StoreError, TicketInfo,
+};
+use crate::name::Name;
+use crate::request::{Id, Request};
+
+/// If the future is dropped, the server may still take the ticket. The core asks again with the
+/// same id, or releases it.
+pub(super) async fn enqueue(
+    link: Arc<Link>,
+    request: Arc<Request>,
+) -> Result<Enqueued, StoreError> {
+    let (id, receiver) = (request.id, link.receiver);
+    // No ticket of such a request waits, so no wake-up comes for it.
+    let hears = !request.wait
+        || link
+            .ears
+            .listens_after(|| link.waits.ask(&request, receiver));
+    let answer = ask(&link, &request, hears).await;
+    if let Err(error) = &answer
+        && error.fault() != Fault::Unknown
+    {
+        link.waits.left(id);
+    }
+    let answer = answer?;
+    if matches!(answer, Enqueued::Waiting { .. }) && !hears {
+        link.ears.begun();
+        link.upkeep.begin();
+    }
+    if matches!(answer, Enqueued::Granted { .. } | Enqueued::Waiting { .. }) {
+        link.counts().await.map_err(halfway)?;
+    }
+    Ok(link.waits.asked(id, answer))
+}
+
+async fn ask(link: &Link, request: &Request, hears: bool) -> Result<Enqueued, StoreError> {
+    let parameters: [calls::Parameter<'_>; 10] = [
+        &Uuid(request.id),
+        &table::key(&request.name, VERSION),
+        &number(request.permits.get()),
+        &number(request.capacity.get()),
+        &table::micros(request.ttl),
+        &request.wait,
+        &i64::try_from(request.highest_seen).unwrap_or(i64::MAX),
+        &link.receiver.cast_signed(),
+        &&*request.owner,
+        &hears,
+    ];
+    let rows = link.calls().ask(&calls::ENQUEUE, &parameters).await?;
+    link.upkeep.count();
+    table::enqueued(&only(rows)?, request.ttl)
+}
+
+pub(super) async fn renew(
+    link: Arc<Link>,
+    tickets: Vec<Arc<Request>>,
+) -> Result<Vec<Renewed>, StoreError> {
+    // Each name is locked once, however many of its tickets are renewed.
+    let names: BTreeSet<_> = (tickets.iter())
+        .map(|ticket| table::key(&ticket.name, VERSION))
+        .collect();
+    let names: Vec<_> = names.into_iter().collect();
+    let ids: Vec<_> = tickets.iter().map(|ticket| Uuid(ticket.id)).collect();
+    let keeps = tickets.iter().map(|ticket| number(ticket.permits.get()));
+    let keeps: Vec<_> = keeps.collect();
+    let ttls = tickets.iter().map(|ticket| table::micros(ticket.ttl));
+    let ttls: Vec<_> = ttls.collect();
+    let parameters: [calls::Parameter<'_>; 4] = [&names, &ids, &keeps, &ttls];
+    let rows = link.calls().ask(&calls::RENEW, &parameters).await?;
+    let answers: Vec<_> = rows.iter().map(table::renewed).collect::<Result<_, _>>()?;
+    let of = || tickets.iter().map(|ticket| ticket.id).zip(&answers);
+    let is_there = |answer: &Renewed| answer.holds() || matches!(answer, Renewed::Waiting { .. });
+    if answers.iter().any(is_there)
+        && let Err(error) = link.counts().await
+    {
+        // The loss of a ticket need not be on the disk, and the holder must learn of it now.
+        let lost = of().filter(|(_, answer)| **answer == Renewed::Lost);
+        let lost: Vec<Id> = lost.map(|(id, _)| id).collect();
+        // The renewal was carried out, so the error must not be a refusal.
+        let error = match error.is_broken() {
+            true => error,
+            false => StoreError::halfway(Fault::Unknown, error.to_string()),
+        };
+        return Err(error.with_lost(lost));
+    }
+    of().for_each(|(id, answer)| link.waits.renewed(id, *answer));
+    Ok(answers)
+}
+
+pub(super) async fn release(
+    link: Arc<Link>,
+    tickets: Vec<Departure>,
+) -> Result<Vec<Released>, StoreError> {
+    let names: Vec<_> = (tickets.iter())
+        .map(|ticket| table::key(&ticket.request.name, VERSION))
+        .collect();
+    let ids = || tickets.iter().map(|ticket| ticket.request.id);
+    let marks: Vec<_> = tickets
+        .iter()
+        .map(|ticket| ticket.enqueue_may_follow)
+        .collect();
+    let uuids: Vec<_> = ids().map(Uuid).collect();
+    let parameters: [calls::Parameter<'_>; 3] = [&names, &uuids, &marks];
+    let rows = link.calls().ask(&calls::RELEASE, &parameters).await?;
+    ids().for_each(|id| link.waits.left(id));
+    let answer = |row: &tokio_postgres::Row| {
+        Ok(match row.is("was_there")? {
+            true => Released::Released,
+            false => Released::NotFound,
+        })
+    };
+    rows.iter().map(answer).collect()
+}
+
+pub(super) async fn adopt(
+    link: Arc<Link>,
+    adoption: Arc<Adoption>,
+) -> Result<Enqueued, StoreError> {
+    let request = &adoption.request;
+    let parameters: [calls::Parameter<'_>; 10] = [
+        &table::key(&request.name, VERSION),
+        &Uuid(adoption.from),
+        &i64::try_from(adoption.ticket).unwrap_or(0),
+        &number(request.permits.get()),
+        &number(request.capacity.get()),
+        &Uuid(request.id),
+        &table::micros(request.ttl),
+        &link.receiver.cast_signed(),
+        &&*request.owner,
+        &adoption.enqueue_may_follow,
+    ];
+    let row = only(link.calls().ask(&calls::ADOPT, &parameters).await?)?;
+    let Some(ticket) = row.int("ticket")? else {
+        return Ok(Enqueued::Gone);
+    };
+    link.counts().await.map_err(halfway)?;
+    Ok(Enqueued::Granted {
+        ticket: ticket.unsigned_abs(),
+        valid_for: request.ttl,
+    })
+}
+
+/// Reads or changes a stored capacity. What a read shows must not be taken back by a crash after
+/// its caller has acted on it, so a read waits for the disk too.
+pub(super) async fn resize(link: Arc<Link>, resize: Arc<Resize>) -> Result<Resized, StoreError> {
+    let key = table::key(&resize.name, VERSION);
+    let rows = match resize.op {
+        ResizeOp::Read => link.calls().ask(&calls::STORED, &[&key]).await?,
+        ResizeOp::Set {
+            capacity,
+            after,
+            stated,
+        } => {
+            let parameters: [calls::Parameter<'_>; 5] = [
+                &Uuid(resize.id),
+                &key,
+                &capacity.map(number),
+                &after.map(Uuid),
+                &number(stated.get()),
+            ];
+            link.calls().ask(&calls::RESIZE, &parameters).await?
+        }
+    };
+    let answer = table::resized(&only(rows)?, &resize)?;
+    link.counts()
+        .await
+        .map_err(|error| match error.is_broken() {
+            true => error,
+            false => StoreError::halfway(Fault::Unknown, error.to_string()),
+        })?;
+    Ok(answer)
+}
+
+pub(super) async fn ask_back(
+    link: Arc<Link>,
+    name: Name,
+    id: Id,
+    ask: Arc<str>,
+) -> Result<bool, StoreError> {
+    let key = table::key(&name, VERSION);
+    let parameters: [calls::Parameter<'_>; 3] = [&key, &Uuid(id), &&*ask];
+    only(link.calls().ask(&calls::ASK_BACK, &parameters).await?)?.is("was_there")
+}
+
+pub(super) async fn inspect(link: Arc<Link>, name: Name) -> Result<Vec<TicketInfo>, StoreError> {
+    let key = table::key(&name, VERSION);
+    let rows = link.calls().ask(&calls::INSPECT, &[&key]).await?;
+    rows.iter().map(table::inspected).collect()
+}
+
+pub(super) async fn list(link: Arc<Link>, listing: Listing) -> Result<Page, StoreError> {
+    let begins = table::keys_like(&listing.namespace, VERSION, &listing.prefix);
+    let after = listing.after.as_deref().unwrap_or_default();
+    let limit = number(listing.limit);
+    let parameters: [calls::Parameter<'_>; 4] = [&begins, &after, &table::behind(&begins), &limit];
+    let rows = link.calls().ask(&calls::LIST, &parameters).await?;
+    let keys = rows
+        .iter()
+        .map(|row| Ok(row.text("name")?.unwrap_or_default()));
+    let keys: Vec<String> = keys.collect::<Result<_, StoreError>>()?;
+    Ok(table::page(&keys, &listing))
+}
+
+pub(super) async fn forget(link: Arc<Link>, name: Name) -> Result<(), StoreError> {
+    let key = table::key(&name, VERSION);
+    link.calls().ask(&calls::FORGET, &[&key]).await.map(drop)
+}
+
+/// The ticket is taken, but does not count: the core gives it back.
+fn halfway(error: StoreError) -> StoreError {
+    match error.is_broken() {
+        true => error,
+        false => StoreError::halfway(error.fault(), error.to_string()),
+    }
+}
+
+/// Permits are at most 2³⁰.
+fn number(permits: u32) -> i32 {
+    i32::try_from(permits).unwrap_or(i32::MAX)
+}

@@ -1,0 +1,69 @@
+//! What a connection does beside its requests: it stops to listen when nothing waits, and sweeps.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use super::calls::{self, Calls, only};
+use super::events::Ears;
+use crate::backend::events::Timer;
+use crate::backend::table::Row as _;
+
+/// A connection goes on to listen for this long, so that one that often waits does not begin and
+/// stop all the time.
+const IDLE: Duration = Duration::from_secs(5);
+
+/// A step of the sweep follows so many enqueues. It looks at more names than these can have made.
+/// So the sweep is faster than the growth.
+const ENQUEUES: u32 = 250;
+
+/// So many steps follow each other at most.
+const STEPS: u32 = 20;
+
+/// What there is to do.
+#[derive(Debug, Default)]
+pub(super) struct Upkeep {
+    begun: Notify,
+    enqueues: AtomicU32,
+}
+
+impl Upkeep {
+    /// There is something to do in a moment.
+    pub(super) fn begin(&self) {
+        self.begun.notify_one();
+    }
+
+    /// An enqueue was sent.
+    pub(super) fn count(&self) {
+        if self.enqueues.fetch_add(1, Ordering::Relaxed) + 1 == ENQUEUES {
+            self.begin();
+        }
+    }
+
+    /// How many steps of the sweep are due.
+    fn due(&self) -> u32 {
+        let enqueues = self.enqueues.swap(0, Ordering::Relaxed);
+        (enqueues / ENQUEUES).min(STEPS)
+    }
+}
+
+/// Runs until it is aborted. If a step fails, the next one goes on behind it: the names that it has
+/// left out are swept in the next round.
+pub(super) async fn keep_up(calls: Arc<Calls>, ears: Arc<Ears>, upkeep: Arc<Upkeep>, timer: Timer) {
+    let mut after = String::new();
+    loop {
+        upkeep.begun.notified().await;
+        timer(IDLE).await;
+        ears.stop(calls.client());
+        if ears.is_listening() {
+            upkeep.begin();
+        }
+        for _ in 0..upkeep.due() {
+            let last = calls.ask(&calls::SWEEP, &[&after]).await;
+            let last = last.and_then(only).and_then(|row| row.text("last"));
+            after = last.ok().flatten().unwrap_or_default();
+        }
+    }
+}

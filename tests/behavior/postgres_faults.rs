@@ -1,0 +1,330 @@
+//! Tests with PostgreSQL servers that crash, end processes of clients, have other settings, or lack
+//! the schema. Each fact has its own server.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use libtest_mimic::Trial;
+use lockcore::{ErrorKind, Locks};
+use tests::eventually::eventually;
+use tests::postgres_server::{PostgresServer, USER};
+use tests::watch::SECRET;
+use tests::witness::Witness;
+
+use crate::faults::{builder, is_renewed, patient, works_again};
+use crate::store::{DEFAULT, Kind, LEASE, SOON, Store, begin, give_back, kind, tickets};
+
+/// The ttl where a crash undoes releases. Each ticket that is back after the crash keeps its name
+/// taken for this long.
+const SHORT: Duration = Duration::from_secs(3);
+
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, DEFAULT;
+        a_crash_of_the_server_lets_no_second_holder_in
+        what_a_client_was_told_before_a_crash_counts_after_it
+        a_holder_that_a_crash_has_put_back_in_line_stays_alone
+        an_end_of_all_processes_of_clients_lets_no_second_holder_in
+        two_clients_that_find_no_schema_make_one
+        a_schema_that_a_user_may_not_make_is_told
+        a_database_with_another_default_isolation_has_locks_all_the_same
+        a_user_with_a_scram_password_logs_in
+        a_server_without_a_free_connection_is_unavailable
+        a_release_of_many_names_needs_few_locks_of_the_server
+    ]
+}
+
+/// Tasks of two clients that take a lock again and again, and visit a resource. Errors do not end
+/// them.
+///
+/// Whoever visits while the server crashes stays until the server has renewed the lease, or until
+/// the lease is in danger. So a client that gets in after the crash meets this visitor.
+struct Crowd {
+    resource: Arc<Witness>,
+    visits: Arc<AtomicUsize>,
+    crashes: Arc<AtomicBool>,
+    staying: Arc<AtomicUsize>,
+    stops: Arc<AtomicBool>,
+    tasks: Vec<tokio::task::JoinHandle<()>>,
+}
+
+impl Crowd {
+    fn begin(url: &str, ttl: Duration) -> Self {
+        let mut crowd = Self {
+            resource: Arc::new(Witness::exclusive()),
+            visits: Arc::default(),
+            crashes: Arc::default(),
+            staying: Arc::default(),
+            stops: Arc::default(),
+            tasks: Vec::new(),
+        };
+        let newest = Arc::new(AtomicUsize::new(0));
+        for _ in 0..2 {
+            let locks = patient(url).fair(lockcore::Fair::Strict).build().unwrap();
+            for _ in 0..2 {
+                let lock = locks.mutex("a").ttl(ttl).wait(2 * LEASE);
+                let (resource, newest) = (Arc::clone(&crowd.resource), Arc::clone(&newest));
+                let (visits, stops) = (Arc::clone(&crowd.visits), Arc::clone(&crowd.stops));
+                let (crashes, staying) = (Arc::clone(&crowd.crashes), Arc::clone(&crowd.staying));
+                crowd.tasks.push(tokio::spawn(async move {
+                    while !stops.load(Ordering::Relaxed) {
+                        let Ok(guard) = lock.acquire().await else {
+                            continue;
+                        };
+                        let token = guard.fencing_token().unwrap().as_i64() as usize;
+                        let visit = resource.enter(1);
+                        let before = newest.fetch_max(token, Ordering::SeqCst);
+                        assert!(before < token, "{token} after {before}");
+                        tokio::task::yield_now().await;
+                        if crashes.load(Ordering::SeqCst) {
+                            staying.fetch_add(1, Ordering::SeqCst);
+                            let over = async {
+                                eventually("the crash is over", LEASE, async || {
+                                    !crashes.load(Ordering::SeqCst)
+                                })
+                                .await;
+                                is_renewed(&guard, ttl).await;
+                            };
+                            tokio::select! {
+                                () = over => {}
+                                _ = guard.in_danger() => {}
+                            }
+                        }
+                        drop(visit);
+                        visits.fetch_add(1, Ordering::Relaxed);
+                        // After a crash the outcome may be unknown. The keeper repeats it.
+                        let _ = guard.release().await;
+                        // Now and then nobody has a ticket. A crash that loses a grant then lets
+                        // the next one in at once.
+                        let pause = Duration::from_millis(fastrand::u64(..50));
+                        tokio::time::sleep(pause).await;
+                    }
+                }));
+            }
+        }
+        crowd
+    }
+
+    async fn visits(&self, more: usize) {
+        let enough = self.visits.load(Ordering::Relaxed) + more;
+        eventually("more visits", 4 * LEASE, async || {
+            self.visits.load(Ordering::Relaxed) >= enough
+        })
+        .await;
+    }
+
+    /// The server crashes and starts again. With `stays`, it does so when somebody is sure to
+    /// visit.
+    async fn crash(&self, server: &PostgresServer, stays: bool) {
+        let before = self.staying.load(Ordering::SeqCst);
+        self.crashes.store(true, Ordering::SeqCst);
+        if stays {
+            eventually("somebody stays", SOON, async || {
+                self.staying.load(Ordering::SeqCst) > before
+            })
+            .await;
+        }
+        server.kill();
+        server.restart();
+        self.crashes.store(false, Ordering::SeqCst);
+    }
+
+    async fn end(self) {
+        self.stops.store(true, Ordering::Relaxed);
+        for task in join_all(self.tasks).await {
+            task.unwrap();
+        }
+        self.resource.assert_no_overlap();
+    }
+}
+
+/// The server writes its log so rarely that nearly all releases and grants of the last moments are
+/// lost. Each crash comes at another moment.
+async fn a_crash_of_the_server_lets_no_second_holder_in(_: Store) {
+    let rounds = if tests::fact::long() { 50 } else { 3 };
+    let server = PostgresServer::with(&["wal_writer_delay=10s"]);
+    let crowd = Crowd::begin(&server.url(), SHORT);
+    for round in 0..rounds {
+        crowd.visits(fastrand::usize(20..120)).await;
+        crowd.crash(&server, round % 2 == 0).await;
+    }
+    crowd.visits(100).await;
+    crowd.end().await;
+}
+
+/// Nothing but the flushes of the clients writes the log of this server to the disk.
+fn lazy_server() -> PostgresServer {
+    PostgresServer::with(&["wal_writer_delay=10s", "autovacuum=off"])
+}
+
+async fn what_a_client_was_told_before_a_crash_counts_after_it(_: Store) {
+    let server = lazy_server();
+    let crash = || {
+        server.kill();
+        server.restart();
+    };
+    let client = || patient(server.url()).build().unwrap();
+    let (holder, other) = (client(), client());
+
+    let granted = holder.mutex("granted").acquire().await.unwrap();
+    crash();
+    let outcome = other.mutex("granted").try_acquire().await;
+    assert_eq!(kind(outcome), ErrorKind::Busy);
+    give_back(granted).await;
+
+    let renewed = holder.mutex("renewed").ttl(SHORT).acquire().await.unwrap();
+    renewed.extend(LEASE).await.unwrap();
+    crash();
+    let outcome = other.mutex("renewed").wait(2 * SHORT).acquire().await;
+    assert_eq!(kind(outcome), ErrorKind::Timeout);
+    give_back(renewed).await;
+
+    let detached = holder.mutex("adopted").acquire().await.unwrap();
+    let text = detached.detach().await.unwrap();
+    let adopted = other.adopt(&text).await.unwrap();
+    crash();
+    give_back(adopted).await;
+
+    holder.semaphore("resized", 4).resize(2).await.unwrap();
+    crash();
+    let capacity = other.semaphore("resized", 4).capacity().await;
+    assert_eq!(capacity.unwrap(), 2);
+}
+
+/// The crash undoes the release by which the holder was granted. So the ticket that was released
+/// is there again, in front of the holder's, until its lease ends.
+async fn a_holder_that_a_crash_has_put_back_in_line_stays_alone(_: Store) {
+    let server = lazy_server();
+    let client = || patient(server.url()).ttl(SHORT).build().unwrap();
+    let (first, next, third) = (client(), client(), client());
+    let resource = Arc::new(Witness::exclusive());
+    let released = first.mutex("a").acquire().await.unwrap();
+    let waits = begin(next.mutex("a").wait(SOON));
+    tickets(&first, "a", 2).await;
+    eventually("all is on the disk", SOON, async || {
+        server.query("SELECT pg_current_wal_insert_lsn() = pg_current_wal_flush_lsn()") == ["t"]
+    })
+    .await;
+    give_back(released).await;
+    let guard = waits.await.unwrap().unwrap();
+
+    let visit = resource.enter(1);
+    let holders = || server.query("SELECT ticket FROM lockcore1.tickets WHERE granted");
+    let told = holders();
+    server.kill();
+    server.restart();
+
+    let back = holders();
+    assert!(back.len() == 1 && back != told, "{back:?} after {told:?}");
+    let visits = Arc::clone(&resource);
+    let lock = third.mutex("a").wait(2 * SOON);
+    let waits = tokio::spawn(async move {
+        let guard = lock.acquire().await.unwrap();
+        drop(visits.enter(1));
+        give_back(guard).await;
+    });
+    eventually("granted once more", SOON, async || holders() == told).await;
+    is_renewed(&guard, SHORT).await;
+    drop(visit);
+    give_back(guard).await;
+    waits.await.unwrap();
+    resource.assert_no_overlap();
+}
+
+async fn an_end_of_all_processes_of_clients_lets_no_second_holder_in(_: Store) {
+    let server = PostgresServer::start();
+    let crowd = Crowd::begin(&server.url(), LEASE);
+    for _ in 0..10 {
+        crowd.visits(fastrand::usize(5..50)).await;
+        server.query(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'lockcore'",
+        );
+    }
+    crowd.visits(100).await;
+    crowd.end().await;
+}
+
+async fn two_clients_that_find_no_schema_make_one(_: Store) {
+    for _ in 0..5 {
+        let server = PostgresServer::without_schema();
+        let clients: Vec<Locks> = (0..4)
+            .map(|_| patient(server.url()).build().unwrap())
+            .collect();
+        let take = clients.iter().map(async |locks| {
+            give_back(locks.mutex("a").wait(SOON).acquire().await.unwrap()).await;
+        });
+        join_all(take).await;
+    }
+}
+
+async fn a_schema_that_a_user_may_not_make_is_told(_: Store) {
+    let server = PostgresServer::without_schema();
+    let url = server.url_with_user(USER, SECRET);
+    let missing = patient(&url).build().unwrap().mutex("a").acquire().await;
+    let text = missing.as_ref().unwrap_err().to_string();
+    assert_eq!(kind(missing), ErrorKind::Config);
+    assert!(text.contains("lockcore1.sql"), "{text}");
+
+    // Somebody else makes it, and forgets the rights.
+    let maker = patient(server.url()).build().unwrap();
+    give_back(maker.mutex("a").acquire().await.unwrap()).await;
+    let forbidden = patient(&url).build().unwrap().mutex("a").acquire().await;
+    let text = forbidden.as_ref().unwrap_err().to_string();
+    assert_eq!(kind(forbidden), ErrorKind::Config);
+    assert!(text.contains("GRANT USAGE"), "{text}");
+}
+
+async fn a_database_with_another_default_isolation_has_locks_all_the_same(_: Store) {
+    let server = PostgresServer::with(&["default_transaction_isolation=serializable"]);
+    let crowd = Crowd::begin(&server.url(), LEASE);
+    crowd.visits(100).await;
+    crowd.end().await;
+    let conflicts =
+        server.query("SELECT xact_rollback FROM pg_stat_database WHERE datname = 'postgres'");
+    println!("{conflicts:?} transactions were rolled back");
+}
+
+async fn a_user_with_a_scram_password_logs_in(_: Store) {
+    let server = PostgresServer::start();
+    server.query(&format!(
+        "SET password_encryption = 'scram-sha-256'; ALTER USER {USER} PASSWORD '{SECRET}'"
+    ));
+    let hash = server.query("SELECT left(rolpassword, 13) FROM pg_authid WHERE rolname = 'locks'");
+    assert_eq!(hash, ["SCRAM-SHA-256"]);
+    let locks = patient(server.url_with_user(USER, SECRET)).build().unwrap();
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+
+    let wrong = patient(server.url_with_user(USER, "another"))
+        .build()
+        .unwrap();
+    assert_eq!(kind(wrong.mutex("a").acquire().await), ErrorKind::Config);
+}
+
+async fn a_server_without_a_free_connection_is_unavailable(_: Store) {
+    let server = PostgresServer::with(&["max_connections=4", "superuser_reserved_connections=1"]);
+    let url = server.url_with_user(USER, SECRET);
+    let holder = patient(&url).build().unwrap();
+    let guard = holder.mutex("a").acquire().await.unwrap();
+
+    let locks = builder(&url).build().unwrap();
+    let outcome = locks.mutex("b").acquire().await;
+    assert_eq!(kind(outcome), ErrorKind::Unavailable);
+
+    give_back(guard).await;
+    drop(holder);
+    works_again(&locks, "b", SOON).await;
+}
+
+/// The server has room for few locks. A batch has up to a hundred names.
+async fn a_release_of_many_names_needs_few_locks_of_the_server(_: Store) {
+    let server = PostgresServer::with(&["max_locks_per_transaction=10", "max_connections=20"]);
+    let locks = patient(server.url()).build().unwrap();
+    let guards = (0..100).map(async |n| locks.mutex(format!("n{n}")).acquire().await.unwrap());
+    let guards = join_all(guards).await;
+    drop(guards);
+    eventually("all are released", SOON, async || {
+        tests::stores::Server::litter(&server, "test").is_empty()
+    })
+    .await;
+}

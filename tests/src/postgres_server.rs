@@ -1,0 +1,356 @@
+//! A real PostgreSQL server that the test owns. It starts on a free loopback port in a temporary
+//! folder. The schema of the library is there, and two users: the harness's own, which may do
+//! everything, and [`USER`], which has only the rights that the guide lists.
+//!
+//! The harness talks to the server over a Unix socket. PostgreSQL does not run as root. If the tests
+//! do, the server runs as the user `nobody`.
+
+use std::fs;
+use std::future::Future;
+use std::os::unix::fs::{MetadataExt as _, chown};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use tempfile::TempDir;
+use tokio_postgres::{Config, NoTls, SimpleQueryMessage};
+
+use crate::child::LeashedChild;
+use crate::daemon::{self, Daemon};
+use crate::eventually::poll;
+use crate::ports::free_port;
+use crate::watch::SECRET;
+
+/// The user with the rights of the guide. Its password is the [secret](SECRET).
+pub const USER: &str = "locks";
+
+/// The harness's own user at the server.
+pub const HARNESS: &str = "harness";
+
+const DATABASE: &str = "postgres";
+
+/// The time for a start. A start takes 0.2 s, or some seconds on two saturated cores.
+const START: Duration = Duration::from_secs(30);
+
+/// Who may log in, and how. With `md5`, the server asks for the kind of password that it has of the
+/// user: see [`SETTINGS`]. No line of the system's own file is left.
+const LOGINS: &str = "local all all trust\n\
+    host all harness 127.0.0.1/32 trust\n\
+    host all all 127.0.0.1/32 md5\n";
+
+/// Small settings. What a crash of the machine would lose does not matter here, and a crash of the
+/// server alone loses nothing that was written.
+const SETTINGS: [&str; 10] = [
+    "listen_addresses=127.0.0.1",
+    "shared_buffers=16MB",
+    "max_connections=400",
+    // The other kind costs an unoptimised client a tenth of a second at each connection.
+    "password_encryption=md5",
+    "fsync=off",
+    "full_page_writes=off",
+    "wal_level=minimal",
+    "max_wal_senders=0",
+    "log_checkpoints=off",
+    "max_parallel_workers_per_gather=0",
+];
+
+/// A running server. It ends when this value is dropped.
+#[derive(Debug)]
+pub struct PostgresServer {
+    port: u16,
+    extra: Vec<String>,
+    daemon: Daemon,
+}
+
+impl PostgresServer {
+    pub fn start() -> Self {
+        Self::with(&[])
+    }
+
+    /// A server with more settings, for example `&["max_connections=20"]`.
+    pub fn with(extra: &[&str]) -> Self {
+        Self::launch(extra, |data| copy(template(), data))
+    }
+
+    /// A server on which nobody has made the schema yet.
+    pub fn without_schema() -> Self {
+        let server = Self::start();
+        server.query("DROP SCHEMA lockcore1 CASCADE");
+        server
+    }
+
+    /// Whether PostgreSQL is installed. The error says how to install it.
+    pub fn available() -> Result<(), String> {
+        folder_of_programs()
+            .map(drop)
+            .ok_or_else(|| "PostgreSQL is not installed: apt-get install postgresql".to_owned())
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The URL for a user who may do everything.
+    pub fn url(&self) -> String {
+        self.url_at(self.port)
+    }
+
+    /// The same at another port of this machine.
+    pub fn url_at(&self, port: u16) -> String {
+        format!("postgres://{HARNESS}@127.0.0.1:{port}/{DATABASE}")
+    }
+
+    /// The URL with credentials, percent-encoded where necessary.
+    pub fn url_with_user(&self, user: &str, password: &str) -> String {
+        daemon::with_user(&self.url(), user, password)
+    }
+
+    /// Ends the server as a crash would: at its next start it reads what it has written to its log.
+    /// Does nothing if the server is down.
+    ///
+    /// This is SIGQUIT and not SIGKILL. After SIGKILL, the processes of the clients would go on for a
+    /// moment, and a part of the server's memory would be left to the machine.
+    pub fn kill(&self) {
+        self.daemon.stop_by(Signal::QUIT);
+    }
+
+    /// Ends the server, which first writes its data. Does nothing if the server is down.
+    pub fn stop(&self) {
+        self.daemon.stop_by(Signal::INT);
+    }
+
+    /// Starts the server again on the same port in the same folder. Stops it first if it is running.
+    pub fn restart(&self) {
+        self.stop();
+        let started = poll(START, || match self.spawn() {
+            Err(NotStarted::PortTaken) => None,
+            outcome => Some(outcome),
+        });
+        match started {
+            Some(Ok(())) => {}
+            Some(Err(NotStarted::Failed(why))) => panic!("{why}"),
+            Some(Err(NotStarted::PortTaken)) | None => panic!("port {} stayed taken", self.port),
+        }
+    }
+
+    /// Runs statements as the harness's user, and returns the first column of every row as text.
+    pub fn query(&self, statements: &str) -> Vec<String> {
+        self.try_query(statements)
+            .unwrap_or_else(|error| panic!("{statements}: {error} {error:?}"))
+    }
+
+    /// Runs statements that may fail.
+    pub fn try_query(&self, statements: &str) -> Result<Vec<String>, tokio_postgres::Error> {
+        let (socket, statements) = (self.socket(), statements.to_owned());
+        elsewhere(async move {
+            let stream = tokio::net::UnixStream::connect(socket).await;
+            let stream = stream.map_err(|_| tokio_postgres::Error::__private_api_timeout())?;
+            let mut login = Config::new();
+            let login = login.user(HARNESS).dbname(DATABASE);
+            let (client, connection) = login.connect_raw(stream, NoTls).await?;
+            let driver = tokio::spawn(connection);
+            let told = client.simple_query(&statements).await?;
+            drop(client);
+            let _ = driver.await;
+            let rows = told.iter().filter_map(|message| match message {
+                SimpleQueryMessage::Row(row) => Some(row.get(0).unwrap_or_default().to_owned()),
+                _ => None,
+            });
+            Ok(rows.collect())
+        })
+    }
+
+    /// The end of the server's log. It covers all starts of the server.
+    pub fn log_tail(&self) -> String {
+        self.daemon.log_tail()
+    }
+
+    fn launch(extra: &[&str], fill: impl FnOnce(&Path)) -> Self {
+        Self::available().unwrap_or_else(|reason| panic!("{reason}"));
+        let daemon = Daemon::new("this PostgreSQL server", "pg-");
+        let mut server = Self {
+            port: 0,
+            extra: extra.iter().map(ToString::to_string).collect(),
+            daemon,
+        };
+        fill(&server.data());
+        give_away(server.daemon.folder());
+        let started = daemon::started(|| {
+            server.port = free_port();
+            match server.spawn() {
+                Ok(()) => Some(()),
+                Err(NotStarted::PortTaken) => None,
+                Err(NotStarted::Failed(why)) => panic!("{why}"),
+            }
+        });
+        if started.is_none() {
+            panic!(
+                "five free ports were taken before postgres could bind them\n{}",
+                server.log_tail()
+            );
+        }
+        server
+    }
+
+    fn spawn(&self) -> Result<(), NotStarted> {
+        let logged_before = self.daemon.log_length();
+        let folder = self.daemon.folder().to_str().unwrap();
+        let mut command = program("postgres");
+        command.args(["-D", self.data().to_str().unwrap(), "-k", folder]);
+        command.args(["-p", &self.port.to_string()]);
+        let extra = self.extra.iter().map(String::as_str);
+        for setting in SETTINGS.into_iter().chain(extra) {
+            command.args(["-c", setting]);
+        }
+        self.daemon.spawn(&mut command);
+
+        let ready = poll(START, || match self.daemon.ended() {
+            Some(status) => Some(Err(status)),
+            None => self.try_query("SELECT 1").is_ok().then_some(Ok(())),
+        });
+        let failure = match ready {
+            Some(Ok(())) => return Ok(()),
+            Some(Err(status)) => format!("postgres ended at once: {status}"),
+            None => format!("postgres did not answer within {START:?}"),
+        };
+        self.daemon.kill();
+        let log = self.daemon.log_from(logged_before);
+        if log.contains("Address already in use") || log.contains("shared memory block") {
+            return Err(NotStarted::PortTaken);
+        }
+        Err(NotStarted::Failed(format!(
+            "{failure}\nsettings: {:?}\n{log}",
+            self.extra
+        )))
+    }
+
+    fn data(&self) -> PathBuf {
+        self.daemon.folder().join("data")
+    }
+
+    /// The socket of Unix at which the server listens too.
+    fn socket(&self) -> PathBuf {
+        (self.daemon.folder()).join(format!(".s.PGSQL.{}", self.port))
+    }
+}
+
+impl Drop for PostgresServer {
+    fn drop(&mut self) {
+        // If it does not end at SIGQUIT, the daemon kills it. Nothing here may panic, because the
+        // test may already be panicking.
+        let stopped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.kill()));
+        drop(stopped);
+    }
+}
+
+/// Why a start failed.
+enum NotStarted {
+    /// Or the processes of an earlier start have not ended yet.
+    PortTaken,
+    Failed(String),
+}
+
+/// The data of a server that was just made, for all servers of this process. Making it takes a
+/// second, and copying it a tenth. A process that only waits has the folder as its litter, so it is
+/// removed when this process ends in any way.
+fn template() -> &'static Path {
+    static TEMPLATE: OnceLock<(PathBuf, LeashedChild)> = OnceLock::new();
+    let (data, _) = TEMPLATE.get_or_init(|| {
+        let server = PostgresServer::launch(&[], make);
+        server.query(&format!(
+            "{}; CREATE USER {USER} PASSWORD '{SECRET}'; {}",
+            include_str!("../../lockcore/src/backend/postgres/schema/lockcore1.sql"),
+            rights()
+        ));
+        server.stop();
+        let folder = TempDir::with_prefix("pg-").unwrap().keep();
+        let data = folder.join("data");
+        copy(&server.data(), &data);
+        let mut waits = Command::new("sleep");
+        let waits = LeashedChild::spawn(waits.arg("infinity"), Some(&folder)).unwrap();
+        (data, waits)
+    });
+    data
+}
+
+/// The statements of the guide that give a user the rights that it needs.
+fn rights() -> String {
+    let page = include_str!("../../lockcore/src/backend/postgres/guide.md");
+    let rights = page.split("# Minimum rights").nth(1).unwrap();
+    let rights = rights.split("```").nth(1).unwrap();
+    let rights = rights.strip_prefix("sql\n").unwrap();
+    assert!(rights.contains(&format!("TO {USER};")), "{rights}");
+    rights.to_owned()
+}
+
+fn make(data: &Path) {
+    let folder = data.parent().unwrap();
+    give_away(folder);
+    let mut command = program("initdb");
+    command.args(["-D", data.to_str().unwrap(), "-U", HARNESS]);
+    command.args(["--no-sync", "--encoding=UTF8", "--locale=C", "--auth=trust"]);
+    let made = command.stdin(Stdio::null()).output().unwrap();
+    assert!(made.status.success(), "{made:?}");
+    fs::write(data.join("pg_hba.conf"), LOGINS).unwrap();
+}
+
+fn copy(from: &Path, to: &Path) {
+    let copied = Command::new("cp").arg("-a").args([from, to]).status();
+    assert!(copied.unwrap().success());
+}
+
+/// Gives a folder and all in it to the user that the server runs as.
+fn give_away(folder: &Path) {
+    let Some((user, group)) = unprivileged() else {
+        return;
+    };
+    chown(folder, Some(user), Some(group)).unwrap();
+}
+
+/// A program of PostgreSQL, to be run as a user that it accepts.
+fn program(name: &str) -> Command {
+    let mut command = Command::new(folder_of_programs().unwrap().join(name));
+    if let Some((user, group)) = unprivileged() {
+        command.uid(user).gid(group);
+    }
+    command.env_clear().env("PATH", "/usr/bin:/bin");
+    command
+}
+
+/// The user and the group of `nobody`, if this process runs as root.
+fn unprivileged() -> Option<(u32, u32)> {
+    let is_root = fs::metadata("/proc/self").unwrap().uid() == 0;
+    is_root.then(|| {
+        let users = fs::read_to_string("/etc/passwd").unwrap();
+        let user = users.lines().find(|line| line.starts_with("nobody:"));
+        let mut ids = user.unwrap().split(':').skip(2);
+        let mut id = || ids.next().unwrap().parse().unwrap();
+        (id(), id())
+    })
+}
+
+/// Debian keeps the programs of each version in a folder that is not in the path.
+fn folder_of_programs() -> Option<PathBuf> {
+    let versions = fs::read_dir("/usr/lib/postgresql").ok()?;
+    let mut folders: Vec<_> = versions
+        .filter_map(|version| Some(version.ok()?.path().join("bin")))
+        .filter(|folder| folder.join("initdb").exists())
+        .collect();
+    folders.sort();
+    folders.pop()
+}
+
+/// Runs a future on a thread of its own, because the caller may be on a runtime.
+fn elsewhere<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> T {
+    let thread = thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        runtime.unwrap().block_on(future)
+    });
+    thread.join().unwrap()
+}

@@ -1,0 +1,152 @@
+//! `postgres:`. Facts share a server. There, a client has only the rights that the store's guide
+//! lists.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use lockcore::backend::{self, Backend, Capability};
+
+use super::{
+    Answers, Histories, Manner, Marks, Server, ServerProcess, Shared, Stage, Store, Timings,
+};
+use crate::postgres_server::{PostgresServer, USER};
+use crate::watch::SECRET;
+
+#[derive(Debug)]
+pub struct Postgres;
+
+impl Store for Postgres {
+    fn name(&self) -> &'static str {
+        "postgres"
+    }
+
+    fn available(&self) -> Result<(), String> {
+        PostgresServer::available()
+    }
+
+    fn capability(&self) -> Capability {
+        let url = "postgres://locks@127.0.0.1/postgres";
+        backend::open(url).unwrap().capability()
+    }
+
+    fn timings(&self) -> Timings {
+        Timings {
+            answers: Answers::AServer,
+            follows_the_dead: Duration::from_millis(200),
+            tells_when_to_recheck: true,
+            cuts_unheard_grants: false,
+        }
+    }
+
+    fn serves_forked_children(&self) -> bool {
+        true
+    }
+
+    fn start(&self) -> Box<dyn Server> {
+        Box::new(PostgresServer::start())
+    }
+
+    fn shared(&self) -> Arc<dyn Server> {
+        static SHARED: OnceLock<Arc<Shared<PostgresServer>>> = OnceLock::new();
+        SHARED
+            .get_or_init(|| {
+                let server = PostgresServer::start();
+                let url = server.url_with_user(USER, SECRET);
+                Arc::new(Shared { server, url })
+            })
+            .clone()
+    }
+
+    fn histories(&self) -> Option<Histories> {
+        Some(Histories {
+            short: 400,
+            long: 250,
+            available: || Ok(()),
+            manner: Manner {
+                slack: 2_000,
+                tells_first: true,
+                // Once for a whole batch.
+                tells_in_its_own_way: true,
+                by_id: true,
+                wakes_late: true,
+                ..Manner::default()
+            },
+            start: || Box::new(PostgresServer::start()),
+        })
+    }
+}
+
+impl Server for PostgresServer {
+    fn url(&self) -> String {
+        self.url()
+    }
+
+    fn litter(&self, namespace: &str) -> Vec<String> {
+        let marks = format!(
+            "SELECT 'mark ' || id FROM lockcore1.marks WHERE starts_with(name, '{namespace}:')"
+        );
+        let mut litter = self.litter_but_marks(namespace);
+        litter.extend(self.query(&marks));
+        litter
+    }
+
+    fn litter_but_marks(&self, namespace: &str) -> Vec<String> {
+        self.query(&format!(
+            "SELECT 'ticket ' || name || ' ' || ticket FROM lockcore1.tickets WHERE starts_with(name, '{namespace}:')"
+        ))
+    }
+
+    fn process(&self) -> Option<&dyn ServerProcess> {
+        Some(self)
+    }
+}
+
+impl ServerProcess for PostgresServer {
+    fn port(&self) -> u16 {
+        self.port()
+    }
+
+    fn url_at(&self, port: u16) -> String {
+        self.url_at(port)
+    }
+
+    fn kill(&self) {
+        self.kill();
+    }
+
+    fn says_when_down(&self) -> &'static str {
+        "refused"
+    }
+
+    /// Calls are prepared, so a request has only its parameters. A number has its length in front.
+    fn marks(&self) -> Marks {
+        Marks {
+            // All permits of the capacity of a mutex.
+            enqueue: b"\0\0\0\x04\x40\0\0\0\0\0\0\x04\x40\0\0\0",
+            // An array of type int4 with one element, which is 1: how many permits the ticket
+            // keeps.
+            downgrade: b"\0\0\0\x17\0\0\0\x01\0\0\0\x01\0\0\0\x04\0\0\0\x01",
+            // The record of the counter lists its last changes. `a` means that one was applied.
+            count: b" a ",
+        }
+    }
+}
+
+impl Stage for PostgresServer {
+    fn backend(&self) -> Arc<dyn Backend> {
+        backend::open(&self.url()).unwrap()
+    }
+
+    /// Lets time pass by changing the times in the tables.
+    fn pass(&mut self, time: Duration) {
+        let micros = time.as_micros();
+        let earlier =
+            |table| format!("UPDATE lockcore1.{table} SET expires_at = expires_at - {micros};");
+        self.query(&(earlier("tickets") + &earlier("marks")));
+    }
+
+    fn lose_data(&mut self) -> bool {
+        self.query("TRUNCATE lockcore1.tickets, lockcore1.marks, lockcore1.names");
+        true
+    }
+}
