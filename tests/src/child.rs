@@ -17,10 +17,18 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use crate::eventually::poll;
 
-/// The watcher's script. `$1` is the child, and `$2` is a folder to remove, or nothing. If a line
-/// comes, the child was reaped: another process may have its process id by now. If the input ends
-/// without a line, the test process has ended.
-const WATCH: &str = r#"read -r line && exit 0; kill -KILL "$1"; [ -z "$2" ] || rm -rf -- "$2""#;
+/// The watcher's script. `$1` is the child, and `$2` is a folder to remove, or nothing. `$3` is the
+/// number of the signal at which the child ends by itself, or nothing. If a line comes, the child
+/// was reaped: another process may have its process id by now. If the input ends without a line,
+/// the test process has ended.
+const WATCH: &str = r#"
+read -r line && exit 0
+tries=100
+[ -z "$3" ] || kill -"$3" "$1"
+while [ -n "$3" ] && kill -0 "$1" && [ "$tries" -gt 0 ]; do sleep 0.1; tries=$((tries - 1)); done
+kill -KILL "$1"
+[ -z "$2" ] || rm -rf -- "$2"
+"#;
 
 /// A child that runs, or that has ended by itself and has not been reaped yet.
 #[derive(Debug)]
@@ -36,10 +44,22 @@ impl LeashedChild {
     /// The child and the watcher get process groups of their own. So Ctrl-C at a terminal ends only
     /// the test process, which ends them.
     pub fn spawn(command: &mut Command, litter: Option<&Path>) -> io::Result<Self> {
+        Self::spawn_to_end_by(None, command, litter)
+    }
+
+    /// [`spawn`](Self::spawn), for a child that would leave something to the machine if it were
+    /// killed. The watcher sends it this signal, and kills it only if it does not end within ten
+    /// seconds.
+    pub(crate) fn spawn_to_end_by(
+        signal: Option<Signal>,
+        command: &mut Command,
+        litter: Option<&Path>,
+    ) -> io::Result<Self> {
         let child = command.process_group(0).spawn()?;
         let watcher = Command::new("sh")
             .args(["-c", WATCH, "watcher", &child.id().to_string()])
             .arg(litter.unwrap_or(Path::new("")))
+            .args(signal.map(|signal| signal.as_raw().to_string()))
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -206,6 +226,23 @@ mod tests {
 
         wait_until("child killed", SOON, || child.ended().is_some());
         wait_until("folder removed", SOON, || !litter.exists());
+    }
+
+    #[test]
+    fn the_watcher_lets_a_child_end_by_itself_when_we_vanish() {
+        let folder = tempfile::tempdir().unwrap();
+        let (begun, ended) = (folder.path().join("begun"), folder.path().join("ended"));
+        let script = r#"trap 'kill $!; : > "$2"; exit' QUIT; sleep 600 & : > "$1"; wait"#;
+        let mut command = Command::new("sh");
+        command.args(["-c", script, "child"]).args([&begun, &ended]);
+        let signal = Some(Signal::QUIT);
+        let mut child = LeashedChild::spawn_to_end_by(signal, &mut command, None).unwrap();
+        wait_until("begun", SOON, || begun.exists());
+
+        drop(child.watcher.stdin.take());
+
+        wait_until("child ended", SOON, || child.ended().is_some());
+        assert!(ended.exists());
     }
 
     #[test]

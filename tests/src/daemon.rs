@@ -29,6 +29,7 @@ pub(crate) struct Daemon {
     name: &'static str,
     /// Declared before the folder, so that the server is killed before its folder is removed.
     child: Mutex<Option<LeashedChild>>,
+    ends_by: Option<Signal>,
     folder: TempDir,
 }
 
@@ -39,8 +40,16 @@ impl Daemon {
         Self {
             name,
             child: Mutex::new(None),
+            ends_by: None,
             folder: tempfile::Builder::new().prefix(prefix).tempdir().unwrap(),
         }
+    }
+
+    /// Lets the server end by itself at this signal when the test process ends. By default it is
+    /// killed then.
+    pub(crate) fn ends_by(mut self, signal: Signal) -> Self {
+        self.ends_by = Some(signal);
+        self
     }
 
     pub(crate) fn folder(&self) -> &Path {
@@ -55,7 +64,7 @@ impl Daemon {
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log);
-        let child = LeashedChild::spawn(command, Some(self.folder()));
+        let child = LeashedChild::spawn_to_end_by(self.ends_by, command, Some(self.folder()));
         let child = child.unwrap_or_else(|error| {
             let program = command.get_program();
             panic!("cannot run {}: {error}", program.display())

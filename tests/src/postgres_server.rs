@@ -2,8 +2,8 @@
 //! folder. The schema of the library is there, and two users: the harness's own, which may do
 //! everything, and [`USER`], which has only the rights that the guide lists.
 //!
-//! The harness talks to the server over a Unix socket. PostgreSQL does not run as root. If the tests
-//! do, the server runs as the user `nobody`.
+//! The harness talks to the server over a Unix socket. PostgreSQL does not run as root. If the
+//! tests do, the server runs as the user `nobody`.
 
 use std::fs;
 use std::future::Future;
@@ -35,6 +35,11 @@ const DATABASE: &str = "postgres";
 
 /// The time for a start. A start takes 0.2 s, or some seconds on two saturated cores.
 const START: Duration = Duration::from_secs(30);
+
+/// Ends the server at once. This is SIGQUIT and not SIGKILL. After SIGKILL, the processes of the
+/// clients would go on for a moment, and a part of the server's memory would be left to the
+/// machine.
+const CRASH: Signal = Signal::QUIT;
 
 /// Who may log in, and how. With `md5`, the server asks for the kind of password that it has of the
 /// user: see [`SETTINGS`]. No line of the system's own file is left.
@@ -111,11 +116,8 @@ impl PostgresServer {
 
     /// Ends the server as a crash would: at its next start it reads what it has written to its log.
     /// Does nothing if the server is down.
-    ///
-    /// This is SIGQUIT and not SIGKILL. After SIGKILL, the processes of the clients would go on for a
-    /// moment, and a part of the server's memory would be left to the machine.
     pub fn kill(&self) {
-        self.daemon.stop_by(Signal::QUIT);
+        self.daemon.stop_by(CRASH);
     }
 
     /// Ends the server, which first writes its data. Does nothing if the server is down.
@@ -123,7 +125,8 @@ impl PostgresServer {
         self.daemon.stop_by(Signal::INT);
     }
 
-    /// Starts the server again on the same port in the same folder. Stops it first if it is running.
+    /// Starts the server again on the same port in the same folder. Stops it first if it is
+    /// running.
     pub fn restart(&self) {
         self.stop();
         let started = poll(START, || match self.spawn() {
@@ -171,7 +174,7 @@ impl PostgresServer {
 
     fn launch(extra: &[&str], fill: impl FnOnce(&Path)) -> Self {
         Self::available().unwrap_or_else(|reason| panic!("{reason}"));
-        let daemon = Daemon::new("this PostgreSQL server", "pg-");
+        let daemon = Daemon::new("this PostgreSQL server", "pg-").ends_by(CRASH);
         let mut server = Self {
             port: 0,
             extra: extra.iter().map(ToString::to_string).collect(),
