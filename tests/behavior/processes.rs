@@ -36,6 +36,10 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         facts.extend(crate::store_facts![store, crate::store::DEFAULT;
             a_killed_waiter_holds_up_the_line_for_two_seconds_at_most
         ]);
+    } else if !store.capability().sessions {
+        facts.extend(crate::store_facts![store, crate::store::DEFAULT;
+            killed_waiters_hold_up_the_line_for_one_lease_at_most
+        ]);
     }
     facts
 }
@@ -140,14 +144,16 @@ async fn a_killed_holder_is_followed_when_its_lease_is_over(store: Store) {
     assert!(longest < ttl + moments(&store), "{longest:?}");
 }
 
+/// The waiters that are killed, in the order of the line.
+const DEAD: [&[&str]; 4] = [
+    &["mutex a"],
+    &["mutex a", "mutex a"],
+    &["read a"],
+    &["read a", "mutex a"],
+];
+
 async fn a_killed_waiter_holds_up_the_line_for_two_seconds_at_most(store: Store) {
-    let cases: [&[&str]; 4] = [
-        &["mutex a"],
-        &["mutex a", "mutex a"],
-        &["read a"],
-        &["read a", "mutex a"],
-    ];
-    for dead in cases {
+    for dead in DEAD {
         let locks = store.client();
         let guard = locks.mutex("a").acquire().await.unwrap();
         let mut dying = Vec::new();
@@ -177,6 +183,34 @@ async fn a_killed_waiter_holds_up_the_line_for_two_seconds_at_most(store: Store)
             after < each * dead.len() as u32 + moments(&store),
             "{after:?}"
         );
+    }
+}
+
+/// The leases of the dead end by themselves, whether they wait or were granted by then. So two dead
+/// waiters cost no more than one. The next waiter learns of the end at its own renewal.
+async fn killed_waiters_hold_up_the_line_for_one_lease_at_most(store: Store) {
+    let ttl = Duration::from_secs(3);
+    for dead in DEAD {
+        let locks = store.client();
+        let guard = locks.mutex("a").acquire().await.unwrap();
+        let mut dying = Vec::new();
+        for lock in dead {
+            let mut process = holder_of(&store, lock, ttl);
+            process.ask_to_acquire();
+            dying.push(process);
+            tickets(&locks, "a", 1 + dying.len()).await;
+        }
+        let patient = begin(store.client().mutex("a").ttl(ttl).wait(3 * SOON));
+        tickets(&locks, "a", dead.len() + 2).await;
+
+        dying.into_iter().for_each(Holder::kill);
+        let killed = Instant::now();
+        drop(guard);
+        give_back(patient.await.unwrap().unwrap()).await;
+
+        let after = awake_since(killed);
+        println!("{dead:?} before it: {after:?}");
+        assert!(after < ttl + ttl / 3 + moments(&store), "{after:?}");
     }
 }
 
