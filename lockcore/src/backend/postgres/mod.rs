@@ -18,6 +18,7 @@ mod waits;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use futures_util::future::try_join;
 use tokio::runtime::Handle;
 use url::Url;
@@ -181,11 +182,18 @@ impl Connection for PostgresConnection {
     /// An enqueue is two requests, one after the other. The task that polls the future may be late,
     /// and gives up when it finds no answer. So the runtime of the connection does both. If the
     /// future is dropped, that runtime goes on, as a server would.
+    ///
+    /// The first poll sends the first request. Otherwise it could come to the server long after the
+    /// future is dropped, when that runtime is busy.
     fn enqueue(&self, request: Arc<Request>, _: Duration) -> Answer<Enqueued> {
         let link = Arc::clone(&self.0);
         Box::pin(async move {
             let runtime = link.runtime.clone();
-            let asked = runtime.spawn(tickets::enqueue(link, request));
+            let mut asked = Box::pin(tickets::enqueue(link, request));
+            if let Some(answer) = (&mut asked).now_or_never() {
+                return answer;
+            }
+            let asked = runtime.spawn(asked);
             let ended =
                 |_| StoreError::broken("PostgreSQL: the runtime of the connection has ended");
             asked.await.map_err(ended)?
