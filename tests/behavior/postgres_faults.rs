@@ -251,7 +251,8 @@ async fn an_end_of_all_processes_of_clients_lets_no_second_holder_in(_: Store) {
     for _ in 0..10 {
         crowd.visits(fastrand::usize(5..50)).await;
         server.query(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'lockcore'",
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+             WHERE application_name = 'lockcore'",
         );
     }
     crowd.visits(100).await;

@@ -92,7 +92,8 @@ impl Server for PostgresServer {
 
     fn litter_but_marks(&self, namespace: &str) -> Vec<String> {
         self.query(&format!(
-            "SELECT 'ticket ' || name || ' ' || ticket FROM lockcore1.tickets WHERE starts_with(name, '{namespace}:')"
+            "SELECT 'ticket ' || name || ' ' || ticket FROM lockcore1.tickets \
+             WHERE starts_with(name, '{namespace}:')"
         ))
     }
 

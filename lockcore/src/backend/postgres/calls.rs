@@ -32,14 +32,18 @@ pub(super) struct Call {
 
 macro_rules! calls {
     ($($(#[$doc:meta])* $name:ident = $text:literal ($($kind:ident),*);)*) => {
-        $($(#[$doc])* pub(super) const $name: Call = Call { text: $text, types: &[$(Type::$kind),*] };)*
+        $(
+            $(#[$doc])*
+            pub(super) const $name: Call = Call { text: $text, types: &[$(Type::$kind),*] };
+        )*
     };
 }
 
 calls! {
     ENQUEUE = "SELECT * FROM lockcore1.enqueue($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
         (UUID, TEXT, INT4, INT4, INT8, BOOL, INT8, INT8, TEXT, BOOL);
-    RENEW = "SELECT * FROM lockcore1.renew($1, $2, $3, $4)" (TEXT_ARRAY, UUID_ARRAY, INT4_ARRAY, INT8_ARRAY);
+    RENEW = "SELECT * FROM lockcore1.renew($1, $2, $3, $4)"
+        (TEXT_ARRAY, UUID_ARRAY, INT4_ARRAY, INT8_ARRAY);
     RELEASE = "SELECT * FROM lockcore1.release($1, $2, $3)" (TEXT_ARRAY, UUID_ARRAY, BOOL_ARRAY);
     ADOPT = "SELECT * FROM lockcore1.adopt($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
         (TEXT, UUID, INT8, INT4, INT4, UUID, INT8, INT8, TEXT, BOOL);
@@ -50,14 +54,18 @@ calls! {
     RESIZE = "SELECT * FROM lockcore1.resize($1, $2, $3, $4, $5)" (UUID, TEXT, INT4, UUID, INT4);
     FORGET = "SELECT lockcore1.forget($1)" (TEXT);
     COUNTER = "SELECT * FROM lockcore1.counter($1)" (TEXT);
-    SET_COUNTER = "SELECT * FROM lockcore1.set_counter($1, $2, $3, $4, $5)" (TEXT, BYTEA, BYTEA, INT8, TEXT);
+    SET_COUNTER = "SELECT * FROM lockcore1.set_counter($1, $2, $3, $4, $5)"
+        (TEXT, BYTEA, BYTEA, INT8, TEXT);
     CHANGED = "SELECT lockcore1.changed($1)" (TEXT);
     SWEEP = "SELECT * FROM lockcore1.sweep($1)" (TEXT);
     FLUSH = "SELECT lockcore1.flush($1)" (TEXT);
     /// Settings for an operator, as text.
-    SETTINGS = "SELECT current_setting('fsync') AS fsync, current_setting('autovacuum') AS autovacuum, \
-        EXISTS (SELECT 1 FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace \
-                WHERE n.nspname = 'lockcore1' AND c.relkind = 'r' AND c.relpersistence = 'u')::text AS unlogged" ();
+    SETTINGS = "SELECT current_setting('fsync') AS fsync, \
+        current_setting('autovacuum') AS autovacuum, \
+        EXISTS (SELECT 1 FROM pg_catalog.pg_class AS c \
+                JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace \
+                WHERE n.nspname = 'lockcore1' AND c.relkind = 'r' \
+                AND c.relpersistence = 'u')::text AS unlogged" ();
 }
 
 /// The statements of one connection.

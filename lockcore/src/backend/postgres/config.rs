@@ -15,7 +15,8 @@ use super::errors::failed;
 const PORT: u16 = 5432;
 
 const FORM: &str = "the URL is not of the form \
-    postgres://user[:password]@host[:port][,host[:port]…]/database[?durability=on|off|remote_apply]";
+    postgres://user[:password]@host[:port][,host[:port]…]/database\
+    [?durability=on|off|remote_apply]";
 
 /// The address of the servers, and how to log in.
 pub(super) struct Server {
@@ -121,21 +122,23 @@ pub(super) async fn check(
     let mut warnings = Vec::new();
     if column("fsync")? == "off" {
         warnings.push(
-            "PostgreSQL does not write to the disk (fsync off): a crash of the machine may damage the database. Set fsync on"
+            "PostgreSQL does not write to the disk (fsync off): a crash of the machine may damage \
+             the database. Set fsync on"
                 .to_owned(),
         );
     }
     if durability == Durability::Off {
         warnings.push(
-            "requests count before they are on the disk of PostgreSQL (durability=off in the URL): after a crash of the \
-             server, a lock that was granted in its last moments may be granted to others"
+            "requests count before they are on the disk of PostgreSQL (durability=off in the \
+             URL): after a crash of the server, a lock that was granted in its last moments may be \
+             granted to others"
                 .to_owned(),
         );
     }
     if column("unlogged")? == "true" {
         warnings.push(
-            "a table of the schema lockcore1 is UNLOGGED: a crash of the server removes all locks in it, and a standby has \
-             none of them. ALTER TABLE … SET LOGGED"
+            "a table of the schema lockcore1 is UNLOGGED: a crash of the server removes all locks \
+             in it, and a standby has none of them. ALTER TABLE … SET LOGGED"
                 .to_owned(),
         );
     }

@@ -71,7 +71,8 @@ pub(super) async fn primary(
 /// database is. The core has its own deadlines. A timeout of the server would end the wait for a
 /// standby, and say that the request was carried out.
 const SESSION: &str = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED; \
-    SET synchronous_commit = off; SET statement_timeout = 0; SET lock_timeout = 0; SET client_min_messages = warning; \
+    SET synchronous_commit = off; SET statement_timeout = 0; SET lock_timeout = 0; \
+    SET client_min_messages = warning; \
     SELECT pg_is_in_recovery(), current_setting('server_version_num'), pg_postmaster_start_time()";
 
 const OLDEST: u32 = 130_000;
@@ -160,8 +161,8 @@ pub(super) async fn find_schema(line: &Line) -> Result<(), StoreError> {
         }
         Some("42501") => {
             return Err(no_schema(
-                "this user may not use the schema lockcore1: GRANT USAGE ON SCHEMA lockcore1, and EXECUTE ON ALL FUNCTIONS \
-                 IN SCHEMA lockcore1",
+                "this user may not use the schema lockcore1: GRANT USAGE ON SCHEMA lockcore1, and \
+                 EXECUTE ON ALL FUNCTIONS IN SCHEMA lockcore1",
             ));
         }
         _ => return Err(failed(missing)),
@@ -177,8 +178,8 @@ pub(super) async fn find_schema(line: &Line) -> Result<(), StoreError> {
         // Another client has made it meanwhile.
         Some("42P06") => version(line).await.map(drop).map_err(failed),
         Some("42501") => Err(no_schema(
-            "the schema lockcore1 is missing, and this user may not make it: let a user with the right to CREATE in this \
-             database run the file lockcore1.sql",
+            "the schema lockcore1 is missing, and this user may not make it: let a user with the \
+             right to CREATE in this database run the file lockcore1.sql",
         )),
         _ => Err(failed(error)),
     }

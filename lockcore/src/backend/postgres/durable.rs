@@ -119,7 +119,8 @@ async fn flush_for(
         let outcome = match asked {
             _ if warned.0.swap(false, Ordering::Acquire) => Err(StoreError::new(
                 Fault::Retry,
-                "PostgreSQL: somebody has ended the wait for a standby, which may not have the request",
+                "PostgreSQL: somebody has ended the wait for a standby, which may not have the \
+                 request",
             )),
             asked => asked.map(drop),
         };

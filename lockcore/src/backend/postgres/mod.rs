@@ -167,13 +167,14 @@ async fn greet(line: &Line, beside: Option<&Line>, ears: &Ears) -> Result<(), St
     match beside {
         Some(beside) if beside.server_began != line.server_began => Err(StoreError::new(
             Fault::Retry,
-            "PostgreSQL: two connections to this address have reached two servers; name an address that always leads to the \
-             primary",
+            "PostgreSQL: two connections to this address have reached two servers; name an \
+             address that always leads to the primary",
         )),
         _ => Err(StoreError::new(
             Fault::Config,
-            "PostgreSQL: notifications do not arrive: the address is that of a pooler, which gives connections of the server to \
-             others after each transaction; name the address of the server, or let the pooler work in session mode",
+            "PostgreSQL: notifications do not arrive: the address is that of a pooler, which gives \
+             connections of the server to others after each transaction; name the address of the \
+             server, or let the pooler work in session mode",
         )),
     }
 }
