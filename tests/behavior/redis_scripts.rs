@@ -9,6 +9,7 @@ mod denied;
 mod interrupted;
 mod lines;
 mod repeated;
+mod short_cuts;
 
 use libtest_mimic::Trial;
 use redis::Value;
@@ -26,6 +27,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         damaged::facts,
         denied::facts,
         interrupted::facts,
+        short_cuts::facts,
     ];
     groups.into_iter().flat_map(|facts| facts(store)).collect()
 }

@@ -211,6 +211,7 @@ mod tests {
             record("id", "id")[0],
             record(": behind permits", ": behind permits")[0],
             record(": behind capacity", ": behind capacity")[1] + 1,
+            head("next", "next")[0],
             head("out", "out")[0],
             behind_head + 1,
             stored("change")[1] + 1,

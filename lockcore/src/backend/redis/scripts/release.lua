@@ -5,21 +5,24 @@
 -- Reply per ticket: 1 it was there, expired or not
 --                   0 it was not there
 --                   2 the release of this ticket has failed, and may be half done
---       In the fast paths for one ticket, the reply is this number alone and no list.
+--       If there is only one ticket, the reply is this number alone and no list.
 --       On a replica the reply is the error READONLY, and nothing is done.
 --
 -- If an enqueue with a marked id arrives later, its reply is "released before".
 --
 -- If the user is denied a command in the middle:
 -- - For a holder without waiters there is only one write.
--- - The fast path that grants the next waiter writes the state first. From then on this waiter
---   holds, and its renewal says so. That is true even if its row is not removed or the message is
---   not sent. (That row is in front of `head`, where no verb looks for it.)
+-- - A short cut that grants the next waiter writes the state first. From then on this waiter holds,
+--   and its renewal says so. That is true even if its row is not removed or the message is not
+--   sent. (That row is in front of `head`, where no verb looks for it.)
+-- - A short cut that removes a waiter removes its row first. If the state is not written after
+--   that, the place is empty, and later verbs skip it.
 -- - The other cases are explained at put_down() in line.lua.
 -- - A mark is written before the state that refers to it.
 --
 -- The client repeats a release that failed.
 
+-- What is known of the ticket's name: its state. With several tickets, each is read in its turn.
 local was = not KEYS[2] and redis.call('GET', KEYS[1])
 
 -- The most frequent case: a holder without waiters. The script does not check whether it has
@@ -37,50 +40,127 @@ end
 
 -- include record.lua
 
--- The next most frequent case: the ticket is the only holder, and the first waiter has not expired
--- and asks for all permits. This waiter cannot hold beside any other ticket. So it is granted now,
--- however many permits the released ticket had.
-local next, now
-if was and sub(was, 17, 30) == 'L0000000000000' and sub(was, 106, 137) == ARGV[1] then
-  local rows, head, time = KEYS[1] .. ':line', sub(was, 31, 43), redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-  next = redis.call('HGET', rows, head)
-  local all = next and sub(next, 63, 72)
-  if next and all == sub(next, 74, 83) and end_of(next) > now then
-    local after, behind, value = string.format('%013d', head + 1), sub(was, 44, 56), next
-    if after ~= behind or sub(next, 1, 16) ~= sub(was, 1, 16) then
-      value = sub(was, 1, 30) .. after .. behind .. all .. all .. next
-    end
-    if redis.pcall('SET', KEYS[1], value, 'KEEPTTL').err then
-      redis.call('HDEL', rows, '') -- as above
-      redis.call('SET', KEYS[1], value, 'KEEPTTL')
-    end
-    redis.call('HDEL', rows, head, sub(next, 30, 61))
-    local heard = tell(KEYS[1], next)
-    if heard ~= 0 then return heard and 1 or 2 end
-    was = value
-  else
-    next = nil
+-- One reading of the clock decides everything, because time goes on while a script runs.
+local now
+
+-- What a short cut has left to the code below, because no connection has received its message.
+local unheard
+
+-- Writes the state.
+local function put(key, value)
+  if redis.pcall('SET', key, value, 'KEEPTTL').err then
+    redis.call('HDEL', key .. ':line', '') -- as above
+    redis.call('SET', key, value, 'KEEPTTL')
   end
+  was = value
 end
+
+-- Returns the first row at this place or behind it, and the row's place. Without such a row, the
+-- place is that of the next waiter to come. The place is nil if there are many empty places.
+local function row_from(rows, place, next)
+  if place == next then return nil, next end
+  local record = redis.call('HGET', rows, place)
+  if record then return record, place end
+  local places = {}
+  for behind = place + 1, math.min(place + 16, next - 1) do places[#places + 1] = string.format('%013d', behind) end
+  if #places == 0 then return nil, next end
+  for i, record in ipairs(redis.call('HMGET', rows, unpack(places))) do
+    if record then return record, places[i] end
+  end
+  if #places < 16 then return nil, next end
+end
+
+-- The holder leaves a line, and the first waiter gets the lock. It has not expired, and it asks for
+-- all permits. So it cannot hold beside any other ticket, and is granted however many permits the
+-- released ticket had.
+local function hand_over(key, rows, head, next)
+  local record, place = row_from(rows, head, next)
+  local all = record and sub(record, 63, 72)
+  if not record or all ~= sub(record, 74, 83) or end_of(record) <= now then return end
+  local after, value = string.format('%013d', place + 1), record
+  if after ~= next or sub(record, 1, 16) ~= sub(was, 1, 16) then
+    value = sub(was, 1, 30) .. after .. next .. all .. all .. record
+  end
+  put(key, value)
+  redis.call('HDEL', rows, place, sub(record, 30, 61))
+  local heard = tell(key, record)
+  if heard == 0 then unheard = 'grant' end
+  return heard and 1 or 2
+end
+
+-- A waiter leaves a line. The holder has all permits, and neither it nor the first waiter has
+-- expired. So nobody gets the lock.
+local function leave(key, id, rows, head, next)
+  local ends = end_of(was, 76)
+  if sub(was, 57, 66) ~= sub(was, 67, 76) or ends <= now then return end
+  local known = redis.call('HMGET', rows, id, head)
+  local place, first = known[1], known[2]
+  if not place or place < head or place >= next or not first or end_of(first) <= now then return end
+  -- If this leaves too many empty places, compact() in line.lua is needed.
+  if next - head >= 256 and next - head >= redis.call('HLEN', rows) + 128 then return end
+  if place ~= head then
+    local record = redis.call('HGET', rows, place)
+    if not record or sub(record, 30, 61) ~= id then return end
+    redis.call('HDEL', rows, place, id)
+    return 1
+  end
+  local behind, at = row_from(rows, string.format('%013d', head + 1), next)
+  if sub(first, 30, 61) ~= id or not at or behind and end_of(behind) <= now then return end
+  redis.call('HDEL', rows, place, id)
+  put(key, sub(was, 1, 30) .. at .. sub(was, 44))
+  -- The waiter that is the first now does not know when to recheck: see look_again() in line.lua.
+  local heard = not behind or tell(key, behind, string.format('again %d', ends - now + 10))
+  if heard == 0 then unheard = 'recheck' end
+  return heard and 1 or 2
+end
+
+-- Returns the reply for a ticket in the most frequent cases. In all other cases, and if the ticket
+-- is not there, it returns nil and has done nothing.
+local function short_cut(key, id)
+  was = was or redis.call('GET', key)
+  if not was then return end
+  if sub(was, 30, 61) == id then -- a holder without waiters, as above
+    put(key, sub(was, 1, 16))
+    return 1
+  end
+  -- A line behind a single holder. There are no marks, and no capacity is stored.
+  if sub(was, 17, 30) ~= 'L0000000000000' or #was == 76 then return end
+  local rows, head, next = key .. ':line', sub(was, 31, 43), sub(was, 44, 56)
+  if not now then
+    local time = redis.call('TIME')
+    now = time[1] * 1000 + math.floor(time[2] / 1000)
+  end
+  if sub(was, 106, 137) == id then return hand_over(key, rows, head, next) end
+  return leave(key, id, rows, head, next)
+end
+
+-- The tickets at the beginning of the batch, up to the first one without a short cut. The rest of
+-- the batch is released in order.
+local reply = {}
+for i, key in ipairs(KEYS) do
+  local done, found = pcall(short_cut, key, ARGV[i])
+  if not done then was = nil end
+  if not done or not found or unheard then break end
+  reply[i], was = found, nil
+end
+if #reply == #KEYS then return KEYS[2] and reply or reply[1] end
 
 -- include line.lua
 
--- One reading of the clock decides everything, because time goes on while a script runs.
 now = now or clock()
 
-if next then
-  local line = read(KEYS[1], was, now)
-  settle(line, {}, function() line.solo = cut_short(line, line.solo) end)
-  return line.denied and 2 or 1
-end
-
 local function release(key, id, mark_ms)
-  redis.call('HDEL', key .. ':line', '') -- changes nothing; a full server then accepts the rest
+  if not unheard then redis.call('HDEL', key .. ':line', '') end -- changes nothing; a full server then accepts the rest
   local line = read(key, was or redis.call('GET', key), now)
   if line.err then return 2 end
   -- May refuse the request if the slot is being moved. Nothing has been done until now.
   if mark_ms then is_marked(line, id) end
+  if unheard then
+    settle(line, {}, function()
+      if unheard == 'grant' then line.solo = cut_short(line, line.solo) else line.tells_first = true end
+    end)
+    return line.denied and 2 or 1
+  end
   local found = settle(line, {}, function()
     bury(line)
     grant(line, id)
@@ -102,15 +182,14 @@ local function release(key, id, mark_ms)
   return line.denied and 2 or found
 end
 
-local reply = {}
-for i, key in ipairs(KEYS) do
+for i = #reply + 1, #KEYS do
   local id, mark_ms = string.sub(ARGV[i], 1, 32), #ARGV[i] > 32 and string.sub(ARGV[i], 33)
   -- An error for one name must not keep other names locked.
-  local done, found = pcall(release, key, id, mark_ms)
+  local done, found = pcall(release, KEYS[i], id, mark_ms)
   if not done then
     if is_replica(found) then return redis.error_reply(REPLICA) end
     found = 2
   end
-  reply[i] = found
+  reply[i], was, unheard = found, nil, nil
 end
-return reply
+return KEYS[2] and reply or reply[1]
