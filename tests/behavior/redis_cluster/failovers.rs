@@ -23,6 +23,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_release_that_the_new_master_had_not_received_is_repeated_there
         counts_that_the_new_master_had_not_received_are_repeated_there_and_count_once
         a_change_at_the_new_master_comes_after_the_earlier_ones_of_its_client
+        changes_that_the_new_master_refuses_at_first_are_repeated_until_it_has_them
         a_release_that_one_new_master_refuses_is_repeated_and_holds_up_none_at_another
         releases_that_always_fail_at_the_new_master_hold_up_no_other
         a_master_that_is_down_costs_the_locks_of_other_masters_nothing
@@ -198,6 +199,51 @@ async fn a_change_at_the_new_master_comes_after_the_earlier_ones_of_its_client(_
         assert_eq!(counter.get().await.unwrap().value, 5);
     }
     assert_eq!(sum.add(1).await.unwrap().value, 6);
+}
+
+/// A new master that has the setting `min-replicas-to-write` refuses all writes until it has its
+/// replicas. The client sends no further request.
+async fn changes_that_the_new_master_refuses_at_first_are_repeated_until_it_has_them(_: Store) {
+    let cluster = Cluster::start(NEVER);
+    let locks = client(&cluster.url());
+    let old = cluster.master_of(&key("n0"));
+    let refuses = cluster.replica_of(old);
+    let want = |replicas: &str| {
+        refuses.command::<()>(&["CONFIG", "SET", "min-replicas-to-write", replicas]);
+    };
+    let names = (0..).map(|number| format!("n{number}"));
+    let here = names.filter(|name| cluster.master_of(&key(name)).port() == old.port());
+    let names: Vec<String> = here.take(50).collect();
+    locks.counter(&names[0]).get().await.unwrap();
+    cluster.wait_until_replicated();
+    cluster.stop_replication(old);
+    let adds = names
+        .iter()
+        .map(async |name| locks.counter(name).add(1).await);
+    for added in join_all(adds).await {
+        assert_eq!(added.unwrap().value, 1);
+    }
+    want("9");
+
+    cluster.fail_over_with_loss(old);
+    eventually("the changes were refused", LONG_WAIT, async || {
+        let told: String = refuses.command(&["INFO", "errorstats"]);
+        told.contains("errorstat_NOREPLICAS")
+    })
+    .await;
+    want("0");
+
+    let others = client(&cluster.url());
+    eventually("all changes are there", LONG_WAIT, async || {
+        let counts = names
+            .iter()
+            .map(async |name| others.counter(name).get().await);
+        let counts = join_all(counts).await;
+        counts
+            .into_iter()
+            .all(|now| now.is_ok_and(|now| now.value == 1))
+    })
+    .await;
 }
 
 /// A new master that has the setting `min-replicas-to-write` refuses all writes until it has its

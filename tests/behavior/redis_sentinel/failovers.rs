@@ -24,6 +24,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_lock_unknown_to_the_new_master_is_lost_and_its_late_write_refused
         a_release_that_the_new_master_had_not_received_is_repeated_there
         counts_that_the_new_master_had_not_received_are_repeated_there_and_count_once
+        the_latest_second_of_a_busy_counter_is_repeated_at_the_new_master
         a_release_that_the_new_master_refuses_at_first_is_repeated_until_it_is_done
         releases_that_always_fail_at_the_new_master_hold_up_no_other
         a_master_that_counts_its_replicas_grants_nothing_that_could_be_lost
@@ -261,6 +262,40 @@ async fn counts_that_the_new_master_had_not_received_are_repeated_there_and_coun
     assert_eq!(sum.add(1).await.unwrap().value, 1_121);
     assert_eq!(quiet_sum.add(1).await.unwrap().value, 1_122);
     assert_eq!(latch.count_down().await.unwrap(), 2);
+}
+
+/// Two clients together make more changes than the server may remember. Both have made some of the
+/// latest. The new master has the first half.
+async fn the_latest_second_of_a_busy_counter_is_repeated_at_the_new_master(_: Store) {
+    const EARLIER: i64 = 2_000;
+    const LATEST: i64 = 600;
+    let set = Sentinels::start(NEVER);
+    let clients = [client(&set.url()), client(&set.url())];
+    let sums = clients.each_ref().map(|locks| locks.counter("sum"));
+    let add = async |times: i64| {
+        let adds = sums.iter().map(|sum| async move {
+            for _ in 0..times / 100 {
+                let some = join_all((0..100).map(|_| sum.add(1)));
+                assert!(some.await.iter().all(Result::is_ok));
+            }
+        });
+        join_all(adds).await;
+    };
+    add(EARLIER).await;
+    set.wait_until_replicated();
+    set.stop_replication();
+    add(LATEST).await;
+    let sum = 2 * (EARLIER + LATEST);
+    assert_eq!(sums[0].get().await.unwrap().value, sum);
+
+    set.fail_over();
+
+    let others = client(&set.url()).counter("sum");
+    eventually("all changes are there", LONG_WAIT, async || {
+        others.get().await.is_ok_and(|now| now.value == sum)
+    })
+    .await;
+    assert_eq!(sums[1].add(1).await.unwrap().value, sum + 1);
 }
 
 /// A new master that has the setting `min-replicas-to-write` refuses all writes until it has its

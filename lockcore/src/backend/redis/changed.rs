@@ -6,7 +6,9 @@
 //! - *The server must not have forgotten the id.* A client tells the server which ids it may forget.
 //!   Here these ids are held back for as long as their changes may be repeated. As soon as an id is
 //!   told, its change is not repeated any more. The server itself remembers an id for a minute, and a
-//!   change is repeated for half a minute.
+//!   change is repeated for half a minute. Each answer says how many changes of the counter the server
+//!   remembers. If these are too many, each client holds fewer ids back, in proportion to how many it
+//!   holds back: see [`Latest::most`].
 //! - *Others have changed the counter at the new master meanwhile.* An addition counts in any order.
 //!   A change with a condition is carried out only if its condition holds there too. For a value the
 //!   fencing token decides. A set without a condition is repeated only if there is no newer version:
@@ -27,9 +29,12 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::sync::{oneshot, watch};
 
-use crate::backend::{BoxFuture, Count, CountOp, Counted, Fault, OnlyIf, Outcome, StoreError};
+use crate::backend::{
+    BoxFuture, Count, CountOp, Counted, Fault, MOST_REMEMBERED, OnlyIf, Outcome, StoreError,
+};
 use crate::clock::{Clock, Instant};
 use crate::name::Name;
 use crate::request::Id;
@@ -41,10 +46,19 @@ const RECENT: Duration = Duration::from_secs(3);
 /// A change that is older than this is not repeated, because the server may have forgotten its id.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// The most ids of answered changes that are held back for one counter. A server remembers 5,000
-/// changes of a counter, those of all clients together, and then refuses others. So this is enough
-/// for 100 clients that change one counter all the time.
-const MOST_OF_ONE: usize = 50;
+/// How many changes of one counter the server may remember, those of all clients together, before
+/// the clients hold fewer ids back. A server that remembers [`MOST_REMEMBERED`] changes refuses
+/// others. The rest is for changes whose answers have not come yet.
+const ENOUGH: usize = MOST_REMEMBERED / 5 * 4;
+
+/// The most ids that are not held back any more and are told in one request.
+const TOLD_AT_ONCE: usize = 100;
+
+/// The most additions to a counter that are repeated at the same time.
+const REPEATED_AT_ONCE: usize = 100;
+
+/// The most counters whose changes are repeated at the same time.
+const COUNTERS_AT_ONCE: usize = 32;
 
 /// With more changes than this, those that are not recent any more are removed.
 const MANY: usize = 10_000;
@@ -64,8 +78,8 @@ pub(super) struct Changed {
 
 #[derive(Debug, Default)]
 struct Changes {
-    /// The oldest of each counter come first.
-    of: HashMap<Name, VecDeque<Recent>>,
+    of: HashMap<Name, Latest>,
+    /// How many changes of all counters there are.
     number: usize,
     /// When there were too many the last time.
     swept: Option<Instant>,
@@ -75,6 +89,27 @@ struct Changes {
     looked: Option<Instant>,
 }
 
+/// The latest changes of one counter.
+#[derive(Debug, Default)]
+struct Latest {
+    /// The oldest come first.
+    changes: VecDeque<Recent>,
+    /// The ids of these changes, and of each whether the client allows the server to forget it.
+    ids: HashMap<Id, bool>,
+    /// How many of them this client may hold back, if the server remembers too many changes. All
+    /// clients lower the number of ids that they hold back by the same factor then. So the clients
+    /// that change a counter share what the server remembers, and need not know how many they are.
+    most: Option<usize>,
+}
+
+/// An answer about a counter.
+#[derive(Debug)]
+pub(super) struct CountAnswer {
+    pub(super) counted: Counted,
+    /// How many changes of the counter the server remembers.
+    pub(super) remembered: usize,
+}
+
 /// A change that was acknowledged.
 #[derive(Clone, Debug)]
 struct Recent {
@@ -82,16 +117,22 @@ struct Recent {
     /// The address of the master that has acknowledged the change.
     master: Arc<str>,
     count: Arc<Count>,
-    /// The version of the counter after the change.
+    /// The value and the version of the counter after the change.
+    value: i64,
     version: u64,
-    /// Whether the client allows the server to forget the id.
-    is_answered: bool,
+    /// The version at the new master that an earlier change of this client has made there, if nobody
+    /// else has changed the counter before it. So it is not newer than this change.
+    follows: Option<u64>,
 }
 
 impl Changed {
     /// Remembers a change that the master has acknowledged. A change that was refused is not
     /// repeated: at another master it might be carried out.
-    pub(super) fn note(&self, master: &Arc<str>, count: &Arc<Count>, counted: &Counted) {
+    pub(super) fn note(&self, master: &Arc<str>, count: &Arc<Count>, answered: &CountAnswer) {
+        let CountAnswer {
+            counted,
+            remembered,
+        } = answered;
         if count.op == CountOp::Read || counted.outcome != Outcome::Applied {
             return;
         }
@@ -102,26 +143,24 @@ impl Changed {
                 return;
             }
             all.swept = Some(at);
-            all.of.retain(|_, changes| {
-                changes.retain(|change| change.at.until(at) <= RECENT);
-                !changes.is_empty()
-            });
-            all.number = all.of.values().map(VecDeque::len).sum();
+            all.remove_older(RECENT, at);
             if all.number >= MANY {
                 return;
             }
         }
         all.number += 1;
-        all.of
-            .entry(count.name.clone())
-            .or_default()
-            .push_back(Recent {
-                at,
-                master: Arc::clone(master),
-                count: Arc::clone(count),
-                version: counted.version,
-                is_answered: false,
-            });
+        let latest = all.of.entry(count.name.clone()).or_default();
+        latest.ids.insert(count.id, false);
+        latest.changes.push_back(Recent {
+            at,
+            master: Arc::clone(master),
+            count: Arc::clone(count),
+            value: counted.value,
+            version: counted.version,
+            follows: None,
+        });
+        let held = latest.changes.len();
+        latest.most = (*remembered > ENOUGH).then(|| held * ENOUGH / remembered);
         drop(all);
         self.noted.send_replace(());
     }
@@ -135,31 +174,29 @@ impl Changed {
         }
         let now = Clock::BOOT.now();
         let mut all = self.all();
-        let Some(changes) = all.of.get_mut(&count.name) else {
+        let Some(latest) = all.of.get_mut(&count.name) else {
             return Arc::clone(count);
         };
-        let mut told: HashSet<Id> = count.answered.iter().copied().collect();
-        for change in changes.iter_mut() {
-            change.is_answered |= told.remove(&change.count.id);
-        }
-        let mut too_many = changes.len().saturating_sub(MOST_OF_ONE);
-        let before = changes.len();
-        changes.retain(|change| {
-            let is_old = too_many > 0 || change.at.until(now) > RECENT;
-            let ends = change.is_answered && is_old;
-            too_many -= usize::from(ends && too_many > 0);
-            if ends {
-                told.insert(change.count.id);
+        let mut told = Vec::new();
+        for id in &count.answered {
+            match latest.ids.get_mut(id) {
+                Some(is_answered) => *is_answered = true,
+                None => told.push(*id),
             }
-            !ends
-        });
-        let (gone, is_empty) = (before - changes.len(), changes.is_empty());
+        }
+        let mut gone = 0;
+        while gone < TOLD_AT_ONCE && latest.holds_too_many(now) {
+            // If the client does not allow it yet, a later request of the client tells this id.
+            told.extend(latest.remove_oldest());
+            gone += 1;
+        }
+        let is_empty = latest.changes.is_empty();
         all.number -= gone;
         if is_empty {
             all.of.remove(&count.name);
         }
         Arc::new(Count {
-            answered: told.into_iter().collect(),
+            answered: told,
             ..Count::clone(count)
         })
     }
@@ -169,9 +206,12 @@ impl Changed {
     pub(super) fn names(&self, has: impl Fn(&str, &Name) -> bool) -> Vec<Name> {
         let all = self.all();
         let of = all.of.iter();
-        of.filter(|(name, changes)| changes.iter().any(|change| !has(&change.master, name)))
-            .map(|(name, _)| name.clone())
-            .collect()
+        of.filter(|(name, latest)| {
+            let mut changes = latest.changes.iter();
+            changes.any(|change| !has(&change.master, name))
+        })
+        .map(|(name, _)| name.clone())
+        .collect()
     }
 
     /// Changes when there may be changes to look for.
@@ -189,8 +229,8 @@ impl Changed {
         let now = Clock::BOOT.now();
         let all = &mut *self.all();
         let mut latest: BTreeMap<&str, (&Name, &Recent)> = BTreeMap::new();
-        for (name, changes) in &all.of {
-            if let Some(change) = changes.back()
+        for (name, of) in &all.of {
+            if let Some(change) = of.changes.back()
                 && change.at.until(now) <= LONGEST
             {
                 latest.entry(&change.master).or_insert((name, change));
@@ -224,7 +264,7 @@ impl Changed {
         name: &Name,
         master: &Arc<str>,
     ) -> Result<Option<Turn>, StoreError> {
-        if self.next(name, master).is_none() {
+        if self.next(name, master).is_empty() {
             return Ok(None);
         }
         match self.all().repeating.insert(name.clone()) {
@@ -239,47 +279,57 @@ impl Changed {
         }
     }
 
-    /// The oldest change of a counter that is to be repeated at this master.
-    fn next(&self, name: &Name, master: &str) -> Option<Recent> {
-        let now = Clock::BOOT.now();
-        let mut all = self.all();
-        let changes = all.of.get_mut(name)?;
-        let before = changes.len();
-        changes.retain(|change| change.at.until(now) <= LONGEST);
-        let gone = before - changes.len();
-        let next = changes.iter().find(|change| *change.master != *master);
-        let next = next.cloned();
-        if changes.is_empty() {
+    /// The oldest changes of a counter that are to be repeated at this master: one change, or
+    /// additions that may be repeated at the same time. Empty if there are none.
+    fn next(&self, name: &Name, master: &str) -> Vec<Recent> {
+        let all = &mut *self.all();
+        let Some(latest) = all.of.get_mut(name) else {
+            return Vec::new();
+        };
+        all.number -= latest.remove_older(LONGEST, Clock::BOOT.now());
+        let elsewhere = |change: &&Recent| *change.master != *master;
+        let mut next = latest.changes.iter().filter(elsewhere).peekable();
+        let mut taken: Vec<_> = next.next().into_iter().cloned().collect();
+        if taken.iter().all(counts_in_any_order) {
+            while taken.len() < REPEATED_AT_ONCE
+                && let Some(change) = next.next_if(|change| counts_in_any_order(change))
+            {
+                taken.push(change.clone());
+            }
+        }
+        if latest.changes.is_empty() {
             all.of.remove(name);
         }
-        all.number -= gone;
-        next
+        taken
     }
 
-    /// Notes that this master has been asked for a change, and which version the change has made
-    /// there. A later change of this client may have the condition that nobody has changed the
-    /// counter since. Its condition is the new version now. With `None` the change was not carried
-    /// out there, because others have changed the counter. Then the conditions of the later changes
-    /// stay as they are, and do not hold.
-    fn is_at(&self, done: &Recent, master: &Arc<str>, version: Option<u64>) {
+    /// Notes that this master has been asked for a change, and what the change has made there. With
+    /// `None` the change was not carried out there, because others have changed the counter.
+    ///
+    /// If the counter has the same value after it as at the earlier master, the next change of this
+    /// client counts on top of it as it did there. If that change has the condition that nobody has
+    /// changed the counter since, its condition is the new version now. Otherwise the conditions of
+    /// the later changes stay as they are, and do not hold.
+    fn is_at(&self, done: &Recent, master: &Arc<str>, made: Option<&Counted>) {
+        let same = made.filter(|made| made.value == done.value);
         let mut all = self.all();
-        for change in all.of.get_mut(&done.count.name).into_iter().flatten() {
+        let Some(latest) = all.of.get_mut(&done.count.name) else {
+            return;
+        };
+        for change in &mut latest.changes {
             if change.count.id == done.count.id {
                 change.master = Arc::clone(master);
-                change.version = version.unwrap_or(change.version);
+                change.version = made.map_or(change.version, |made| made.version);
+                continue;
             }
-            let Some(version) = version else {
+            let Some(same) = same.filter(|_| *change.master != **master) else {
                 continue;
             };
-            let CountOp::Set {
-                value,
-                only_if: Some(OnlyIf::Version(since)),
-            } = change.count.op
-            else {
-                continue;
-            };
-            if since == done.version && *change.master != **master {
-                let only_if = Some(OnlyIf::Version(version));
+            change.follows = Some(same.version);
+            if let CountOp::Set { value, only_if } = &change.count.op
+                && *only_if == Some(OnlyIf::Version(done.version))
+            {
+                let (value, only_if) = (*value, Some(OnlyIf::Version(same.version)));
                 change.count = Arc::new(Count {
                     op: CountOp::Set { value, only_if },
                     ..Count::clone(&change.count)
@@ -290,6 +340,42 @@ impl Changed {
 
     fn all(&self) -> MutexGuard<'_, Changes> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Changes {
+    /// Removes the changes that are older than `age`, and the counters that have no others.
+    fn remove_older(&mut self, age: Duration, now: Instant) {
+        self.of.retain(|_, latest| {
+            self.number -= latest.remove_older(age, now);
+            !latest.changes.is_empty()
+        });
+    }
+}
+
+impl Latest {
+    /// Whether the oldest change need not be held back any more, or cannot.
+    fn holds_too_many(&self, now: Instant) -> bool {
+        let is_old = |oldest: &Recent| oldest.at.until(now) > RECENT;
+        self.changes.front().is_some_and(is_old)
+            || self.most.is_some_and(|most| self.changes.len() > most)
+    }
+
+    /// Removes the oldest change, which is not repeated any more. Returns its id if the server may
+    /// forget it now.
+    fn remove_oldest(&mut self) -> Option<Id> {
+        let id = self.changes.pop_front()?.count.id;
+        self.ids.remove(&id)?.then_some(id)
+    }
+
+    /// Removes the changes that are older than `age`. Returns how many.
+    fn remove_older(&mut self, age: Duration, now: Instant) -> usize {
+        let before = self.changes.len();
+        let is_older = |oldest: &Recent| oldest.at.until(now) > age;
+        while self.changes.front().is_some_and(is_older) {
+            self.remove_oldest(); // the server forgets the id after a minute
+        }
+        before - self.changes.len()
     }
 }
 
@@ -314,33 +400,27 @@ impl Turn {
             name,
             master,
         } = &self;
-        while let Some(change) = changed.next(name, master) {
-            let repeated = async {
-                let read = match change.count.op {
-                    CountOp::Set { only_if: None, .. } | CountOp::Write(_) => {
-                        Some(ask(reads(name, &change)).await?)
+        loop {
+            let changes = changed.next(name, master);
+            if changes.is_empty() {
+                return Ok(());
+            }
+            let repeated = changes.iter().map(|change| repeat(change, &ask));
+            let mut failed = None;
+            for (change, outcome) in changes.iter().zip(join_all(repeated).await) {
+                match outcome {
+                    Ok(made) => changed.is_at(change, master, made.as_ref()),
+                    // The counter is damaged at this master, or the user may not change it.
+                    Err(error) if error.fault() == Fault::Config => {
+                        changed.is_at(change, master, None);
                     }
-                    _ => None,
-                };
-                match repetition(&change, read.as_ref()) {
-                    Some(count) => {
-                        let counted = ask(count).await?;
-                        let is_applied = counted.outcome == Outcome::Applied;
-                        Ok::<_, StoreError>(is_applied.then_some(counted.version))
-                    }
-                    None => Ok(None),
+                    Err(error) => failed = Some(error),
                 }
-            };
-            match repeated.await {
-                Ok(version) => changed.is_at(&change, master, version),
-                // The counter is damaged at this master, or the user may not change it.
-                Err(error) if error.fault() == Fault::Config => {
-                    changed.is_at(&change, master, None);
-                }
-                Err(error) => return Err(error),
+            }
+            if let Some(error) = failed {
+                return Err(error);
             }
         }
-        Ok(())
     }
 
     /// [`repeat`](Self::repeat) in a task, which goes on if this future is dropped. `spawn` starts a
@@ -368,6 +448,46 @@ impl Drop for Turn {
     }
 }
 
+/// Repeats the changes of all these counters once, of some at the same time. Returns whether none has
+/// failed.
+pub(super) async fn repeated_all<F>(names: &[Name], repeat: impl Fn(Name) -> F) -> bool
+where
+    F: Future<Output = Result<(), StoreError>>,
+{
+    let mut are_done = true;
+    for some in names.chunks(COUNTERS_AT_ONCE) {
+        let repeated = join_all(some.iter().cloned().map(&repeat)).await;
+        are_done &= repeated.iter().all(Result::is_ok);
+    }
+    are_done
+}
+
+/// Repeats a change. Returns what it has made, or `None` if it was not carried out.
+async fn repeat<F>(
+    change: &Recent,
+    ask: impl Fn(Arc<Count>) -> F,
+) -> Result<Option<Counted>, StoreError>
+where
+    F: Future<Output = Result<Counted, StoreError>>,
+{
+    let read = match change.count.op {
+        CountOp::Set { only_if: None, .. } | CountOp::Write(_) => {
+            Some(ask(reads(&change.count.name, change)).await?)
+        }
+        _ => None,
+    };
+    let Some(count) = repetition(change, read.as_ref()) else {
+        return Ok(None);
+    };
+    let made = ask(count).await?;
+    Ok((made.outcome == Outcome::Applied).then_some(made))
+}
+
+/// Whether the change is an addition whose effect does not depend on the changes before it.
+fn counts_in_any_order(change: &Recent) -> bool {
+    matches!(change.count.op, CountOp::Add { floor: None, .. })
+}
+
 fn reads(name: &Name, change: &Recent) -> Arc<Count> {
     Arc::new(Count::new(name.clone(), change.count.id, CountOp::Read))
 }
@@ -377,7 +497,8 @@ fn reads(name: &Name, change: &Recent) -> Arc<Count> {
 ///
 /// A value is repeated unless a later holder, or this holder later, has written there. A set is
 /// repeated only if the counter there is older than after the change, and on the condition that
-/// nobody changes the counter in between. Versions follow the clocks of the servers, so this decides
+/// nobody changes the counter in between. An earlier change of this client that was repeated just
+/// now does not make the counter newer. Versions follow the clocks of the servers, so this decides
 /// rightly if the clocks differ by less than the time between the two changes. If the sets of two
 /// clients are both missing there, the one that is repeated first stays.
 fn repetition(change: &Recent, read: Option<&Counted>) -> Option<Arc<Count>> {
@@ -385,7 +506,8 @@ fn repetition(change: &Recent, read: Option<&Counted>) -> Option<Arc<Count>> {
         answered: Vec::new(),
         ..Count::clone(&change.count)
     };
-    let is_newer = |read: &Counted| read.version >= change.version;
+    let is_newer =
+        |read: &Counted| read.version >= change.version && Some(read.version) != change.follows;
     let op = match (&count.op, read) {
         (CountOp::Write(text), Some(read)) => {
             let there = read.written.as_ref().map(|there| there.token);
@@ -408,6 +530,7 @@ fn repetition(change: &Recent, read: Option<&Counted>) -> Option<Arc<Count>> {
 mod tests {
     use super::*;
     use crate::backend::Written;
+    use crate::counting::{Carried, Record};
     use crate::name::Namespace;
     use crate::token::{FencingToken, GrantId};
 
@@ -426,15 +549,22 @@ mod tests {
         Counted::new(1, 1, version, Outcome::Applied)
     }
 
+    fn answered(version: u64) -> CountAnswer {
+        CountAnswer {
+            counted: counted(version),
+            remembered: 1,
+        }
+    }
+
     #[tokio::test]
     async fn changes_of_another_master_are_repeated_in_order_and_once() {
         let changed = Arc::new(Changed::default());
         let (old, new) = (Arc::from("old"), Arc::from("new"));
         let all = [add(Vec::new()), add(Vec::new()), add(Vec::new())];
         for count in &all {
-            changed.note(&old, count, &counted(5));
+            changed.note(&old, count, &answered(5));
         }
-        changed.note(&new, &add(Vec::new()), &counted(9));
+        changed.note(&new, &add(Vec::new()), &answered(9));
         let name = &all[0].name;
         let of_new = |master: &str, _: &Name| master == "new";
         assert_eq!(changed.names(of_new), std::slice::from_ref(name));
@@ -458,7 +588,8 @@ mod tests {
         assert!(turn().unwrap().is_none());
 
         let ids = all.map(|count| count.id);
-        assert_eq!(*asked.lock().unwrap(), [ids[0], ids[1], ids[1], ids[2]]);
+        // Additions are repeated together.
+        assert_eq!(*asked.lock().unwrap(), [ids[0], ids[1], ids[2], ids[1]]);
         assert_eq!(changed.names(of_new), []);
     }
 
@@ -467,7 +598,7 @@ mod tests {
         let changed = Arc::new(Changed::default());
         let (old, new) = (Arc::from("old"), Arc::from("new"));
         let count = add(Vec::new());
-        changed.note(&old, &count, &counted(5));
+        changed.note(&old, &count, &answered(5));
         let turn = changed.begin(&count.name, &new).unwrap().unwrap();
         let (answers, answered) = tokio::sync::watch::channel(false);
         let ask = move |_| {
@@ -494,7 +625,7 @@ mod tests {
         let (changed, master) = (Changed::default(), Arc::from("old"));
         assert!(changed.looks().is_none());
         for _ in 0..3 {
-            changed.note(&master, &add(Vec::new()), &counted(5));
+            changed.note(&master, &add(Vec::new()), &answered(5));
         }
         let looks = changed.looks().unwrap();
         assert_eq!(looks.len(), 1);
@@ -503,30 +634,152 @@ mod tests {
     }
 
     #[test]
-    fn the_ids_of_the_latest_changes_are_held_back_and_what_is_told_is_not_repeated() {
-        let (changed, master) = (Changed::default(), Arc::from("old"));
-        let mut last = Vec::new();
-        let mut told = Vec::new();
-        let mut ids = Vec::new();
-        for _ in 0..MOST_OF_ONE + 20 {
-            let count = add(std::mem::take(&mut last));
-            told.extend(changed.telling(&count).answered.iter().copied());
-            changed.note(&master, &count, &counted(1));
-            last.push(count.id);
-            ids.push(count.id);
+    fn the_clients_of_a_counter_share_what_a_server_remembers_and_repeat_nothing_they_have_told() {
+        const CLIENTS: usize = 10;
+        let master: Arc<str> = Arc::from("old");
+        let clients: [_; CLIENTS] = std::array::from_fn(|_| Changed::default());
+        let mut answered_before: [Vec<Id>; CLIENTS] = Default::default();
+        let mut remembered = HashSet::new();
+        let mut most = 0;
+
+        for at in (0..CLIENTS).cycle().take(3 * ENOUGH) {
+            let count = add(std::mem::take(&mut answered_before[at]));
+            for id in &clients[at].telling(&count).answered {
+                assert!(remembered.remove(id), "told twice, or before the answer");
+            }
+            remembered.insert(count.id);
+            let answered = CountAnswer {
+                counted: counted(1),
+                remembered: remembered.len(),
+            };
+            clients[at].note(&master, &count, &answered);
+            answered_before[at].push(count.id);
+            most = most.max(remembered.len());
         }
-        // The change that notes the last id has not come yet.
-        let stays = |id: &Id| {
-            changed
-                .all()
-                .of
-                .values()
-                .flatten()
-                .any(|it| it.count.id == *id)
+
+        assert!(most <= ENOUGH + CLIENTS, "{most}");
+        for client in &clients {
+            let all = client.all();
+            let held: Vec<_> = all.of.values().flat_map(|latest| &latest.changes).collect();
+            assert!(held.len() > ENOUGH / CLIENTS / 2, "{}", held.len());
+            let is_remembered = |change: &&Recent| remembered.contains(&change.count.id);
+            assert!(held.iter().all(is_remembered));
+        }
+    }
+
+    /// A master that has some of the changes of one client, and gets all of them again.
+    #[tokio::test]
+    async fn after_the_repetition_a_counter_is_as_its_only_client_has_left_it() {
+        let token = FencingToken::of_exclusive(GrantId::of_ticket(6, 0));
+        for seed in 0..300 {
+            let random = fastrand::Rng::with_seed(seed);
+            assert_repeated(random, token).await;
+        }
+    }
+
+    async fn assert_repeated(mut random: fastrand::Rng, token: FencingToken) {
+        let changed = Arc::new(Changed::default());
+        let (old, new) = (Arc::from("old"), Arc::from("new"));
+        let mut master = Record::default();
+        let mut promoted = master.clone();
+        let mut version = 0;
+        let has = random.u64(0..20);
+        for time in 1..20 {
+            let only_if = match random.u8(0..4) {
+                0 => None,
+                1 => Some(OnlyIf::Value(random.i64(0..3))),
+                _ => Some(OnlyIf::Version(version)),
+            };
+            let op = match random.u8(0..8) {
+                0 => CountOp::Write(Written::new(token, random.u8(..).to_string())),
+                1..4 => CountOp::Set {
+                    value: random.i64(0..3),
+                    only_if,
+                },
+                floor => CountOp::Add {
+                    delta: random.i64(-3..4),
+                    floor: (floor == 4).then_some(0),
+                },
+            };
+            let count = change(op, Vec::new());
+            let counted = asked(&mut master, &count, time);
+            if time < has {
+                let _ = asked(&mut promoted, &count, time);
+            }
+            version = counted.version;
+            let remembered = 1;
+            let answered = CountAnswer {
+                counted,
+                remembered,
+            };
+            changed.note(&old, &count, &answered);
+        }
+        let name = changed.names(|_, _| false).remove(0);
+        let promoted = Mutex::new(promoted);
+        let ask = |count: Arc<Count>| {
+            let made = asked(&mut promoted.lock().unwrap(), &count, 1_000);
+            std::future::ready(Ok(made))
         };
-        assert_eq!(told, ids[..told.len()]);
-        assert!((15..=20).contains(&told.len()), "{}", told.len());
-        assert!(!told.iter().any(stays) && ids[told.len()..].iter().all(stays));
+
+        let turn = changed.begin(&name, &new).unwrap().unwrap();
+        turn.repeat(ask).await.unwrap();
+
+        let read = change(CountOp::Read, Vec::new());
+        let seen = |record: &mut Record| {
+            let counted = asked(record, &read, 0);
+            (counted.value, counted.written.map(|written| written.text))
+        };
+        let there = seen(&mut promoted.lock().unwrap());
+        assert_eq!(there, seen(&mut master), "{random:?}");
+    }
+
+    fn asked(record: &mut Record, count: &Count, time: u64) -> Counted {
+        match record.carry_out(count, 0, time) {
+            Carried::Answered(answer) | Carried::Changed { answer, .. } => answer,
+            Carried::Crowded => panic!("the record is crowded"),
+        }
+    }
+
+    /// A set that was acknowledged before another client's change must not undo it.
+    #[tokio::test]
+    async fn a_set_on_top_of_a_change_of_another_client_is_not_repeated() {
+        let changed = Arc::new(Changed::default());
+        let (old, new) = (Arc::from("old"), Arc::from("new"));
+        let mut master = Record::default();
+        let first = add(Vec::new());
+        let counted = asked(&mut master, &first, 5);
+        let only_if = Some(OnlyIf::Version(counted.version));
+        let sets = [None, only_if].map(|only_if| CountOp::Set { value: 7, only_if });
+        for count in [
+            first,
+            change(sets[1].clone(), Vec::new()),
+            change(sets[0].clone(), Vec::new()),
+        ] {
+            let counted = asked(&mut master, &count, 6);
+            let remembered = 1;
+            changed.note(
+                &old,
+                &count,
+                &CountAnswer {
+                    counted,
+                    remembered,
+                },
+            );
+        }
+        let promoted = Mutex::new(Record::default());
+        let (delta, floor) = (100, None);
+        let of_another = change(CountOp::Add { delta, floor }, Vec::new());
+        let _ = asked(&mut promoted.lock().unwrap(), &of_another, 10);
+        let ask = |count: Arc<Count>| {
+            std::future::ready(Ok(asked(&mut promoted.lock().unwrap(), &count, 11)))
+        };
+
+        let name = &of_another.name;
+        let turn = changed.begin(name, &new).unwrap().unwrap();
+        turn.repeat(ask).await.unwrap();
+
+        let read = change(CountOp::Read, Vec::new());
+        assert_eq!(asked(&mut promoted.lock().unwrap(), &read, 0).value, 101);
     }
 
     #[test]
@@ -536,8 +789,9 @@ mod tests {
             at: Clock::BOOT.now(),
             master: Arc::from("old"),
             count: change(op, Vec::new()),
+            value: 1,
             version: 50,
-            is_answered: false,
+            follows: None,
         };
         let repeated = |op, read: Option<u64>| {
             let read = read.map(counted);
@@ -558,8 +812,9 @@ mod tests {
             at: Clock::BOOT.now(),
             master: Arc::from("old"),
             count: change(write(6, "six"), Vec::new()),
+            value: 1,
             version: 50,
-            is_answered: false,
+            follows: None,
         };
         let is_repeated = |there: Option<u64>, version| {
             let mut read = counted(version);
@@ -583,10 +838,14 @@ mod tests {
             only_if: Some(OnlyIf::Version(version)),
         };
         let refused = change(set(1), Vec::new());
-        changed.note(&old, &refused, &Counted::new(1, 1, 5, Outcome::Kept));
+        let kept = CountAnswer {
+            counted: Counted::new(1, 1, 5, Outcome::Kept),
+            remembered: 1,
+        };
+        changed.note(&old, &refused, &kept);
         let (first, second) = (change(set(1), Vec::new()), change(set(5), Vec::new()));
-        changed.note(&old, &first, &counted(5));
-        changed.note(&old, &second, &counted(6));
+        changed.note(&old, &first, &answered(5));
+        changed.note(&old, &second, &answered(6));
         let asked = Mutex::new(Vec::new());
         // Another client has changed the counter at the new master.
         let ask = |count: Arc<Count>| {
@@ -604,19 +863,23 @@ mod tests {
     #[test]
     fn a_read_takes_no_ids_with_it() {
         let (changed, master) = (Changed::default(), Arc::from("old"));
-        let mut last = Vec::new();
-        for _ in 0..MOST_OF_ONE + 20 {
-            let count = add(std::mem::take(&mut last));
-            let told = changed.telling(&count);
-            changed.note(&master, &count, &counted(1));
-            last.push(count.id);
-            drop(told);
-        }
-        let before = changed.all().number;
+        let count = add(Vec::new());
+        let crowded = CountAnswer {
+            counted: counted(1),
+            remembered: 10 * ENOUGH,
+        };
+        changed.note(&master, &count, &crowded);
+        let read = |answered| {
+            changed
+                .telling(&change(CountOp::Read, answered))
+                .answered
+                .len()
+        };
 
-        let told = changed.telling(&change(CountOp::Read, Vec::new()));
-
-        assert!(told.answered.is_empty());
-        assert_eq!(changed.all().number, before);
+        assert_eq!(read(Vec::new()), 0);
+        assert_eq!(changed.all().number, 1);
+        let told = changed.telling(&add(vec![count.id]));
+        assert_eq!(told.answered, [count.id]);
+        assert_eq!(changed.all().number, 0);
     }
 }

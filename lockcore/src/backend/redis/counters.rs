@@ -3,6 +3,7 @@
 
 use redis::{Cmd, RedisWrite as _};
 
+use super::changed::CountAnswer;
 use super::connection::{RedisConnection, Socket};
 use super::errors::failed;
 use super::layout;
@@ -26,7 +27,7 @@ pub(super) async fn count(
     count: &Count,
     keeps: bool,
     publish: Publish,
-) -> Result<Counted, StoreError> {
+) -> Result<CountAnswer, StoreError> {
     let (key, channel) = layout::counter(&count.name);
     let write = |call: &mut Cmd| {
         call.write_arg_fmt(&key);
@@ -60,8 +61,9 @@ pub(super) async fn count(
     };
     let namespace = count.name.namespace();
     let reply = run(socket, &layout::COUNT, namespace, 1, write).await?;
-    let reply: (u8, i64, u64, u64, Vec<u8>) = redis::from_redis_value(reply).map_err(unreadable)?;
-    let (outcome, value, generation, version, written) = &reply;
+    let reply: (u8, i64, u64, u64, Vec<u8>, usize) =
+        redis::from_redis_value(reply).map_err(unreadable)?;
+    let (outcome, value, generation, version, written, remembered) = &reply;
     let counted = |outcome| Counted::new(*value, *generation, *version, outcome);
     let outcome = match *outcome {
         0 => Outcome::Applied,
@@ -70,12 +72,17 @@ pub(super) async fn count(
         3 => return Err(StoreError::crowded()),
         _ => return Err(unexpected(&reply)),
     };
-    match written.is_empty() {
-        true => Ok(counted(outcome)),
+    let counted = match written.is_empty() {
+        true => counted(outcome),
         false => parse(written)
             .map(|written| counted(outcome).with(written))
-            .ok_or_else(|| damaged(&key)),
-    }
+            .ok_or_else(|| damaged(&key))?,
+    };
+    let remembered = *remembered;
+    Ok(CountAnswer {
+        counted,
+        remembered,
+    })
 }
 
 /// Reads a token and the text that was written with it.

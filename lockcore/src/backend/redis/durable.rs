@@ -137,7 +137,7 @@ pub(super) async fn count(
     let mut member = Member::new(group, connection, Duration::MAX);
     let answer = counters::count(&mut member, &request, true, Publish::Plain).await?;
     member.counts_or_is_unknown().await?;
-    Ok(answer)
+    Ok(answer.counted)
 }
 
 /// Reads or changes a stored capacity, as [`count`] does a counter.

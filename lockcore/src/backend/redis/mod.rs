@@ -46,6 +46,7 @@ use crate::pauses::Pauses;
 use crate::request::{Id, Request};
 use crate::tls::Tls;
 
+use changed::{CountAnswer, repeated_all};
 use cluster::Seeds;
 use connection::RedisConnection;
 use dial::Server;
@@ -304,16 +305,15 @@ async fn change_again(connection: RedisConnection, elsewhere: ChangedElsewhere, 
     let mut pauses = Pauses::default();
     let ChangedElsewhere { changed, master } = elsewhere;
     loop {
-        let mut has_failed = false;
-        for name in changed.names(|of, _| *of == *master) {
-            let ask = |count| count_here(connection.clone(), count);
-            has_failed |= match changed.begin(&name, &master) {
-                Ok(Some(turn)) => turn.repeat(ask).await.is_err(),
-                Ok(None) => false,
-                Err(_) => true,
-            };
-        }
-        if !has_failed {
+        let names = changed.names(|of, _| *of == *master);
+        let repeat = async |name| match changed.begin(&name, &master)? {
+            Some(turn) => {
+                let ask = |count| counted_here(connection.clone(), count);
+                turn.repeat(ask).await
+            }
+            None => Ok(()),
+        };
+        if repeated_all(&names, repeat).await {
             return;
         }
         timer(pauses.draw()).await;
@@ -324,8 +324,15 @@ async fn change_again(connection: RedisConnection, elsewhere: ChangedElsewhere, 
 async fn count_here(
     mut connection: RedisConnection,
     count: Arc<Count>,
-) -> Result<Counted, StoreError> {
+) -> Result<CountAnswer, StoreError> {
     counters::count(&mut connection, &count, false, counters::Publish::Plain).await
+}
+
+async fn counted_here(
+    connection: RedisConnection,
+    count: Arc<Count>,
+) -> Result<Counted, StoreError> {
+    Ok(count_here(connection, count).await?.counted)
 }
 
 /// [`count_here`], at a master that another server may replace. First repeats the changes of this
@@ -342,13 +349,13 @@ async fn count_at_master(
             watch: None,
             ..connection.clone()
         };
-        let ask = move |count| count_here(here.clone(), count);
+        let ask = move |count| counted_here(here.clone(), count);
         turn.repeat_in_task(|task| watch.spawn(task), ask).await?;
     }
     let telling = changed.telling(&count);
-    let counted = count_here(connection.clone(), telling).await?;
-    changed.note(&master, &count, &counted);
-    Ok(counted)
+    let answered = count_here(connection.clone(), telling).await?;
+    changed.note(&master, &count, &answered);
+    Ok(answered.counted)
 }
 
 impl Connection for RedisConnection {
@@ -423,7 +430,7 @@ impl Connection for RedisConnection {
             match (group, watch) {
                 (Some(group), _) => durable::count(group, connection, count).await,
                 (None, Some(watch)) => count_at_master(connection, watch, count).await,
-                (None, None) => count_here(connection, count).await,
+                (None, None) => counted_here(connection, count).await,
             }
         })
     }

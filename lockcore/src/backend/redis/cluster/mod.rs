@@ -11,6 +11,7 @@
 //! the scripts are those of the single server.
 
 mod context;
+mod counting;
 mod ears;
 mod map;
 mod nodes;
@@ -38,5 +39,5 @@ pub(super) async fn connected(
 ) -> Result<ClusterConnection, StoreError> {
     let nodes = seeds.addresses.iter().cloned().collect();
     let map = seeds.ask(nodes, events.namespace()).await?;
-    Ok(ClusterConnection(Routes::begin(seeds, events, map)))
+    Ok(ClusterConnection::of(Routes::begin(seeds, events, map)))
 }

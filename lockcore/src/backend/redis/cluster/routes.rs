@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
-use tokio::task::JoinSet;
+use tokio::sync::watch;
 
 use super::context::Context;
 use super::map::{Map, known_host};
@@ -18,16 +17,12 @@ use super::seeds::Seeds;
 use super::slots;
 use super::task::Task;
 use super::whole::Whole;
-use crate::backend::events::Timer;
-use crate::backend::redis::changed::LOOKS_EVERY;
 use crate::backend::redis::connection::RedisConnection;
-use crate::backend::redis::counters::{self, Publish};
 use crate::backend::redis::hop::{Hop, Redirect};
 use crate::backend::redis::released::BATCH;
 use crate::backend::redis::tickets;
 use crate::backend::redis::views::Address;
-use crate::backend::{Count, Counted, EventSink, Fault, Released, StoreError};
-use crate::name::Name;
+use crate::backend::{EventSink, Fault, Released, StoreError};
 use crate::pauses::Pauses;
 
 /// One connection to the cluster.
@@ -35,12 +30,9 @@ use crate::pauses::Pauses;
 pub(super) struct Routes {
     pub(super) context: Context,
     state: Mutex<State>,
-    /// Wakes the task that repeats releases.
-    new_map: Arc<Notify>,
+    /// Wakes the tasks that repeat releases and changes.
+    new_map: watch::Sender<()>,
     _repeats: Task,
-    _looks: Task,
-    /// The tasks that repeat the changes of single counters.
-    repeating: Mutex<JoinSet<()>>,
 }
 
 #[derive(Debug)]
@@ -78,14 +70,12 @@ impl Routes {
             let _events = events;
             std::future::pending::<()>().await;
         });
-        let new_map = Arc::new(Notify::new());
+        let new_map = watch::Sender::new(());
         let routes = Arc::new_cyclic(|whole: &Weak<Self>| Self {
             _repeats: Task::spawn(
                 &runtime,
-                Self::repeats_releases(Weak::clone(whole), Arc::clone(&new_map)),
+                Self::repeats_releases(Weak::clone(whole), new_map.subscribe()),
             ),
-            _looks: Task::spawn(&runtime, Self::looks_for_new_masters(Weak::clone(whole))),
-            repeating: Mutex::default(),
             new_map,
             context: Context {
                 seeds,
@@ -327,8 +317,9 @@ impl Routes {
     ///
     /// If this future is dropped because the connection ends, the releases that are left are
     /// remembered again.
-    async fn repeats_releases(routes: Weak<Self>, new_map: Arc<Notify>) {
-        new_map.notified().await;
+    async fn repeats_releases(routes: Weak<Self>, mut new_maps: watch::Receiver<()>) {
+        // An error is impossible while there are routes.
+        let _ = new_maps.changed().await;
         let (mut failing, mut pauses) = (BTreeSet::new(), Pauses::default());
         // The releases that have failed since the last pause. When they are dropped, they are
         // remembered again. The latest are dropped first, so the oldest are in front again.
@@ -336,7 +327,7 @@ impl Routes {
         while let Some(routes) = routes.upgrade()
             && let Some(timer) = routes.context.events.upgrade().map(|sink| sink.timer())
         {
-            let map = routes.state().map.clone();
+            let map = routes.map();
             let mut master = None;
             let released = &routes.context.seeds.released;
             let mut again = released.elsewhere(BATCH, |old, departure| {
@@ -350,13 +341,10 @@ impl Routes {
                 let is_done = failed.is_empty();
                 failed.clear();
                 failing.clear();
-                if is_done {
-                    routes.repeat_all_changes(&timer).await;
-                }
                 drop((again, routes)); // the client may end during the pause
                 match is_done {
                     true => {
-                        new_map.notified().await;
+                        let _ = new_maps.changed().await;
                         pauses = Pauses::default();
                     }
                     false => timer(pauses.draw()).await,
@@ -385,108 +373,6 @@ impl Routes {
                 failed.push_front(again);
             }
         }
-    }
-
-    /// Repeats the changes of all counters whose names are at other masters by now. What fails is
-    /// repeated by the next request for this counter, or after the next new map.
-    async fn repeat_all_changes(self: &Arc<Self>, timer: &Timer) {
-        let map = self.state().map.clone();
-        let has = |old: &str, name: &Name| {
-            let new = map.master(slots::of_name(name));
-            new.is_none_or(|new| new.to_string() == old)
-        };
-        for name in self.context.seeds.changed.names(has) {
-            tokio::select! {
-                _ = self.repeat_changes(&name) => {}
-                () = timer(self.context.op_timeout) => {}
-            }
-        }
-    }
-
-    /// Repeats the changes of a counter that an earlier master of its slot has acknowledged.
-    async fn repeat_changes(self: &Arc<Self>, name: &Name) -> Result<(), StoreError> {
-        let verb = |link| self.catch_up(link, name);
-        self.ask(slots::of_name(name), verb).await.map(drop)
-    }
-
-    /// Repeats, at the node of this link, the changes of a counter that another node has
-    /// acknowledged.
-    async fn catch_up(&self, link: RedisConnection, name: &Name) -> Result<(), StoreError> {
-        let node = link.hop.as_ref().map(|hop| Arc::clone(&hop.node));
-        let changed = &self.context.seeds.changed;
-        let Some(turn) = changed.begin(name, &node.unwrap_or_default())? else {
-            return Ok(());
-        };
-        let ask = move |count| {
-            let link = link.clone();
-            async move {
-                let outcome = counted(link.clone(), count).await;
-                // The node has not looked at the counter, so the change is not done with here.
-                match link.hop.as_ref().and_then(Hop::redirect) {
-                    Some(_) => {
-                        outcome.map_err(|error| StoreError::new(Fault::Retry, error.to_string()))
-                    }
-                    None => outcome,
-                }
-            }
-        };
-        turn.repeat_in_task(|task| self.spawn(task), ask).await
-    }
-
-    /// Sends a request about a counter to the master of its slot. The node that answers has all
-    /// earlier changes of this client by then, however the request was redirected.
-    pub(super) async fn count(self: &Arc<Self>, count: Arc<Count>) -> Result<Counted, StoreError> {
-        let changed = &self.context.seeds.changed;
-        // Once, because the ids that a refused request has told must be told again.
-        let telling = changed.telling(&count);
-        let verb = |link: RedisConnection| {
-            let telling = Arc::clone(&telling);
-            async move {
-                self.catch_up(link.clone(), &telling.name).await?;
-                counted(link, telling).await
-            }
-        };
-        let Answered { answer, node, .. } = self.ask(slots::of_name(&count.name), verb).await?;
-        changed.note(&node.label, &count, &answer);
-        Ok(answer)
-    }
-
-    /// Finds out that a master was replaced, while this client has changes that may be missing at
-    /// the new one. See [`Changed::looks`](crate::backend::redis::changed::Changed::looks).
-    async fn looks_for_new_masters(routes: Weak<Self>) {
-        while let Some(here) = routes.upgrade()
-            && let Some(timer) = here.context.events.upgrade().map(|sink| sink.timer())
-        {
-            let changed = Arc::clone(&here.context.seeds.changed);
-            // Before the look, so that no change in between is missed.
-            let mut noted = changed.noted();
-            match changed.looks() {
-                None => {
-                    drop(here); // the client may end meanwhile
-                    let _ = noted.changed().await; // an error is impossible: `changed` is here
-                }
-                Some(looks) => {
-                    for look in looks {
-                        tokio::select! {
-                            _ = here.count(look) => {} // if this fails, the next look comes soon
-                            () = timer(here.context.op_timeout) => {}
-                        }
-                    }
-                    drop(here);
-                }
-            }
-            timer(LOOKS_EVERY).await;
-        }
-    }
-
-    /// Runs a task that ends with this connection.
-    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let mut repeating = self
-            .repeating
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        while repeating.try_join_next().is_some() {}
-        repeating.spawn_on(task, &self.context.runtime);
     }
 
     fn nodes_to_ask(&self) -> BTreeSet<Address> {
@@ -608,6 +494,16 @@ impl Routes {
         (nodes, state.map.uncovered())
     }
 
+    /// The map of this moment.
+    pub(super) fn map(&self) -> Map {
+        self.state().map.clone()
+    }
+
+    /// Changes with each new map.
+    pub(super) fn new_maps(&self) -> watch::Receiver<()> {
+        self.new_map.subscribe()
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -648,7 +544,7 @@ impl Whole for Routes {
         if !left.is_empty() {
             self.missed();
         }
-        self.new_map.notify_one();
+        self.new_map.send_replace(());
     }
 
     fn end(&self, error: &StoreError) {
@@ -688,11 +584,6 @@ impl Whole for Routes {
         }
         self.ask_again();
     }
-}
-
-/// Sends a request about a counter to a node.
-async fn counted(mut link: RedisConnection, count: Arc<Count>) -> Result<Counted, StoreError> {
-    counters::count(&mut link, &count, false, Publish::InSlot).await
 }
 
 /// A request that is in flight to a node. If its future is dropped before the answer has come, the

@@ -11,6 +11,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::oneshot;
 
+use super::counting::Counting;
 use super::routes::{Answered, Routes};
 use super::slots::of_name as slot_of;
 use super::task::Task;
@@ -30,11 +31,23 @@ const DEAF: Duration = Duration::from_millis(500);
 
 /// One connection to all nodes of a cluster.
 #[derive(Debug)]
-pub(in crate::backend::redis) struct ClusterConnection(pub(super) Arc<Routes>);
+pub(in crate::backend::redis) struct ClusterConnection {
+    routes: Arc<Routes>,
+    counting: Arc<Counting>,
+}
+
+impl ClusterConnection {
+    pub(super) fn of(routes: Arc<Routes>) -> Self {
+        Self {
+            counting: Counting::begin(&routes),
+            routes,
+        }
+    }
+}
 
 impl Connection for ClusterConnection {
     fn enqueue(&self, request: Arc<Request>, _patience: Duration) -> Answer<Enqueued> {
-        let routes = Arc::clone(&self.0);
+        let routes = Arc::clone(&self.routes);
         let slot = slot_of(&request.name);
         if !request.wait {
             let verb = move |link| once(link, Arc::clone(&request));
@@ -59,7 +72,7 @@ impl Connection for ClusterConnection {
     }
 
     fn renew(&self, tickets: Vec<Arc<Request>>, _patience: Duration) -> Answer<Vec<Renewed>> {
-        let routes = Arc::clone(&self.0);
+        let routes = Arc::clone(&self.routes);
         Box::pin(async move {
             let name = |request: &Arc<Request>| request.name.clone();
             let ask = |slot, part| renew(Arc::clone(&routes), slot, part);
@@ -68,7 +81,7 @@ impl Connection for ClusterConnection {
     }
 
     fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>> {
-        let routes = Arc::clone(&self.0);
+        let routes = Arc::clone(&self.routes);
         Box::pin(async move {
             let name = |departure: &Departure| departure.request.name.clone();
             let ask = |slot, part: Vec<Departure>| {
@@ -88,7 +101,7 @@ impl Connection for ClusterConnection {
     }
 
     fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>> {
-        let routes = Arc::clone(&self.0);
+        let routes = Arc::clone(&self.routes);
         Box::pin(async move {
             let verb = |link| tickets::inspect(link, name.clone());
             Ok(routes.ask(slot_of(&name), verb).await?.answer)
@@ -96,11 +109,11 @@ impl Connection for ClusterConnection {
     }
 
     fn list(&self, listing: Listing) -> Answer<Page> {
-        Box::pin(list(Arc::clone(&self.0), listing))
+        Box::pin(list(Arc::clone(&self.routes), listing))
     }
 
     fn ask_back(&self, name: Name, id: Id, ask: Arc<str>) -> Answer<bool> {
-        let routes = Arc::clone(&self.0);
+        let routes = Arc::clone(&self.routes);
         Box::pin(async move {
             let verb = |link| tickets::ask_back(link, name.clone(), id, Arc::clone(&ask));
             Ok(routes.ask(slot_of(&name), verb).await?.answer)
@@ -108,7 +121,7 @@ impl Connection for ClusterConnection {
     }
 
     fn adopt(&self, adoption: Arc<Adoption>) -> Answer<Enqueued> {
-        let routes = Arc::clone(&self.0);
+        let routes = Arc::clone(&self.routes);
         Box::pin(async move {
             let verb = |mut link: RedisConnection| {
                 let adoption = Arc::clone(&adoption);
@@ -120,7 +133,7 @@ impl Connection for ClusterConnection {
     }
 
     fn resize(&self, resize: Arc<Resize>) -> Answer<Resized> {
-        let routes = Arc::clone(&self.0);
+        let routes = Arc::clone(&self.routes);
         Box::pin(async move {
             let verb = |mut link: RedisConnection| {
                 let resize = Arc::clone(&resize);
@@ -131,7 +144,7 @@ impl Connection for ClusterConnection {
     }
 
     fn forget(&self, name: Name) -> Answer<()> {
-        let routes = Arc::clone(&self.0);
+        let routes = Arc::clone(&self.routes);
         Box::pin(async move {
             let verb = |link| tickets::forget(link, name.clone());
             routes.ask(slot_of(&name), verb).await.map(drop)
@@ -139,12 +152,12 @@ impl Connection for ClusterConnection {
     }
 
     fn count(&self, count: Arc<Count>) -> Answer<Counted> {
-        let routes = Arc::clone(&self.0);
-        Box::pin(async move { routes.count(count).await })
+        let counting = Arc::clone(&self.counting);
+        Box::pin(async move { counting.count(count).await })
     }
 
     fn check(&self) -> Answer<Vec<String>> {
-        Box::pin(check(Arc::clone(&self.0)))
+        Box::pin(check(Arc::clone(&self.routes)))
     }
 }
 

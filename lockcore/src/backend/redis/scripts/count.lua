@@ -18,13 +18,15 @@
 --       6 'SPUBLISH' in a cluster, else 'PUBLISH'
 --       7 for how long the counter is kept after its last use, in seconds, or empty
 --       8… the ids of changes that the server can forget
--- Reply {outcome, value, generation, version, written}, all but the first as text. The outcome is
+-- Reply {outcome, value, generation, version, written, remembered}, all but the first and the last as
+--       text. The outcome is
 --         0 carried out
 --         1 kept as it is
 --         2 beyond the largest value, or a text that is too long
 --         3 too many changes are remembered
 --       If the outcome is not 0, nothing has changed. `written` is empty if no text was written,
---       and in the reply to a change.
+--       and in the reply to a change. `remembered` is how many changes of the counter the server
+--       remembers, or 0 in the reply to a read.
 --
 -- The key is a hash. Its field 'is' has '<value> <generation> <version> <used> <room> <keep>'.
 -- `used` is when the lifetime of the key was last prolonged, in seconds. `room` is how many fields
@@ -68,6 +70,9 @@ end
 -- only after this time. So most reads write nothing.
 local function slack() return math.min(keep / 2, HALF_A_DAY_S) end
 
+-- The fields of the key that are no changes are 'is' and, beside a lock, 'text'.
+local function remembered() return redis.call('HLEN', key) - (written and 2 or 1) end
+
 local function prolong() redis.call('PEXPIRE', key, string.format('%d', (keep + slack()) * 1000)) end
 
 if ARGV[2] == 'read' or ARGV[2] == 'keep' then
@@ -75,7 +80,7 @@ if ARGV[2] == 'read' or ARGV[2] == 'keep' then
     prolong()
     put()
   end
-  return { 0, value, generation, version, written or '' }
+  return { 0, value, generation, version, written or '', 0 }
 end
 
 local known = redis.call('HGET', key, ARGV[1])
@@ -83,7 +88,7 @@ if known then
   -- With this write, a replica that acknowledges the repetition also has the change.
   prolong()
   local outcome, then_value, then_generation, then_version = string.match(known, '^%d+ (%d) (%-?%d+) (%d+) (%d+)$')
-  return { tonumber(outcome), then_value, then_generation, then_version, '' }
+  return { tonumber(outcome), then_value, then_generation, then_version, '', remembered() }
 end
 
 value, generation, version = tonumber(value), tonumber(generation), tonumber(version)
@@ -134,7 +139,7 @@ if fields >= math.max(room, 64) then
       fields = fields - 1
     end
   end
-  if fields > MOST then return { 3, '0', '0', '0', '' } end
+  if fields > MOST then return { 3, '0', '0', '0', '', fields } end
   room = 2 * fields
 end
 
@@ -168,4 +173,5 @@ if news then
   end
   redis.set_repl(redis.REPL_ALL)
 end
-return { outcome, string.format('%d', value), string.format('%d', generation), string.format('%d', version), '' }
+local function text(number) return string.format('%d', number) end
+return { outcome, text(value), text(generation), text(version), '', remembered() }
