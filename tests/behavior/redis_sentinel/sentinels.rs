@@ -43,6 +43,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_master_whose_name_leads_nowhere_is_unavailable_until_it_leads_somewhere
         clients_exclude_each_other_after_the_address_of_the_master_is_moved
         a_risk_of_two_holders_is_reported_once_when_a_client_connects
+        each_new_master_is_looked_at_for_a_risk_of_two_holders
         risky_settings_are_reported_when_the_client_gets_ready
         everything_is_encrypted_with_tls_and_each_certificate_is_looked_at
         a_shutdown_during_the_first_use_ends_it_and_leaves_nothing
@@ -528,6 +529,36 @@ async fn a_risk_of_two_holders_is_reported_once_when_a_client_connects(_: Store)
     let words = ["CONFIG", "SET", "min-replicas-to-write", "1"];
     set.master().command::<()>(&words);
     use_it(&format!("{LOGGED}no-risk"), 0).await;
+}
+
+/// The replicas have other settings than the first master.
+async fn each_new_master_is_looked_at_for_a_risk_of_two_holders(_: Store) {
+    let set = Sentinels::start(NEVER);
+    let owner = format!("{LOGGED}moved");
+    let risks = || {
+        let lines = traces::lines(&owner).into_iter().filter(|line| {
+            line.level == Level::WARN && line.text.contains("Set min-replicas-to-write 1")
+        });
+        lines.map(|line| line.text).collect::<Vec<_>>()
+    };
+    let want = |replicas: &str| {
+        let words = ["CONFIG", "SET", "min-replicas-to-write", replicas];
+        set.master().command::<()>(&words);
+    };
+    want("1");
+    let locks = builder(set.url()).owner(&owner).op_timeout(SOON);
+    let locks = locks.build().unwrap();
+    gets_in(&locks).await;
+    locks.ready(SOON).await.unwrap();
+    assert_eq!(risks(), [""; 0]);
+
+    set.fail_over();
+    gets_in(&locks).await;
+
+    let port = set.master().port();
+    eventually("it is reported", SOON, async || !risks().is_empty()).await;
+    let told = risks().pop().unwrap();
+    assert!(told.contains(&format!("127.0.0.1:{port}: ")), "{told}");
 }
 
 async fn risky_settings_are_reported_when_the_client_gets_ready(_: Store) {

@@ -177,8 +177,8 @@ impl Backend for Redis {
                         elsewhere,
                         Arc::clone(&timer),
                     ));
-                    if sentinels.begin_to_look() {
-                        watch.spawn(tell_risk(repeats.clone(), told));
+                    if let Some(address) = watch.first_at_master() {
+                        watch.spawn(tell_risk(repeats.clone(), address, told));
                     }
                     if connection.group.is_none() {
                         watch.spawn(change_again(repeats, watch.changed_elsewhere(), timer));
@@ -256,11 +256,11 @@ async fn connected(
 }
 
 /// Warns if a failover of this master may cost exclusion.
-async fn tell_risk(connection: RedisConnection, events: Weak<EventSink>) {
+async fn tell_risk(connection: RedisConnection, master: Arc<str>, events: Weak<EventSink>) {
     if let Some(warning) = config::risk(connection).await
         && let Some(events) = events.upgrade()
     {
-        events.tell(News::Warning(warning));
+        events.tell(News::Warning(format!("{master}: {warning}")));
     }
 }
 

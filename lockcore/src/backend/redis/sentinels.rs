@@ -9,11 +9,10 @@
 //! while this connection is up. When a majority names another server, the connection ends, and the
 //! core makes a new one, as after a break.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::convert::Infallible;
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use redis::aio::MultiplexedConnection;
 use redis::{
@@ -56,8 +55,8 @@ pub(super) struct Sentinels {
     pub(super) released: Arc<Released>,
     pub(super) changed: Arc<Changed>,
     siblings: Arc<Siblings>,
-    /// Whether the settings of a master were looked at.
-    is_looked_at: AtomicBool,
+    /// The masters whose settings were looked at.
+    looked_at: Mutex<BTreeSet<Address>>,
     /// The master that a connection of this client was the last to find.
     latest: watch::Sender<Option<Address>>,
 }
@@ -134,7 +133,7 @@ impl Sentinels {
             released: Arc::default(),
             changed: Arc::default(),
             siblings: Arc::default(),
-            is_looked_at: AtomicBool::new(false),
+            looked_at: Mutex::default(),
             latest: watch::Sender::new(None),
         })
     }
@@ -172,10 +171,12 @@ impl Sentinels {
         self.servers.len()
     }
 
-    /// Whether this is the first connection of the client to a master, so that the settings of the
-    /// master are to be looked at.
-    pub(super) fn begin_to_look(&self) -> bool {
-        !self.is_looked_at.swap(true, Ordering::Relaxed)
+    /// Whether this is the first connection of the client to this master, so that the settings of
+    /// the master are to be looked at.
+    pub(super) fn begin_to_look(&self, master: &Address) -> bool {
+        let looked_at = self.looked_at.lock();
+        let mut looked_at = looked_at.unwrap_or_else(PoisonError::into_inner);
+        looked_at.insert(master.clone())
     }
 
     /// Notes that a connection has found this master.

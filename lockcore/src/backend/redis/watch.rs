@@ -75,6 +75,12 @@ impl Watch {
         Ok((server, watch))
     }
 
+    /// The address of the master, if this is the first connection of the client to it.
+    pub(super) fn first_at_master(&self) -> Option<Arc<str>> {
+        let is_first = self.listening.sentinels.begin_to_look(&self.master);
+        is_first.then(|| Arc::clone(&self.address))
+    }
+
     /// Resolves when a majority names another server than the one of this connection. Returns that
     /// server.
     fn moved(&self) -> impl Future<Output = Address> + Send + 'static {
