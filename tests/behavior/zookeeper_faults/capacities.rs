@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::backend::{Fault, Id, Name, Resize, ResizeOp, ResizeOutcome};
+use lockcore::backend::{self, EventSink, Fault, Id, Name, Resize, ResizeOp, ResizeOutcome};
 use lockcore::{ErrorKind, Locks, Semaphore};
 use tests::eventually::eventually;
 use tests::proxy::Proxy;
@@ -31,6 +31,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_grant_that_its_waiter_has_not_seen_outlives_a_smaller_capacity
         more_permits_that_a_lost_watch_does_not_tell_cost_a_third_of_a_ttl
         a_change_whose_answer_is_lost_counts_once
+        a_change_of_a_name_that_was_forgotten_meanwhile_is_not_made_again
         a_change_that_is_repeated_before_its_answer_leaves_no_halt
         a_halt_whose_create_is_not_answered_is_taken_away
         a_change_that_is_dropped_leaves_no_halt
@@ -357,6 +358,62 @@ async fn a_change_whose_answer_is_lost_counts_once(_: Store) {
     }
     nothing_left(&server).await;
     pair(&five(&other)).await;
+}
+
+/// The id of the change goes with the node of the name. Nobody has changed the capacity before. The
+/// fact makes both attempts itself, as the core does, so that the second one comes late enough.
+async fn a_change_of_a_name_that_was_forgotten_meanwhile_is_not_made_again(_: Store) {
+    let server = ZooKeeperServer::that_forgets_soon();
+    let proxy = Proxy::to(server.port());
+    let (other, operator) = (client(&server), operator(&server).await);
+    let store = backend::open(&proxied(&proxy)).unwrap();
+    let connect = async || {
+        let events = EventSink::new(1, namespace(), |_| ());
+        store.connect(events).await
+    };
+    let resize = |capacity| {
+        let op = ResizeOp::Set {
+            capacity: Some(capacity),
+            after: None,
+            stated: NonZeroU32::new(5).unwrap(),
+        };
+        let id = Id::parse(&format!("{capacity:032x}")).unwrap();
+        Arc::new(Resize::new(Name::new(namespace(), "a").unwrap(), id, op))
+    };
+    let is_forgotten = async || {
+        other.semaphore("a", 5).forget_capacity().await.unwrap();
+        eventually("the name is forgotten", 2 * SOON, async || {
+            operator.check_stat(PARENT).await.unwrap().is_none()
+        })
+        .await;
+    };
+    proxy.lose_replies(b"capacity-7-", 1);
+    let first = connect().await.unwrap().resize(resize(7)).await;
+    assert_eq!(first.unwrap_err().fault(), Fault::Unknown);
+    assert_eq!(five(&other).capacity().await.unwrap(), 7);
+    is_forgotten().await;
+
+    let again = Mutex::new(None);
+    eventually("it is connected again", SOON, async || {
+        let connected = connect().await.ok();
+        let is_connected = connected.is_some();
+        *again.lock().unwrap() = connected;
+        is_connected
+    })
+    .await;
+    let connection = again.into_inner().unwrap().unwrap();
+    let second = connection.resize(resize(7)).await.unwrap();
+
+    assert_eq!(
+        (second.outcome, second.capacity),
+        (ResizeOutcome::Kept, None)
+    );
+    assert_eq!(five(&other).capacity().await.unwrap(), 5);
+    // Another change that finds no change before it is made.
+    let next = connection.resize(resize(8)).await.unwrap();
+    assert_eq!(next.outcome, ResizeOutcome::Applied);
+    assert_eq!(five(&other).capacity().await.unwrap(), 8);
+    is_forgotten().await;
 }
 
 /// The core repeats a change when the server stalls, and the task of the first attempt goes on. In

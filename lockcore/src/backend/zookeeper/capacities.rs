@@ -53,6 +53,10 @@
 //! was changed. If the answer to a request is lost, the client deletes the halt as soon as it sees
 //! it. It treats a ticket in the same way if the release of the ticket came before its create.
 //!
+//! A repetition finds no id if the capacity was forgotten meanwhile and the server has removed the
+//! parent node. It then finds another parent node than its first attempt, or none, and changes
+//! nothing: see `sent`.
+//!
 //! A ticket that is created during a change may be useless after the change. If a capacity is
 //! stored, this is a ticket of a mutex. If the capacity is forgotten, it is a ticket that states
 //! another capacity than the change. The name of the halt tells which case it is, and the enqueue
@@ -74,6 +78,7 @@ use super::counters::not_changed;
 use super::errors::failed;
 use super::layout::{self, Data, Parent, Stored, Ticket};
 use super::row::{Row, Terms};
+use super::sent::SentChanges;
 use super::session::Session;
 use crate::backend::{Fault, Resize, ResizeOp, ResizeOutcome, Resized, StoreError};
 use crate::clock::Clock;
@@ -86,6 +91,7 @@ use crate::request::Id;
 /// the halt of the change does not stay.
 pub(super) async fn resize(
     session: Arc<Session>,
+    sent_changes: Arc<SentChanges>,
     resize: Arc<Resize>,
 ) -> Result<Resized, StoreError> {
     session.usable()?;
@@ -96,12 +102,12 @@ pub(super) async fn resize(
     let reading = read(&session, &parent);
     synced.await.map_err(not_changed)?;
     let found = reading.await?;
-    if let Some(answer) = found.answer(&resize) {
+    if let Some(answer) = found.answer(&resize, &sent_changes) {
         // No halt is necessary for this, and a halt would make other clients wait.
         return Ok(answer);
     }
-    let exists = found.exists;
-    let changing = change(Arc::clone(&session), parent, resize, exists);
+    let exists = found.node.is_some();
+    let changing = change(Arc::clone(&session), sent_changes, parent, resize, exists);
     let changed = session.runtime.spawn(changing).await;
     // The task is cancelled only if its runtime ends, and the session ends with the runtime.
     changed.unwrap_or_else(|_| Err(failed(ZkError::ClientClosed)))
@@ -109,14 +115,15 @@ pub(super) async fn resize(
 
 /// A line, and the last change of its capacity, both read at one moment.
 struct Found {
-    exists: bool,
+    /// The id of the transaction that created the parent node, if there is one.
+    node: Option<i64>,
     row: Row,
     change: Option<Id>,
 }
 
 impl Found {
     /// The answer if nothing is to be changed. `None` if the change is still to be made.
-    fn answer(&self, resize: &Resize) -> Option<Resized> {
+    fn answer(&self, resize: &Resize, sent_changes: &SentChanges) -> Option<Resized> {
         let answer = |outcome| {
             Some(Resized::new(
                 self.row.terms.capacity(),
@@ -135,7 +142,9 @@ impl Found {
         if self.change == Some(resize.id) {
             return answer(ResizeOutcome::Applied);
         }
-        if self.change != after {
+        // The change was made perhaps at a node that is gone by now.
+        let sent_to = sent_changes.node_of(resize.id);
+        if self.change != after || sent_to.is_some_and(|node| self.node != Some(node)) {
             return answer(ResizeOutcome::Kept);
         }
         let looked_at = match (self.row.terms.capacity(), capacity) {
@@ -168,9 +177,10 @@ fn read(
         if before != after {
             return Err(in_the_way("the capacity was changed while it was read"));
         }
+        let node = data.as_ref().map(|(_, stat)| stat.czxid);
         let change = data.and_then(|(data, _)| Id::parse(std::str::from_utf8(&data).ok()?));
         Ok(Found {
-            exists: children.is_some(),
+            node,
             row: Row::of(&children.map_or_else(Vec::new, |(children, _)| children)),
             change,
         })
@@ -199,13 +209,14 @@ struct Halt {
 /// because a drop of this future would leave the halt in the line.
 async fn change(
     session: Arc<Session>,
+    sent_changes: Arc<SentChanges>,
     parent: Parent,
     resize: Arc<Resize>,
     exists: bool,
 ) -> Result<Resized, StoreError> {
     let (halt, found) = stop(&session, &parent, &resize, exists).await?;
     let changed = match found {
-        Ok(found) => behind(&session, &parent, &resize, &halt, found).await,
+        Ok(found) => behind(&session, &sent_changes, &parent, &resize, &halt, found).await,
         Err(error) => Err(error),
     };
     match &changed {
@@ -292,6 +303,7 @@ async fn stop(
 /// Makes the change, after the halt was created. `found` is the line that was read after that.
 async fn behind(
     session: &Arc<Session>,
+    sent_changes: &SentChanges,
     parent: &Parent,
     resize: &Resize,
     halt: &Halt,
@@ -301,7 +313,7 @@ async fn behind(
     if terms.halts.first().is_none_or(|first| first.id != halt.id) {
         return Err(in_the_way("somebody else is changing the capacity"));
     }
-    let capacity = match (found.answer(resize), resize.op) {
+    let capacity = match (found.answer(resize, sent_changes), resize.op) {
         (None, ResizeOp::Set { capacity, .. }) => capacity,
         (Some(answer), _) => return Ok(Behind::Found(answer)),
         (None, ResizeOp::Read) => return Err(in_the_way("nothing is to be changed")),
@@ -327,12 +339,16 @@ async fn behind(
     let mut writes = session.client.new_multi_writer();
     let added = add(&mut writes, session, parent, resize.id, terms, stored, halt);
     added.map_err(not_changed)?;
+    if let Some(node) = found.node {
+        sent_changes.sent(resize.id, node);
+    }
     match writes.commit().await {
-        Ok(_) => {}
+        Ok(_) => sent_changes.answered(resize.id),
         // Nothing was changed: the halt is gone, or an operator has changed the nodes.
         Err(MultiWriteError::OperationFailed { source, .. })
             if !matches!(source, ZkError::SessionExpired | ZkError::SessionMoved) =>
         {
+            sent_changes.answered(resize.id);
             return Err(not_changed(source));
         }
         Err(error) => return Err(failed(error.into())),

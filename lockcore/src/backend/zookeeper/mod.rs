@@ -13,6 +13,7 @@ mod line;
 mod lists;
 mod proof;
 mod row;
+mod sent;
 mod session;
 mod standing;
 mod tickets;
@@ -34,6 +35,7 @@ use crate::name::Name;
 use crate::request::{Id, Request};
 use crate::tls::Tls;
 use config::Settings;
+use sent::SentChanges;
 use session::{Attached, Session};
 
 /// The longest ttl that the protocol can express. The real limit is the timeout of the session,
@@ -73,12 +75,14 @@ struct Ensemble {
     /// The session of each client, by [`EventSink::receiver`]. A session outlives its connections:
     /// when a connection breaks, the next connection continues the session with its tickets.
     sessions: Mutex<HashMap<u64, Weak<Session>>>,
+    sent_changes: Arc<SentChanges>,
 }
 
 /// The connection of the core: the use of a session while the session is connected.
 #[derive(Debug)]
 pub(crate) struct ZooKeeperConnection {
     session: Attached,
+    sent_changes: Arc<SentChanges>,
 }
 
 impl ZooKeeper {
@@ -87,6 +91,7 @@ impl ZooKeeper {
             ensemble: Arc::new(Ensemble {
                 settings,
                 sessions: Mutex::default(),
+                sent_changes: Arc::default(),
             }),
         }
     }
@@ -117,7 +122,11 @@ impl Backend for ZooKeeper {
         Box::pin(async move {
             let session = ensemble.session(&events).await?;
             session.resume(events).await?;
-            let connection: Arc<dyn Connection> = Arc::new(ZooKeeperConnection { session });
+            let sent_changes = Arc::clone(&ensemble.sent_changes);
+            let connection: Arc<dyn Connection> = Arc::new(ZooKeeperConnection {
+                session,
+                sent_changes,
+            });
             Ok(connection)
         })
     }
@@ -184,7 +193,8 @@ impl Connection for ZooKeeperConnection {
     }
 
     fn resize(&self, resize: Arc<Resize>) -> Answer<Resized> {
-        Box::pin(capacities::resize(self.session(), resize))
+        let sent_changes = Arc::clone(&self.sent_changes);
+        Box::pin(capacities::resize(self.session(), sent_changes, resize))
     }
 
     fn forget(&self, name: Name) -> Answer<()> {
