@@ -49,11 +49,11 @@ impl Locks {
     ///
     /// On Redis, and in the same process, the holder learns of the ask-back by a message, within
     /// about 100 ms. In other cases it learns of the ask-back at its next renewal, after about a
-    /// third of its ttl: between processes on SQLite, on ZooKeeper, on a Redis Cluster, and when the
-    /// message is lost. (On a Redis Cluster the message arrives if the holder has waited for the
-    /// lock. A client does not subscribe for locks that it gets at once, because that would double
-    /// the requests of an acquire.) The holder of a lock without [renewal](crate::Lock::renew) is not
-    /// asked, because its lease ends by itself.
+    /// third of its ttl: between processes on SQLite, on ZooKeeper, and when the message is lost. On
+    /// a Redis Cluster, a client that has got a lock at once subscribes with the first renewal of the
+    /// lock. So in the first third of the ttl, this holder learns of the ask-back at that renewal. (A
+    /// subscription for each lock would double the requests of an acquire.) The holder of a lock
+    /// without [renewal](crate::Lock::renew) is not asked, because its lease ends by itself.
     ///
     /// A second ask-back replaces the first. If the holder has learned of both, it gives up at the
     /// earlier of the two ends.

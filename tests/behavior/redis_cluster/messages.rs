@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
+use lockcore::Release;
 use lockcore::backend::{self, Enqueued, EventSink, FULL, Id, Name, Namespace, News, Request};
 use tests::eventually::{eventually, wait_until};
 use tests::proxy::Proxy;
@@ -11,13 +12,43 @@ use tests::redis_cluster::{Cluster, NEVER, slot};
 use tests::redis_server::RedisServer;
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 
-use super::{LONG_WAIT, TTL, key};
-use crate::store::{Kind, PATIENCE, SOON, Store, soon};
+use super::{LONG_WAIT, TTL, client, key};
+use crate::store::{Kind, PATIENCE, SOON, Store, give_back, soon};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT, "redis_cluster";
         a_message_grants_a_ticket_only_if_it_is_from_the_master_of_the_slot
+        a_holder_is_asked_back_at_once_from_its_first_renewal_on
     ]
+}
+
+/// The lease is so long that the next renewal would come far too late.
+async fn a_holder_is_asked_back_at_once_from_its_first_renewal_on(_: Store) {
+    let cluster = Cluster::start(NEVER);
+    let (locks, operator) = (client(&cluster.url()), client(&cluster.url()));
+    let node = cluster.master_of(&key("a"));
+    let channels = || node.command::<Vec<String>>(&["PUBSUB", "SHARDCHANNELS", "test:*"]);
+    let lock = locks.mutex("a").ttl(10 * LONG_WAIT);
+    let guard = lock.try_acquire().await.unwrap();
+    assert_eq!(
+        channels(),
+        [""; 0],
+        "a lock that is held shortly costs none"
+    );
+
+    for _ in 0..2 {
+        guard.extend(11 * LONG_WAIT).await.unwrap(); // a renewal
+        wait_until("it listens", SOON, || channels().len() == 1);
+    }
+
+    let place = operator.inspect("a").await.unwrap().remove(0);
+    let asks = operator.revoke("a", place.ticket, LONG_WAIT, "maintenance");
+    let gives_way = async {
+        assert_eq!(soon(guard.revoked()).await.why, "maintenance");
+        give_back(guard).await;
+    };
+    let (asked, ()) = tokio::join!(asks, gives_way);
+    assert_eq!(asked.unwrap(), Release::Released);
 }
 
 /// How much later than its request the subscription of a waiter reaches the node.

@@ -1,4 +1,5 @@
-//! In which slots the connections of a client wait for wake-ups.
+//! In which slots the connections of a client wait for messages: for wake-ups of its waiters, and for
+//! ask-backs of its holders.
 //!
 //! A wake-up goes to the connection that has asked for the ticket. But the keeper renews the ticket
 //! on a connection of its own. If a slot has moved to another node, the answers to these renewals
@@ -29,7 +30,7 @@ pub(super) struct Receivers {
 struct Receiver {
     /// The latest connection of the receiver.
     whole: Option<Weak<dyn Whole>>,
-    /// Until when a ticket in this slot may wait for a wake-up.
+    /// Until when a ticket in this slot may get a message.
     wanted: HashMap<u16, Instant>,
 }
 
@@ -59,7 +60,7 @@ impl Receivers {
             .collect()
     }
 
-    /// Notes that a ticket of this receiver may wait in this slot. `ticket` is the time that the
+    /// Notes that a ticket of this receiver may be in this slot. `ticket` is the time that the
     /// ticket lives without a further renewal.
     pub(super) fn want(&self, receiver: u64, slot: u16, ticket: Duration) {
         let until = Clock::BOOT.now().after(ticket).after(LINGER);
@@ -76,12 +77,12 @@ impl Receivers {
         until.is_some_and(|until| *until > now)
     }
 
-    /// Notes that a ticket of this client waits in `slot`. `ticket` is the time that the ticket
+    /// Notes that a ticket of this client is in `slot`. `ticket` is the time that the ticket
     /// lives without a further renewal. `at` is the node that serves the slot, or `None` if no
     /// connection can listen there yet. Returns whether every connection that may have sent the
     /// ticket's request listens at this node. If a connection does not listen there, this call
     /// starts its subscription.
-    pub(super) fn still_waits(&self, slot: u16, ticket: Duration, at: Option<&Address>) -> bool {
+    pub(super) fn still_wants(&self, slot: u16, ticket: Duration, at: Option<&Address>) -> bool {
         let now = Clock::BOOT.now();
         let until = now.after(ticket).after(LINGER);
         let mut connections = Vec::new();

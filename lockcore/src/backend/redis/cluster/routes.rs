@@ -456,7 +456,7 @@ impl Routes {
         }
     }
 
-    /// Notes that a ticket in this slot may wait. Called before the request for this ticket is
+    /// Notes that a ticket may be in this slot. Called before the request for this ticket is
     /// sent.
     pub(super) fn want(&self, slot: u16, ticket: Duration) {
         self.context

@@ -49,11 +49,11 @@ impl Connection for ClusterConnection {
     fn enqueue(&self, request: Arc<Request>, _patience: Duration) -> Answer<Enqueued> {
         let routes = Arc::clone(&self.routes);
         let slot = slot_of(&request.name);
+        routes.want(slot, request.ttl);
         if !request.wait {
             let verb = move |link| once(link, Arc::clone(&request));
             return Box::pin(async move { Ok(routes.ask(slot, verb).await?.answer) });
         }
-        routes.want(slot, request.ttl);
         if routes.hears(slot) {
             return Box::pin(enqueue(routes, slot, request));
         }
@@ -227,6 +227,9 @@ fn looks_again(answer: Enqueued) -> Enqueued {
     }
 }
 
+/// Renews tickets. From the first renewal on, the client of a holder listens in the slot, so that it
+/// learns at once that the ticket is asked back. Most holders are done before their first renewal,
+/// and need no subscription.
 async fn renew(
     routes: Arc<Routes>,
     slot: u16,
@@ -243,17 +246,24 @@ async fn renew(
         ..
     } = routes.ask(slot, verb).await?;
     let at = (!ahead).then_some(&node.address);
+    let hears = |valid_for| {
+        let receivers = &routes.context.seeds.receivers;
+        receivers.still_wants(slot, valid_for, at)
+    };
     for renewed in &mut answer {
-        if let Renewed::Waiting {
-            valid_for,
-            recheck_in,
-            ..
-        } = renewed
-        {
-            let receivers = &routes.context.seeds.receivers;
-            if !receivers.still_waits(slot, *valid_for, at) {
+        match renewed {
+            Renewed::Waiting {
+                valid_for,
+                recheck_in,
+                ..
+            } if !hears(*valid_for) => {
                 *recheck_in = Some(recheck_in.map_or(DEAF, |recheck| recheck.min(DEAF)));
             }
+            // If the connection cannot listen, the next renewal tells the holder.
+            Renewed::Granted { valid_for } => {
+                hears(*valid_for);
+            }
+            _ => {}
         }
     }
     Ok(answer)
