@@ -220,7 +220,11 @@ async fn at_the_store(
     let mut fresh = Some(began);
     let mut ttl = spec.ttl;
     let lanes = &spec.client.lanes;
-    // Only used if the store has no line. A leader continues at the pace of the leader before it.
+    // The line may be full because of the place that this caller has lost, and others of this client
+    // theirs: the keeper gives them back one after another. So a caller that has been in line is not
+    // refused. It asks again.
+    let mut was_in_line = place.is_some();
+    // Only used if the store has no line, or if the line is full. A leader continues at the pace of the leader before it.
     let mut pace = leader.and_then(|number| lanes.pace(spec.name, number));
     loop {
         let progress = match place {
@@ -263,6 +267,7 @@ async fn at_the_store(
                 }
             }
             Progress::Waiting => {
+                was_in_line |= place.as_ref().is_some_and(Pending::is_in_line);
                 if let (Some(number), Some(pending)) = (leader, &place) {
                     lanes.in_line(number, &pending.lease);
                 }
@@ -277,6 +282,9 @@ async fn at_the_store(
                 *place = None;
                 ttl = longest;
                 continue;
+            }
+            Progress::AskAgain { retry_in } if shared.capability.queues && !was_in_line => {
+                return Err(Error::crowded(retry_in));
             }
             Progress::AskAgain { retry_in } => {
                 *place = None;

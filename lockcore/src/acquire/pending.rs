@@ -31,15 +31,16 @@ pub(crate) enum Progress {
     /// The lease is renewed, and its ttl is longer than this connection allows. Nothing was sent.
     /// The caller asks again, with this ttl.
     TtlTooLong(Duration),
-    /// The store has no line and has refused. There is no ticket, and the caller asks again: see
-    /// [`Pace`].
+    /// The store has refused, because it has no line or because the line is full. There is no
+    /// ticket. The caller may ask again: see [`Pace`].
     AskAgain {
         /// As in [`Enqueued::Busy`].
         retry_in: Option<Duration>,
     },
 }
 
-/// How often this process asks a store [without a queue](crate::backend::Capability::queues).
+/// How often this process asks a store [without a queue](crate::backend::Capability::queues), or
+/// one whose line is full.
 ///
 /// The pauses have full jitter, and their mean doubles from 5 ms to more than 200 ms. So the store
 /// is asked soon if the lock becomes free soon, and in the long run less than five times a second.
@@ -380,10 +381,7 @@ impl Asked {
                 ..
             } => (ticket, valid_for, recheck_in),
             Enqueued::Busy { retry_in } if lease.request.wait => {
-                return match shared.capability.queues {
-                    true => Err(Error::crowded(retry_in)),
-                    false => Ok(Progress::AskAgain { retry_in }),
-                };
+                return Ok(Progress::AskAgain { retry_in });
             }
             Enqueued::Busy { retry_in } => return Err(Error::busy(retry_in)),
             Enqueued::CapacityMismatch { in_use } => {

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::backend::{Capability, Fault, Released, Renewed, Request, StoreError};
+use lockcore::backend::{Capability, Enqueued, Fault, Released, Renewed, Request, StoreError};
 use lockcore::testing::Verb;
 use lockcore::{ErrorKind, Locks, LostReason, Wait};
 use tests::eventually::eventually;
 use tracing::Level;
 
-use super::player::{Asked, played, played_with, waiting, wire};
+use super::player::{Asked, granted, played, played_with, waiting, wire};
 use super::{TTL, is_not_renewed, kit, still_granted};
 use crate::store::{Kind, SOON, Store, begin, give_back, kind, tickets};
 use crate::traces::{self, LOGGED};
@@ -26,6 +26,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_wake_up_that_a_store_does_not_stand_for_is_asked_about_until_it_is_answered
         wake_ups_that_a_store_does_not_stand_for_are_paced_and_compared
         a_batch_that_fails_with_a_lost_ticket_tells_the_loss_and_the_reason
+        a_waiter_that_has_lost_its_place_is_not_refused_because_the_line_is_full
         a_waiter_asks_again_each_time_the_holders_lease_may_be_over
         a_lease_that_is_being_released_is_not_renewed
         the_release_of_an_extended_lease_has_the_longer_ttl
@@ -158,6 +159,38 @@ async fn a_wake_up_that_a_store_does_not_stand_for_is_asked_about_until_it_is_an
     reply
         .send(Ok(vec![Renewed::Granted { valid_for }]))
         .unwrap();
+
+    drop(task.await.unwrap().unwrap());
+}
+
+/// Its old ticket may be in the line still, until the keeper has given it back. So may those of
+/// other waiters of this client.
+async fn a_waiter_that_has_lost_its_place_is_not_refused_because_the_line_is_full(_: Store) {
+    let (locks, mut store) = played();
+    let task = begin(locks.mutex("a").ttl(60 * TTL).wait(SOON));
+    let (first, reply) = store.enqueue().await;
+    reply
+        .send(Ok(waiting(60 * TTL, Some(Duration::ZERO))))
+        .unwrap();
+    let (_, reply) = store.renewal().await;
+    reply.send(Ok(vec![Renewed::Lost])).unwrap();
+
+    let mut releases = Vec::new();
+    for refused in [true, true, false] {
+        let (request, reply) = loop {
+            match store.next().await {
+                Asked::Enqueue(request, reply) => break (request, reply),
+                Asked::Release(tickets, reply) => releases.push((tickets, reply)), // not answered
+                other => panic!("neither an enqueue nor a release: {other:?}"),
+            }
+        };
+        assert_ne!(request.id, first.id);
+        let answer = match refused {
+            true => Enqueued::Busy { retry_in: None },
+            false => granted(request.ttl),
+        };
+        reply.send(Ok(answer)).unwrap();
+    }
 
     drop(task.await.unwrap().unwrap());
 }
