@@ -167,8 +167,10 @@ async fn keep(shared: &Arc<Shared>) {
                 None => shared.recheck_at(lease.request.id, now),
             }
         }
-        if let Some(overload) = round.overload {
-            shared.tell_overload(overload);
+        if let Some(overload) = round.overload
+            && shared.tell_overload(overload)
+        {
+            shared.table().overload_told(now);
         }
         for (kind, batch) in round.renew.drain(..) {
             tokio::spawn(renew(Arc::clone(shared), kind, batch));

@@ -166,11 +166,10 @@ impl Shared {
     }
 
     /// The store cannot answer the renewals of all held leases in time. So some leases are left out,
-    /// and are lost.
-    pub(crate) fn tell_overload(&self, overload: Overload) {
-        // If there is an outage, its warning is enough.
+    /// and are lost. Returns whether this was logged: if there is an outage, its warning is enough.
+    pub(crate) fn tell_overload(&self, overload: Overload) -> bool {
         if self.teller.is_suspended() {
-            return;
+            return false;
         }
         let (store, owner) = (self.store().to_owned(), Arc::clone(&self.owner));
         self.log(Level::WARN, move || {
@@ -189,6 +188,7 @@ impl Shared {
                  a longer ttl"
             );
         });
+        true
     }
 
     /// Logs a warning, unless one was logged since renewals were last accepted.

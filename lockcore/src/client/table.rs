@@ -319,13 +319,17 @@ impl Table {
             return None;
         }
         let rate = self.held.pace.rate(now)?;
-        self.told = Some(now);
         let kinds = self.leases.values().map(Tracked::kind);
         Some(Overload {
             leases: kinds.filter(|kind| *kind == Kind::Held).count(),
             left_out: self.held.left_out() + ended,
             rate,
         })
+    }
+
+    /// Notes that an overload was told.
+    pub(crate) fn overload_told(&mut self, now: Instant) {
+        self.told = Some(now);
     }
 
     fn begin_renewal(&mut self, id: Id, now: Instant, epoch: u64) -> Option<Arc<Lease>> {

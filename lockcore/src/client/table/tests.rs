@@ -160,6 +160,16 @@ fn keep(
     store: &mut Store,
     seconds: std::ops::Range<u64>,
 ) -> (Vec<(Stage, Id)>, Vec<Overload>) {
+    keep_and_tell(table, store, seconds, true)
+}
+
+/// [`keep`], where each overload is told or not.
+fn keep_and_tell(
+    table: &mut Table,
+    store: &mut Store,
+    seconds: std::ops::Range<u64>,
+    tells: bool,
+) -> (Vec<(Stage, Id)>, Vec<Overload>) {
     let (mut over, mut told) = (Vec::new(), Vec::new());
     let mut now = at(seconds.start);
     while now < at(seconds.end) {
@@ -194,7 +204,12 @@ fn keep(
             table.remove(lease.request.id);
             over.push((stage, lease.request.id));
         }
-        told.extend(round.overload);
+        if let Some(overload) = round.overload {
+            told.push(overload);
+            if tells {
+                table.overload_told(now);
+            }
+        }
         now = now.after(Duration::from_millis(5));
     }
     (over, told)
@@ -232,6 +247,20 @@ fn of_too_many_leases_only_the_surplus_is_lost_and_it_is_told_once() {
     // The others are safe from now on.
     let (over, _) = keep(&mut table, &mut store, 140..180);
     assert_eq!(over.len(), 0);
+}
+
+/// An outage has a warning of its own, which is told in place of an overload.
+#[test]
+fn an_overload_that_an_outage_has_hidden_is_told_after_it() {
+    let mut table = table(64);
+    hold(&mut table, 20_000, Duration::from_secs(10));
+    let mut store = Store::new(Duration::from_millis(1), 1_000);
+    let (_, hidden) = keep_and_tell(&mut table, &mut store, 100..110, false);
+    assert!(!hidden.is_empty());
+
+    let (_, told) = keep(&mut table, &mut store, 110..120);
+
+    assert_eq!(told.len(), 1);
 }
 
 /// The earliest deadline first, and nothing else, would cost 13,700 leases.
