@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use lockcore::backend::{Answer, Backend, Capability, Connection, EventSink, Renewed, Request};
 use lockcore::testing::around;
 use lockcore::{Guard, Locks, LostReason};
 use tests::eventually::eventually;
+use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
 use crate::store::{DEFAULT, Kind, LEASE, SOON, STALL, Store};
@@ -26,8 +27,11 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
 
 /// How many renewals are in one request. The core asks for this many at once.
 const BATCH: usize = 100;
-/// How long the store takes for a request. With one at a time, this is 500 renewals in a second.
+/// How long the store takes for a request. This is 500 renewals in a second.
 const TAKES: Duration = Duration::from_millis(200);
+/// How many requests are on their way to the store or wait there. An answer takes as long as this
+/// many requests. So a lease that is nearer to its end than that is renewed in vain.
+const IN_FLIGHT: usize = 4;
 
 /// A store that carries out one request for renewals at a time, each of which takes [`TAKES`].
 #[derive(Debug)]
@@ -38,6 +42,7 @@ struct Slow {
 #[derive(Debug)]
 struct SlowConnection {
     connection: Arc<dyn Connection>,
+    turn: Arc<Mutex<()>>,
     answered: Arc<AtomicUsize>,
 }
 
@@ -45,9 +50,10 @@ impl Slow {
     /// Returns the store, and the number of requests for renewals that it has answered.
     fn around(store: Arc<dyn Backend>) -> (Arc<dyn Backend>, Arc<AtomicUsize>) {
         let answered = Arc::<AtomicUsize>::default();
-        let counter = Arc::clone(&answered);
+        let (turn, counter) = (Arc::default(), Arc::clone(&answered));
         let store = around(store, move |connection| SlowConnection {
             connection,
+            turn: Arc::clone(&turn),
             answered: Arc::clone(&counter),
         });
         (Arc::new(Self { store }), answered)
@@ -56,7 +62,9 @@ impl Slow {
 
 impl Backend for Slow {
     fn capability(&self) -> Capability {
-        self.store.capability().renewals_in_flight(BATCH as u32)
+        self.store
+            .capability()
+            .renewals_in_flight((IN_FLIGHT * BATCH) as u32)
     }
 
     fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
@@ -71,8 +79,9 @@ impl Connection for SlowConnection {
 
     fn renew(&self, tickets: Vec<Arc<Request>>, patience: Duration) -> Answer<Vec<Renewed>> {
         let answer = self.connection.renew(tickets, patience);
-        let answered = Arc::clone(&self.answered);
+        let (turn, answered) = (Arc::clone(&self.turn), Arc::clone(&self.answered));
         Box::pin(async move {
+            let _turn = turn.lock().await;
             let answer = answer.await;
             tokio::time::sleep(TAKES).await;
             answered.fetch_add(1, Ordering::SeqCst);
@@ -99,7 +108,8 @@ async fn take(locks: &Locks, leases: usize, ttl: Duration) -> Vec<Guard> {
 }
 
 /// Each lease is renewed in time, or it is lost and tells so. After the surplus is lost, the others
-/// stay.
+/// stay. If the earliest deadline were always first, all requests would be for leases that end before
+/// the answer, and nearly all leases would be lost.
 async fn of_more_leases_than_the_store_can_renew_only_the_surplus_is_lost(store: Store) {
     let ttl = Duration::from_secs(4);
     let (slow, answered) = Slow::around(store.backend());
@@ -121,12 +131,19 @@ async fn of_more_leases_than_the_store_can_renew_only_the_surplus_is_lost(store:
         .await;
     };
 
-    requests(3 * most / BATCH).await;
+    let count = 3 * most / BATCH;
+    let began = Instant::now();
+    requests(count).await;
+    let takes = began.elapsed() / count as u32;
 
+    // Leases that would be answered with less than an eighth of their ttl left are left out. A busy
+    // machine takes longer for a request than the store does.
+    let in_time = (ttl / 8 * 7).saturating_sub(takes * IN_FLIGHT as u32);
+    let promised = BATCH * (in_time.as_millis() / takes.as_millis()) as usize;
     let (kept, lost): (Vec<_>, Vec<_>) = held.into_iter().partition(|guard| guard.is_valid());
     println!("kept {} of {}", kept.len(), kept.len() + lost.len());
     assert!(kept.len() <= most + BATCH, "the store was fast enough");
-    assert!(kept.len() >= most / 2, "{} of {most}", kept.len());
+    assert!(kept.len() >= promised / 2, "{} of {promised}", kept.len());
     for guard in &lost {
         assert_eq!(guard.lost().await, LostReason::Expired);
     }
