@@ -61,8 +61,8 @@ const LOCKCORE: Floors<'_> = &[
     (
         "ground",
         &[
-            "clock", "counting", "detached", "error", "fork", "hash", "log", "name", "options",
-            "owner", "pauses", "queue", "request", "resizing", "sync", "tls", "token",
+            "clock", "counting", "detached", "error", "fork", "hash", "log", "meter", "name",
+            "options", "owner", "pauses", "queue", "request", "resizing", "sync", "tls", "token",
         ],
     ),
 ];

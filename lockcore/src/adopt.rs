@@ -84,7 +84,8 @@ impl Locks {
     }
 
     async fn adopted(&self, detached: &Detached) -> Result<Guard, Error> {
-        let capability = &self.0.shared.capability;
+        let shared = &self.0.shared;
+        let capability = &shared.capability;
         if !capability.adopts {
             return Err(Error::config(
                 "a lock of this store cannot be adopted: it was detached at another store, or not at all",
@@ -113,8 +114,8 @@ impl Locks {
             reentrant: true,
             on_lost: OnLost::default(),
             on_revoke: OnRevoke::default(),
-            #[cfg(debug_assertions)]
             label: None,
+            meter: shared.meter.lock(None),
         };
         let budget = Budget::new(&spec, None);
         let lease = adopt(&spec, &budget, detached).await?;

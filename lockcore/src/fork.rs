@@ -5,6 +5,7 @@ use forkguard::Guard;
 use crate::error::Error;
 
 /// The identity of a process. A forked child is another process.
+#[derive(Clone)]
 pub(crate) struct Process(Guard);
 
 impl Process {

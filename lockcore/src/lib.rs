@@ -67,6 +67,7 @@
 //! | see who holds a lock, and which names are in use | [`Locks::inspect`], [`Locks::list`]; their answers show the texts of [`Builder::owner`] and [`Lock::owner`] |
 //! | ask for a lock that another holds, or take it away | [`Locks::revoke`], [`Held::revoked`], [`Locks::force_release`] |
 //! | learn of outages and of lost locks | [`Locks::events`], [`Held::in_danger`], [`Held::lost`] |
+//! | count what happens, for Prometheus for example | [`guide::metrics`] (feature `metrics`) |
 //! | shut down in good order | [`Locks::run_until_stopped`], [`stop_signal`] (feature `signal`), [`shutdown`], [`Locks::shutdown`] |
 //! | read what happens in which case, and why | [`guide`] |
 //! | write a store | [`backend`] (feature `backend`) |
@@ -153,6 +154,7 @@ mod error;
 mod fork;
 mod hash;
 mod log;
+mod meter;
 mod name;
 mod options;
 mod owner;

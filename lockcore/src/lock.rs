@@ -232,7 +232,8 @@ impl Lock {
         self
     }
 
-    /// A text for traces that is the same for all keys, such as `order:{id}`. The macro sets it.
+    /// A text for traces and [metrics](crate::guide::metrics) that is the same for all keys, such as
+    /// `order:{id}`. The macro sets it.
     pub fn label(mut self, label: &'static str) -> Self {
         self.label = Some(label);
         self
@@ -558,8 +559,8 @@ impl Lock {
             reentrant: self.reentrant,
             on_lost: self.on_lost,
             on_revoke: self.on_revoke,
-            #[cfg(debug_assertions)]
             label: self.label,
+            meter: self.client.shared.meter.lock(self.label),
         })
     }
 }

@@ -85,8 +85,8 @@ impl MultiLock {
         self
     }
 
-    /// A text for traces that is the same for all keys. It is set as the [`Lock::label`] of each
-    /// lock.
+    /// A text for traces and metrics that is the same for all keys. It is set as the
+    /// [`Lock::label`] of each lock.
     pub fn label(mut self, label: &'static str) -> Self {
         let labelled = self.locks.into_iter().map(|lock| lock.label(label));
         self.locks = labelled.collect();

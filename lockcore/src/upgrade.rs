@@ -158,8 +158,8 @@ impl Held {
             reentrant: false,
             on_lost: self.on_lost(),
             on_revoke: self.on_revoke(),
-            #[cfg(debug_assertions)]
             label: self.label(),
+            meter: self.client().shared.meter.lock(self.label()),
         };
         let budget = Budget::new(&spec, None);
         let grant = acquire(&spec, &budget).await?;

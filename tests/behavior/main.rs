@@ -30,6 +30,7 @@ mod listing;
 mod local;
 mod logs;
 mod messages;
+mod metrics;
 mod moved;
 mod multi;
 mod owners;
@@ -68,6 +69,7 @@ use tests::stores::{self, Answers, Suite};
 fn main() {
     tests::watch::output_for(&traces::SECRETS);
     traces::search();
+    metrics::record();
     tests::stalls::watch();
     let mut trials = Vec::new();
     for store in stores::ALL {
@@ -109,6 +111,7 @@ fn facts_of(store: Kind) -> Vec<Trial> {
     trials.extend(leases::facts(store));
     trials.extend(downgrade::facts(store));
     trials.extend(revoke::facts(store));
+    trials.extend(metrics::facts(store));
     trials.extend(detach::facts(store));
     trials.extend(listing::facts(store));
     trials.extend(permits::facts(store));
@@ -192,6 +195,7 @@ fn facts_of_memory(store: Kind) -> Vec<Trial> {
         inversions::facts,
         downgrade::facts_of_the_kit,
         messages::facts_of_the_kit,
+        metrics::facts_of_the_kit,
         messages::facts_of_settings,
         logs::facts_of_the_kit,
         part::facts_of_the_kit,
@@ -222,6 +226,7 @@ fn facts_of_redis(store: Kind) -> Vec<Trial> {
         listing::facts_of_redis,
         messages::facts_of_redis,
         logs::facts_of_redis,
+        metrics::facts_of_redis,
     ];
     groups.into_iter().flat_map(|facts| facts(store)).collect()
 }

@@ -40,7 +40,11 @@ pub(crate) async fn adopt(
         Arc::clone(&request),
     );
     let lease = Lease::adopted(request, detached.grant.hand_overs());
-    let mut pending = Pending::adopting(shared, Arc::new(lease), adoption)?;
+    let mut pending = Pending::adopting(
+        shared,
+        Arc::new(lease.measured_by(spec.meter.clone())),
+        adoption,
+    )?;
     match pending
         .enqueue(None, budget.give_up, budget.give_up)
         .await?

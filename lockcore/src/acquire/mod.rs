@@ -17,6 +17,7 @@ use std::time::Duration;
 use crate::client::lease::Lease;
 use crate::clock::Instant;
 use crate::error::Error;
+use crate::meter::HandOver;
 use crate::options::Wait;
 use crate::pauses::Pauses;
 use crate::request::Request;
@@ -33,13 +34,19 @@ use spec::Spec;
 /// Dropping the future at any point leaves nothing behind: see [`Pending`] for what is at the
 /// store, and [`lanes`] for callers that wait in memory.
 pub(crate) async fn acquire(spec: &Spec<'_>, budget: &Budget) -> Result<Grant, Error> {
-    match ask(spec, budget, budget.started).await {
+    let asking = spec.meter.asks();
+    let outcome = match ask(spec, budget, budget.started).await {
         Err(error) if spec.through_outages && budget.waits && error.is_outage() => {
             // On the heap, because this happens seldom.
             Box::pin(through_outage(spec, budget, error)).await
         }
         outcome => outcome,
+    };
+    match &outcome {
+        Ok(grant) => asking.granted(budget.started.until(grant.since()), grant.handed_over_by()),
+        Err(error) => asking.refused(error),
     }
+    outcome
 }
 
 /// Asks again until the outage is over, or until the time of the caller is. In the latter case,
@@ -107,6 +114,25 @@ pub(crate) enum Grant {
     Share(Share, Instant),
     /// A ticket that nobody else uses.
     Ticket(Arc<Lease>, Instant),
+}
+
+impl Grant {
+    fn since(&self) -> Instant {
+        match self {
+            Self::Share(_, since) | Self::Ticket(_, since) => *since,
+        }
+    }
+
+    /// Who has given the lock to this caller. `None` if the lock was free.
+    fn handed_over_by(&self) -> Option<HandOver> {
+        let lease = match self {
+            Self::Share(share, _) if share.hand_overs() > 0 => return Some(HandOver::Process),
+            Self::Share(share, _) => share.lease(),
+            Self::Ticket(lease, _) => lease,
+        };
+        // A ticket that was granted at once has got no report of its grant.
+        lease.is_granted().then_some(HandOver::Store)
+    }
 }
 
 /// The time that a caller gives to an acquire.
@@ -316,7 +342,8 @@ fn arm(spec: &Spec<'_>, ttl: Duration, wait: bool) -> Result<Pending, Error> {
         highest_seen: shared.highest_seen(),
         owner: Arc::clone(spec.owner),
     };
-    Pending::of(shared, Arc::new(Lease::new(Arc::new(request), spec.renew)))
+    let lease = Lease::new(Arc::new(request), spec.renew).measured_by(spec.meter.clone());
+    Pending::of(shared, Arc::new(lease))
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::handle::Client;
+use crate::meter::LockMeter;
 use crate::name::Name;
 use crate::options::{Fair, OnLost, OnRevoke};
 use crate::request::FULL;
@@ -25,8 +26,10 @@ pub(crate) struct Spec<'a> {
     pub(crate) reentrant: bool,
     pub(crate) on_lost: OnLost,
     pub(crate) on_revoke: OnRevoke,
-    #[cfg(debug_assertions)]
+    /// See [`Lock::label`](crate::Lock::label).
     pub(crate) label: Option<&'static str>,
+    /// The metrics of the locks with this label.
+    pub(crate) meter: LockMeter,
 }
 
 impl Spec<'_> {

@@ -8,11 +8,14 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+#[cfg(feature = "metrics")]
+use super::measured::Measured;
 use super::pace::BATCH;
 use super::window::Window;
 use crate::backend::{Answer, Connection, Enqueued};
 use crate::clock::Instant;
 use crate::log::guarded;
+use crate::meter::{Meter, Up};
 
 /// How many enqueues may always be in flight on a connection. This many keep a store busy that is
 /// near.
@@ -35,6 +38,7 @@ pub(crate) struct Connected {
     enqueues: Gate,
     releases: Gate,
     answers: Answers,
+    up: Up,
 }
 
 /// Whether the store answers on a connection.
@@ -131,13 +135,21 @@ pub(crate) struct Replaced;
 impl Connected {
     /// With `sessions`, renewals and proofs of life share the connection with all other requests.
     /// So its gates begin narrow. Otherwise they begin wide, so that a burst is sent at once.
-    pub(crate) fn new(connection: Arc<dyn Connection>, in_flight: u32, sessions: bool) -> Self {
+    pub(crate) fn new(
+        connection: Arc<dyn Connection>,
+        in_flight: u32,
+        sessions: bool,
+        meter: &Meter,
+    ) -> Self {
+        #[cfg(feature = "metrics")]
+        let connection = Arc::new(Measured::around(connection, meter.requests()));
         let gate = |least| Gate::between(least, in_flight, !sessions);
         Self {
             connection,
             enqueues: gate(FEWEST_ENQUEUES),
             releases: gate(BATCH as u32),
             answers: Answers::default(),
+            up: meter.connected(),
         }
     }
 
@@ -163,6 +175,7 @@ impl Connected {
     /// Nothing uses the connection any more: requests that wait at its gates fail with
     /// [`Replaced`].
     pub(crate) fn close(&self) {
+        self.up.down();
         for gate in [&self.enqueues, &self.releases] {
             if let Some(semaphore) = &gate.semaphore {
                 semaphore.close();

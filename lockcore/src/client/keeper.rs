@@ -27,6 +27,7 @@ use crate::backend::{
 use crate::clock::Instant;
 use crate::error::{Error, LostReason};
 use crate::log::{Silence, guarded};
+use crate::meter;
 use crate::pauses::{Pauses, jittered};
 use crate::request::{Id, Request};
 
@@ -127,6 +128,7 @@ async fn keep(shared: &Arc<Shared>) {
         let advanced = shared.clock.advanced();
         let now = shared.clock.now();
         let mut round = shared.table().take_round(now, shared.epoch());
+        shared.meter.cleanups_begun(round.cleanups.len());
         for waker in round.alarms.drain(..) {
             guarded(|| waker.wake());
         }
@@ -340,10 +342,12 @@ impl Renewing {
             .partition(|lease| error.lost().contains(&lease.request.id));
         self.leases = rest.into_iter();
         let shared = &self.shared;
+        shared.meter.renewals(meter::Renewal::Lost, lost.len());
         for lease in lost {
             guarded(|| shared.taken(&lease));
         }
         let tickets = self.leases.len();
+        shared.meter.renewals(meter::Renewal::Failed, tickets);
         if matches!(error.fault(), Fault::Refused | Fault::Config) || error.is_halfway() {
             shared.renewals_refused(self.leases.as_slice(), error);
         }

@@ -12,6 +12,7 @@ use self::asked::Asked;
 pub(crate) use self::renewal::{LONGEST_STALL, Renewal, Trust};
 use crate::clock::{Clock, Instant, nanos};
 use crate::error::LostReason;
+use crate::meter::LockMeter;
 use crate::request::{FULL, Request};
 use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
 use crate::sync::{Mutex, Notify};
@@ -69,6 +70,8 @@ pub(crate) struct Lease {
     confirmed: AtomicU64,
     /// Fires when the ticket is granted or lost.
     pub(crate) changed: Notify,
+    /// The metrics of the lock that the ticket was asked for.
+    pub(crate) meter: LockMeter,
 }
 
 const LOST: u64 = 0;
@@ -100,6 +103,7 @@ impl Lease {
             ambiguous: AtomicBool::new(false),
             confirmed: AtomicU64::new(0),
             changed: Notify::new(),
+            meter: LockMeter::NONE,
         }
     }
 
@@ -110,6 +114,11 @@ impl Lease {
             hand_overs: AtomicU16::new(hand_overs),
             ..Self::new(request, true)
         }
+    }
+
+    /// The same record, whose loss counts in `meter`.
+    pub(crate) fn measured_by(self, meter: LockMeter) -> Self {
+        Self { meter, ..self }
     }
 
     /// Notes the answer of the store to the enqueue. From here on the ticket has a number and a

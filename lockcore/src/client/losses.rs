@@ -87,6 +87,7 @@ impl Shared {
         let (lock, grant_id) = (lease.request.name.clone(), lease.grant_id());
         match stage {
             Stage::Held => {
+                lease.meter.lost(reason);
                 if !lease.is_read() {
                     let event = GrantEvent::Lost(grant_id, reason);
                     self.teller.tell_grant(&lock, event);

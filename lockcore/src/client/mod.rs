@@ -27,6 +27,8 @@ pub(crate) mod capacities;
 pub(crate) mod counters;
 mod listed;
 mod losses;
+#[cfg(feature = "metrics")]
+mod measured;
 mod renewals;
 mod reports;
 mod shutdown;

@@ -34,6 +34,13 @@ impl Shared {
         Instant::from_nanos(earliest)..=Instant::from_nanos(latest)
     }
 
+    /// How long after a third of its ttl a lease is renewed. `None` if its end was set for another
+    /// reason, so that it was not due then.
+    fn late(lease: &Lease, now: Instant) -> Option<Duration> {
+        let latest = *Self::renewal_times(lease, lease.ttl()).end();
+        (lease.hold_until() == Instant::FAR_FUTURE).then(|| latest.until(now))
+    }
+
     /// Applies the answer to a renewal to the lease.
     pub(crate) fn renewed(
         self: &Arc<Self>,
@@ -70,7 +77,9 @@ impl Shared {
         if let Renewed::AskedBack { grace, .. } = answer {
             self.asked_back(lease, grace);
         }
-        if lease.extend(sent, valid_for, self.clock.now()) == Err(AlreadyLost) {
+        let now = self.clock.now();
+        self.meter.renewal_late(|| Self::late(lease, now));
+        if lease.extend(sent, valid_for, now) == Err(AlreadyLost) {
             // An acknowledgement that comes too late leads to a release, never to a revival. The
             // keeper may not have noticed the deadline yet, and after the clean-up it cannot. So
             // the loss is reported here. If a guard has this lease, it releases again when it is
@@ -133,6 +142,7 @@ impl Shared {
             .await
             .inspect_err(|error| renewal.refused(error))?;
         let renewed = answers.first().copied().unwrap_or(Renewed::Failed);
+        self.count_renewals(&[renewed]);
         match renewed {
             Renewed::Granted { valid_for }
             | Renewed::AskedBack { valid_for, .. }

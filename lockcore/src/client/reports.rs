@@ -11,6 +11,7 @@ use super::settings::Defaults;
 use super::shared::Shared;
 use super::table::Overload;
 use crate::backend::{Fault, Renewed, StoreError};
+use crate::meter::Renewal;
 use crate::options::{Fair, Wait};
 use crate::sync::atomic::Ordering;
 
@@ -137,6 +138,7 @@ impl Shared {
     /// fails twice in a row. The first failure alone does not count, because it may only mean that
     /// an earlier request for the ticket, such as its enqueue, was interrupted.
     pub(crate) fn renewals_answered(&self, leases: &[Arc<Lease>], answers: &[Renewed]) {
+        self.count_renewals(answers);
         let mut accepted = false;
         for (lease, answer) in leases.iter().zip(answers) {
             match answer {
@@ -155,6 +157,19 @@ impl Shared {
         if accepted {
             self.tell_acceptance();
         }
+    }
+
+    /// Counts the answers of the store to renewals.
+    pub(super) fn count_renewals(&self, answers: &[Renewed]) {
+        let count = |lost: bool, failed: bool| {
+            let is = |answer: &&Renewed| {
+                (**answer == Renewed::Lost) == lost && (**answer == Renewed::Failed) == failed
+            };
+            answers.iter().filter(is).count()
+        };
+        self.meter.renewals(Renewal::Renewed, count(false, false));
+        self.meter.renewals(Renewal::Lost, count(true, false));
+        self.meter.renewals(Renewal::Failed, count(false, true));
     }
 
     /// The store has refused all these renewals, on a working connection.

@@ -21,6 +21,7 @@ use crate::clock::{Clock, Instant};
 use crate::error::Error;
 use crate::fork::Process;
 use crate::log::{Log, guarded};
+use crate::meter::Meter;
 use crate::name::Namespace;
 use crate::request::Id;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -70,6 +71,7 @@ pub(crate) struct Shared {
     pub(super) refusing: AtomicBool,
     /// Whether the end of the client has been logged.
     pub(super) told_end: AtomicBool,
+    pub(crate) meter: Meter,
     log: Log,
 }
 
@@ -106,7 +108,9 @@ impl Shared {
         supervise: fn(Arc<Self>, Arc<Link>),
     ) -> Result<Self, Error> {
         let capability = backend.capability();
+        let process = Process::this()?;
         Ok(Self {
+            meter: Meter::new(&settings.place, settings.namespace.as_str(), &process),
             capability,
             backend,
             clock: settings.clock,
@@ -119,7 +123,7 @@ impl Shared {
             links: Links::default(),
             supervise,
             observer: OnceLock::new(),
-            process: Process::this()?,
+            process,
             highest_seen: AtomicU64::new(0),
             epoch: AtomicU64::new(1),
             table: Mutex::new(Table::new(capability.renewals_in_flight)),

@@ -79,6 +79,7 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>, mut reconnecting: bool)
                 link.change(State::Up(Arc::new(connected)));
                 shared.restored();
                 if reconnecting {
+                    shared.meter.reconnected();
                     shared.renew_everything();
                 }
                 reconnecting = true;
@@ -222,7 +223,12 @@ async fn attempt(
     match shared.by(by, &mut opening.0).await {
         Some(Ok(Ok(connection))) => {
             let (in_flight, sessions) = (shared.capability.in_flight, shared.capability.sessions);
-            Ok(Connected::new(connection, in_flight, sessions))
+            Ok(Connected::new(
+                connection,
+                in_flight,
+                sessions,
+                &shared.meter,
+            ))
         }
         Some(Ok(Err(error))) => Err(Attempt::Failed(error)),
         Some(Err(ended)) if ended.is_cancelled() => Err(Attempt::RuntimeEnded),

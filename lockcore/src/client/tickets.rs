@@ -260,6 +260,7 @@ impl Shared {
         let idle = table.is_awaited_idle();
         drop(table);
         self.tell_if(idle);
+        self.meter.cleanups_begun(usize::from(change.is_some()));
         change.map(|change| Telling {
             shared: Arc::clone(self),
             change: Some(change),
@@ -317,6 +318,7 @@ impl Shared {
     }
 
     pub(crate) fn cleaned_up(&self, count: usize) {
+        self.meter.cleaned_up(count);
         let mut table = self.table();
         table.cleanups_open -= count;
         let idle = table.is_awaited_idle();

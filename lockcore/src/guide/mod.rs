@@ -7,6 +7,7 @@
 //! | [`trouble`] | what happens if the store is down, the lock is lost, the process is killed …? |
 //! | [`defaults`] | why is this the default? |
 //! | [`logs`] | what is logged at which level, and what does a line mean? |
+//! | [`metrics`] | which numbers does a client give, and which of them should I watch? |
 //! | [`from_redisson`], [`from_curator`], [`from_others`] | I know Redisson, Curator, ShedLock, redis-py or etcd: what are the names here? |
 //!
 //! # Stores
@@ -46,6 +47,10 @@ pub mod defaults {}
 #[doc = include_str!("links.md")]
 #[doc = include_str!("logs.md")]
 pub mod logs {}
+
+#[doc = include_str!("links.md")]
+#[doc = include_str!("metrics.md")]
+pub mod metrics {}
 
 #[doc = include_str!("links.md")]
 #[doc = include_str!("from_redisson.md")]

@@ -198,7 +198,7 @@ impl Guard {
             // Since `is_only_use`, no other task can get the ticket, so this was its last use.
             share.leave();
         }
-        hold.tell_end();
+        hold.tell_end(self.shared().clock.now());
         if !is_ours {
             return Err(self.lost_for(lost.unwrap_or(LostReason::Shutdown)));
         }

@@ -20,6 +20,7 @@ use crate::client::tracked::{Cleanup, Stage};
 use crate::clock::Instant;
 use crate::error::{Error, LostReason};
 use crate::log::guarded;
+use crate::meter::LockMeter;
 use crate::name::Name;
 use crate::options::{OnLost, OnRevoke};
 use crate::sync::Mutex;
@@ -42,8 +43,9 @@ pub(super) struct Hold {
     pub(super) client: Arc<Client>,
     pub(super) on_lost: OnLost,
     on_revoke: OnRevoke,
-    #[cfg(debug_assertions)]
     pub(super) label: Option<&'static str>,
+    /// The metrics of the locks with this label. Nothing for a hold inside of another one.
+    meter: LockMeter,
     pub(super) guards: Guards,
     /// Whether a guard ended when the lock was already lost.
     pub(super) ended_lost: AtomicBool,
@@ -106,10 +108,11 @@ pub(super) enum End {
 }
 
 impl Hold {
-    /// The last guard has ended. Wakes the views that wait for the end of the hold, and also those
+    /// The last guard has ended, at `now`. Wakes the views that wait for the end of the hold, and also those
     /// of other holds of the ticket, which look and wait again. No mutex is held, because wakers
     /// are users' code.
-    pub(super) fn tell_end(&self) {
+    pub(super) fn tell_end(&self, now: Instant) {
+        self.meter.ended(|| self.since.until(now));
         guarded(|| self.lease.changed.notify_waiters());
     }
 }
@@ -195,7 +198,6 @@ impl Held {
     }
 
     /// [`Lock::label`](crate::Lock::label).
-    #[cfg(debug_assertions)]
     pub(crate) fn label(&self) -> Option<&'static str> {
         self.0.label
     }
@@ -340,7 +342,10 @@ impl Guard {
         spec: &Spec<'_>,
     ) -> Self {
         let writes = spec.is_exclusive();
+        let mut meter = LockMeter::NONE;
         if !matches!(origin, Origin::Outer(..)) {
+            meter = spec.meter.clone();
+            meter.held();
             let teller = &spec.client.shared.teller;
             teller.tell_grant(&lease.request.name, GrantEvent::Granted(grant_id));
         }
@@ -351,8 +356,8 @@ impl Guard {
             client: Arc::clone(spec.client),
             on_lost: spec.on_lost,
             on_revoke: spec.on_revoke,
-            #[cfg(debug_assertions)]
             label: spec.label,
+            meter,
             guards: Guards::new(writes),
             ended_lost: AtomicBool::new(false),
             origin: Mutex::new(Some(origin)),
@@ -408,7 +413,7 @@ impl Guard {
             }
             Left::Readers | Left::Others => return End::Nothing,
         }
-        hold.tell_end();
+        hold.tell_end(now);
         // The mutex is free again after this line. It must be, because telling listeners runs
         // wakers.
         let origin = (hold.origin.lock().unwrap_or_else(PoisonError::into_inner)).take();

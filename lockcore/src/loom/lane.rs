@@ -642,8 +642,8 @@ fn a_ticket_is_passed_on_to_a_writer_or_becomes_a_readers() {
             reentrant: true,
             on_lost: OnLost::Cancel,
             on_revoke: OnRevoke::Finish,
-            #[cfg(debug_assertions)]
             label: None,
+            meter: client.shared.meter.lock(None),
         };
         let writes = Guard::of(
             Grant::Share(process.holder(WRITES), process.shared.clock.now()),

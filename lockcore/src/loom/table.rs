@@ -54,8 +54,8 @@ fn guard(client: &Arc<Client>, lease: Arc<Lease>) -> Guard {
         reentrant: true,
         on_lost: OnLost::Cancel,
         on_revoke: OnRevoke::Finish,
-        #[cfg(debug_assertions)]
         label: None,
+        meter: client.shared.meter.lock(None),
     };
     Guard::of(Grant::Ticket(lease, client.shared.clock.now()), &spec)
 }
