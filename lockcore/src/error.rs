@@ -84,6 +84,22 @@ pub enum LostReason {
     Forked,
 }
 
+impl ErrorKind {
+    /// The kind as a word, for metrics and spans.
+    pub(crate) const fn code(self) -> &'static str {
+        match self {
+            Self::Busy => "busy",
+            Self::Timeout => "timeout",
+            Self::Lost(_) => "lost",
+            Self::Unavailable => "unavailable",
+            Self::Unknown => "unknown",
+            Self::CapacityMismatch => "capacity_mismatch",
+            Self::WouldDeadlock => "would_deadlock",
+            Self::Config => "config",
+        }
+    }
+}
+
 impl Error {
     /// The kind: what happened.
     #[must_use]

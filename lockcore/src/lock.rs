@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use humantime::format_duration;
 use tracing::Instrument;
+use tracing::field::{self, Empty};
 
 use crate::acquire::handle::Client;
 use crate::acquire::spec::Spec;
@@ -479,7 +480,18 @@ impl Lock {
         self.client.shared.refuse_forked()?;
         let spec = self.spec()?;
         let name = spec.name;
-        let span = tracing::debug_span!("acquire", lock = %name, label = self.label);
+        let shared = &self.client.shared;
+        let span = tracing::debug_span!(
+            "acquire",
+            lock = %name,
+            label = self.label,
+            lock.name = self.label,
+            lock.token = Empty,
+            db.system.name = shared.system(),
+            db.operation.name = "acquire",
+            server.address = shared.address(),
+            "error.type" = Empty,
+        );
         let budget = Budget::new(&spec, wait).at_most(most);
         let outer = spec
             .can_reenter()
@@ -500,10 +512,12 @@ impl Lock {
                 }
             }
         };
-        guard
-            .instrument(span)
-            .await
-            .map_err(|error| self.refused(error, name))
+        let taken = guard.instrument(span.clone()).await;
+        match &taken {
+            Ok(guard) => span.record("lock.token", field::display(guard.grant_id())),
+            Err(error) => span.record("error.type", error.kind().code()),
+        };
+        taken.map_err(|error| self.refused(error, name))
     }
 
     fn spec(&self) -> Result<Spec<'_>, Error> {

@@ -12,6 +12,8 @@ use std::task::{Context, Poll};
 
 use futures_util::FutureExt;
 use pin_project_lite::pin_project;
+use tracing::instrument::Instrumented;
+use tracing::{Instrument, Span};
 
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Guard, Held, Release};
@@ -254,7 +256,7 @@ pin_project! {
     enum Body<F> {
         // `None` after the end of the body, or after a panic in its first step.
         Ahead { body: Option<F> },
-        Begun { #[pin] body: Inside<F> },
+        Begun { #[pin] body: Instrumented<Inside<F>> },
     }
 }
 
@@ -288,7 +290,7 @@ where
             && let Some(body) = body.take()
         {
             // The scope is made at the first poll, because it contains the locks around that poll.
-            let body = scope::inside(this.held, body);
+            let body = scope::inside(this.held, body).instrument(span(this.held));
             this.body.set(Body::Begun { body });
         }
         let polled = match (lost(this.held), this.body.as_mut().project()) {
@@ -317,11 +319,23 @@ where
                 }
             }
         };
+        if let (Err(error), BodyProj::Begun { body }) = (&result, this.body.as_mut().project()) {
+            body.span().record("error.type", error.kind().code());
+        }
         // The body is dropped here, before the caller sees the result. The caller may keep this
         // future for longer.
         this.body.set(Body::Ahead { body: None });
         Poll::Ready(result)
     }
+}
+
+/// The span of the body: one for each lock, one inside of the other. The body runs in the innermost.
+fn span(held: &[Held]) -> Span {
+    let Some((first, others)) = held.split_first() else {
+        return Span::none();
+    };
+    let inside = |around: Span, held: &Held| around.in_scope(|| held.span());
+    others.iter().fold(first.span(), inside)
 }
 
 /// The loss that ends the body, if there is one.

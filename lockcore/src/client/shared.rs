@@ -157,6 +157,24 @@ impl Shared {
         }
     }
 
+    /// The store's product, in the words of the conventions for traces of databases. `None` if the
+    /// store has no address to show.
+    pub(crate) fn system(&self) -> Option<&str> {
+        let (scheme, _) = self.place.split_once(':')?;
+        let product = scheme.split('+').next()?;
+        Some(match product {
+            "rediss" | "redlock" => "redis",
+            "postgres" => "postgresql",
+            product => product,
+        })
+    }
+
+    /// The servers of the store, without a user. `None` if the store has no server.
+    pub(crate) fn address(&self) -> Option<&str> {
+        let (_, rest) = self.place.split_once("://")?;
+        rest.split('/').next().filter(|servers| !servers.is_empty())
+    }
+
     /// Logs a line. On the keeper's thread this does not wait for the subscriber.
     pub(crate) fn log(&self, level: Level, line: impl FnOnce() + Send + 'static) {
         self.log.say(level, &self.keeper, line);

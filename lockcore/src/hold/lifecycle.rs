@@ -5,7 +5,8 @@ use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tracing::field::{DebugValue, debug};
+use tracing::Span;
+use tracing::field::{DebugValue, Empty, debug};
 
 use super::counts::{Guards, Left};
 use super::warned::Warned;
@@ -200,6 +201,14 @@ impl Held {
     /// [`Lock::label`](crate::Lock::label).
     pub(crate) fn label(&self) -> Option<&'static str> {
         self.0.label
+    }
+
+    /// A span for work under the lock. Its name is the label, and never the name of the lock.
+    pub(crate) fn span(&self) -> Span {
+        let Hold {
+            label, grant_id, ..
+        } = &*self.0;
+        tracing::debug_span!("held", lock.name = label, lock.token = %grant_id, "error.type" = Empty)
     }
 
     /// The permits that an inner hold must get before it begins. The semaphore serves requests in

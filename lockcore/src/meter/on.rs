@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder, Unit};
 
 use super::{HandOver, Renewal};
-use crate::error::{Error, ErrorKind, LostReason};
+use crate::error::{Error, LostReason};
 use crate::fork::Process;
 use crate::log::guarded;
 
@@ -443,16 +443,7 @@ impl Asking {
 
     pub(crate) fn refused(mut self, error: &Error) {
         self.is_open = false;
-        let outcome = match error.kind() {
-            ErrorKind::Busy => "busy",
-            ErrorKind::Timeout => "timeout",
-            ErrorKind::Lost(_) => "lost",
-            ErrorKind::Unavailable => "unavailable",
-            ErrorKind::Unknown => "unknown",
-            ErrorKind::CapacityMismatch => "capacity_mismatch",
-            ErrorKind::WouldDeadlock => "would_deadlock",
-            ErrorKind::Config => "config",
-        };
+        let outcome = error.kind().code();
         self.meter.emit(|lock| {
             let series = lock.series.with("outcome", outcome);
             series.counter(ACQUISITIONS).increment(1);

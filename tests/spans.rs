@@ -1,0 +1,234 @@
+//! Tests of the span around the time in which work holds a lock: a trace shows what ran under it.
+//!
+//! This program has only one test, for the reason that `labels.rs` gives.
+
+#![allow(clippy::unwrap_used, reason = "a panic is the report")]
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::Request;
+use axum::routing::post;
+use lockcore::testing::Store as Kit;
+use lockcore::{Error, ErrorKind, Locks, distributed_lock};
+use lockcore_tower::{Key, LockLayer};
+use tower::ServiceExt;
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+type Fields = BTreeMap<String, String>;
+
+/// A span: its name, its fields, and the span around it.
+#[derive(Clone, Debug, Default)]
+struct Span {
+    name: &'static str,
+    fields: Fields,
+    around: Option<usize>,
+    closed: bool,
+}
+
+#[derive(Default)]
+struct Collected {
+    spans: Vec<Span>,
+    /// The message of each event of this test, with the span in which it was sent.
+    events: Vec<(String, Option<usize>)>,
+}
+
+thread_local! {
+    static ENTERED: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+#[derive(Clone, Default)]
+struct Collector(Arc<Mutex<Collected>>);
+
+struct Read<'a>(&'a mut Fields);
+
+impl Visit for Read<'_> {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.0.insert(field.name().to_owned(), value.to_owned());
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        self.0.insert(field.name().to_owned(), format!("{value:?}"));
+    }
+}
+
+fn here() -> Option<usize> {
+    ENTERED.with_borrow(|entered| entered.last().copied())
+}
+
+fn index(id: &Id) -> usize {
+    id.into_u64() as usize - 1
+}
+
+impl Subscriber for Collector {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("lockcore") || metadata.target() == "spans"
+    }
+
+    fn new_span(&self, attributes: &Attributes<'_>) -> Id {
+        let mut span = Span {
+            name: attributes.metadata().name(),
+            around: match attributes.parent() {
+                Some(around) => Some(index(around)),
+                None => here(),
+            },
+            ..Span::default()
+        };
+        attributes.record(&mut Read(&mut span.fields));
+        let spans = &mut self.0.lock().unwrap().spans;
+        spans.push(span);
+        Id::from_u64(spans.len() as u64)
+    }
+
+    fn record(&self, id: &Id, values: &Record<'_>) {
+        let fields = &mut self.0.lock().unwrap().spans[index(id)].fields;
+        values.record(&mut Read(fields));
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let mut fields = Fields::new();
+        event.record(&mut Read(&mut fields));
+        if event.metadata().target() == "spans" {
+            let message = fields.remove("message").unwrap();
+            self.0.lock().unwrap().events.push((message, here()));
+        }
+    }
+
+    fn enter(&self, id: &Id) {
+        ENTERED.with_borrow_mut(|entered| entered.push(index(id)));
+    }
+
+    fn exit(&self, _: &Id) {
+        ENTERED.with_borrow_mut(Vec::pop);
+    }
+
+    fn try_close(&self, id: Id) -> bool {
+        self.0.lock().unwrap().spans[index(&id)].closed = true;
+        true
+    }
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+}
+
+impl Collector {
+    /// The spans around the event with this message, the innermost first.
+    fn around(&self, message: &str) -> Vec<Span> {
+        let collected = self.0.lock().unwrap();
+        let event = collected.events.iter().find(|(text, _)| text == message);
+        let (_, span) = event.unwrap_or_else(|| panic!("no event {message}"));
+        let spans = std::iter::successors(*span, |span| collected.spans[*span].around);
+        spans.map(|span| collected.spans[span].clone()).collect()
+    }
+
+    /// The one span around the event, which is over.
+    fn held(&self, message: &str) -> Fields {
+        let around = self.around(message);
+        let [span] = &around[..] else {
+            panic!("{message}: {around:?}");
+        };
+        assert!(span.name == "held" && span.closed, "{span:?}");
+        span.fields.clone()
+    }
+}
+
+/// Says where the work is. The work continues in another poll.
+async fn at(message: &'static str) {
+    tokio::task::yield_now().await;
+    tracing::info!(target: "spans", "{message}");
+}
+
+#[distributed_lock(key = "secret:{user}", locks = locks)]
+async fn annotated(locks: &Locks, user: &str) -> Result<(), Error> {
+    at("annotated").await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn work_under_a_lock_runs_in_a_span_with_its_label_and_its_token() {
+    let collector = Collector::default();
+    let _collects = tracing::subscriber::set_default(collector.clone());
+    let kit = Kit::new();
+    let locks = kit.client().unwrap();
+
+    annotated(&locks, "ann").await.unwrap();
+    let mut token = String::new();
+    let lock = locks.mutex("secret:ann").label("run");
+    let ran: Result<(), Error> = lock
+        .run(async |held| {
+            token = held.grant_id().to_string();
+            at("run").await;
+            Ok(())
+        })
+        .await;
+    ran.unwrap();
+    let guard = lock.acquire().await.unwrap();
+    guard.while_held(at("while held")).await.unwrap();
+    at("beside a guard").await;
+    tokio::spawn(guard.scope(at("in another task")))
+        .await
+        .unwrap()
+        .unwrap();
+    guard.release().await.unwrap();
+    let both = Locks::all([
+        locks.mutex("secret:1").label("one"),
+        locks.mutex("secret:2"),
+    ]);
+    let ran: Result<(), Error> = both
+        .run(async |_| {
+            at("both").await;
+            Ok(())
+        })
+        .await;
+    ran.unwrap();
+    let lost: Result<(), Error> = lock
+        .clone()
+        .max_hold(Duration::from_millis(50))
+        .run(async |_| {
+            at("lost").await;
+            std::future::pending().await
+        })
+        .await;
+    assert!(matches!(lost.unwrap_err().kind(), ErrorKind::Lost(_)));
+    let key = Key::path("user").prefix("secret:");
+    let layer = LockLayer::new(locks.clone(), key).label("layer");
+    let handler = post(async || at("layer").await).layer(layer);
+    let request = Request::post("/ann").body(Body::empty()).unwrap();
+    let answer = Router::new().route("/{user}", handler).oneshot(request);
+    assert!(answer.await.unwrap().status().is_success());
+
+    let name = |label: &str| Some(label.to_owned());
+    assert_eq!(
+        collector.held("annotated").remove("lock.name"),
+        name("secret:{user}")
+    );
+    let run = collector.held("run");
+    assert_eq!(run.get("lock.name"), name("run").as_ref());
+    assert_eq!(run.get("lock.token"), Some(&token));
+    assert_eq!(run.get("error.type"), None);
+    for message in ["while held", "in another task"] {
+        assert_eq!(collector.held(message).remove("lock.name"), name("run"));
+    }
+    assert!(collector.around("beside a guard").is_empty());
+    let both = collector.around("both");
+    let names: Vec<_> = both
+        .iter()
+        .map(|span| span.fields.get("lock.name"))
+        .collect();
+    assert_eq!(names, [None, name("one").as_ref()], "{both:?}");
+    assert_eq!(collector.held("lost").remove("error.type"), name("lost"));
+    assert_eq!(collector.held("layer").remove("lock.name"), name("layer"));
+    for span in &collector.0.lock().unwrap().spans {
+        let shown = span
+            .fields
+            .values()
+            .any(|value| value.contains("secret:ann"));
+        assert!(!shown || span.name == "acquire", "{span:?}");
+    }
+}
