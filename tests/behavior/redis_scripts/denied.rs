@@ -88,12 +88,14 @@ pub(super) fn commands() -> Vec<String> {
 async fn a_verb_that_is_denied_a_command_loses_neither_permits_nor_turns(_: Store) {
     let commands = commands();
     // The tickets, oldest first, and the permits of each, out of ten.
-    let lines: [&[(&str, u64)]; 5] = [
+    let lines: [&[(&str, u64)]; 7] = [
         &[("a", 10)],
         &[("a", 10), ("w", 10), ("x", 10)],
         &[("a", 4), ("w", 8), ("x", 2)],
         &[("a", 4), ("b", 3), ("w", 5), ("x", 2)],
         &[("a", 4), ("b", 3), ("w", 2)],
+        &[("a", 4), ("b", 3)],
+        &[("a", 4), ("b", 6), ("w", 4), ("x", 2)],
     ];
     let verbs = ["enqueue", "release a", "release w", "smaller a", "renew w"];
     let server = RedisServer::start();

@@ -203,6 +203,7 @@ mod tests {
             head("last", "marks"),
             head("L", "marks"),
             head("L", "head"),
+            head("L", "next"),
             THOUSAND_SECONDS,
             MILLISECONDS,
             [1, id], // the id in the argument of a release
@@ -213,6 +214,8 @@ mod tests {
             record(": behind capacity", ": behind capacity")[1] + 1,
             head("next", "next")[0],
             head("out", "out")[0],
+            head("capacity", "capacity")[0],
+            1, // of the record of the only holder, behind the first `at` bytes
             behind_head + 1,
             stored("change")[1] + 1,
             id + 1,
@@ -223,6 +226,7 @@ mod tests {
             (record(":", ":")[0], "58"),
             (record("expires", "expires")[0], "43"),
             (record(": behind capacity", ": behind capacity")[0], "61"), // =
+            (record(": behind capacity", ": behind capacity")[0], "62"), // >
         ];
 
         for script in scripts() {

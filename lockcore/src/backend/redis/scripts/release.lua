@@ -46,6 +46,9 @@ local now
 -- What a short cut has left to the code below, because no connection has received its message.
 local unheard
 
+-- The replies for the tickets that were released so far.
+local reply = {}
+
 -- Writes the state.
 local function put(key, value)
   if redis.pcall('SET', key, value, 'KEEPTTL').err then
@@ -54,6 +57,57 @@ local function put(key, value)
   end
   was = value
 end
+
+local function time()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+-- Tells a waiter that it holds, and returns the reply.
+local function wake(key, record)
+  local heard = tell(key, record)
+  if heard == 0 then unheard = sub(record, 30, 61) end
+  return heard and 1 or 2
+end
+
+-- The short cuts for a ticket that is the only holder. If others wait, the one at this place gets the
+-- lock. It has not expired, and it asks for all permits. So it cannot hold beside any other ticket,
+-- and is granted however many permits the released ticket had.
+local function hand_over(key, id, place)
+  if sub(was, 30, 61) == id then -- nobody waits, as above
+    put(key, sub(was, 1, 16))
+    return 1
+  end
+  if sub(was, 17, 30) ~= 'L0000000000000' or sub(was, 106, 137) ~= id then return end
+  local rows, next = key .. ':line', sub(was, 44, 56)
+  place = place or sub(was, 31, 43)
+  local record = redis.call('HGET', rows, place)
+  local all = record and sub(record, 63, 72)
+  now = now or time()
+  if not record or all ~= sub(record, 74, 83) or end_of(record) <= now then return end
+  local after, value = string.format('%013d', place + 1), record
+  if after ~= next or sub(record, 1, 16) ~= sub(was, 1, 16) then
+    value = sub(was, 1, 30) .. after .. next .. all .. all .. record
+  end
+  put(key, value)
+  redis.call('HDEL', rows, place, sub(record, 30, 61))
+  return wake(key, record)
+end
+
+-- Releases tickets in order, as long as there is a short cut.
+local function take(short_cut)
+  for i = #reply + 1, #KEYS do
+    local key = KEYS[i]
+    was = was or redis.call('GET', key)
+    local done, found = pcall(short_cut, key, ARGV[i])
+    if not done then was = nil end
+    if not done or not found or unheard then return end
+    reply[i], was = found, nil
+  end
+end
+
+take(hand_over)
+if #reply == #KEYS then return KEYS[2] and reply or reply[1] end
 
 -- Returns the first row at this place or behind it, and the row's place. Without such a row, the
 -- place is that of the next waiter to come. The place is nil if there are many empty places.
@@ -70,32 +124,48 @@ local function row_from(rows, place, next)
   if #places < 16 then return nil, next end
 end
 
--- The holder leaves a line, and the first waiter gets the lock. It has not expired, and it asks for
--- all permits. So it cannot hold beside any other ticket, and is granted however many permits the
--- released ticket had.
-local function hand_over(key, rows, head, next)
-  local record, place = row_from(rows, head, next)
-  local all = record and sub(record, 63, 72)
-  if not record or all ~= sub(record, 74, 83) or end_of(record) <= now then return end
-  local after, value = string.format('%013d', place + 1), record
-  if after ~= next or sub(record, 1, 16) ~= sub(was, 1, 16) then
-    value = sub(was, 1, 30) .. after .. next .. all .. all .. record
+-- One of several holders leaves, and no other ticket expires. If the first waiter fits now, it gets
+-- its permits. Then no permits are left, or nobody waits any more.
+local function hand_on(key, id, record, first, rows, head, next)
+  local out, ends, after, let_in = sub(was, 57, 66) - sub(record, 63, 72), key .. ':ends', head
+  if head ~= next then
+    local soonest = redis.call('ZRANGE', ends, '0', '0', 'WITHSCORES')[2]
+    if not soonest or tonumber(soonest) <= now or not first or end_of(first) <= now or out == 0 then return end
+    local sum, capacity = out + sub(first, 63, 72), tonumber(sub(was, 67, 76))
+    if sum <= capacity then
+      after = string.format('%013d', head + 1)
+      if sum < capacity and after ~= next then return end
+      out, let_in = sum, sub(first, 30, 61)
+    end
   end
-  put(key, value)
-  redis.call('HDEL', rows, place, sub(record, 30, 61))
-  local heard = tell(key, record)
-  if heard == 0 then unheard = 'grant' end
-  return heard and 1 or 2
+  if out < 0 then return end
+  local value = sub(was, 1, 16)
+  if out > 0 then value = sub(was, 1, 30) .. after .. next .. string.format('%010d', out) .. sub(was, 67) end
+  redis.call('HDEL', rows, '') -- checks that the user may call it; a full server then accepts the rest
+  redis.call('SET', key, value, 'KEEPTTL')
+  local denied = let_in and redis.pcall('HSET', rows, let_in, first)
+  if type(denied) == 'table' then
+    redis.call('SET', key, was, 'KEEPTTL')
+    return
+  end
+  was = value
+  redis.call('HDEL', rows, id, let_in and head or id)
+  denied = redis.pcall('ZREM', ends, id)
+  if let_in and type(denied) ~= 'table' then
+    denied = redis.pcall('ZADD', ends, string.format('%d', end_of(first)), let_in)
+  end
+  if type(denied) == 'table' then redis.pcall('DEL', ends) end -- as in put_down() in line.lua
+  local told = let_in and wake(key, first) or 1
+  return type(denied) == 'table' and 2 or told
 end
 
--- A waiter leaves a line. The holder has all permits, and neither it nor the first waiter has
--- expired. So nobody gets the lock.
-local function leave(key, id, rows, head, next)
-  local ends = end_of(was, 76)
-  if sub(was, 57, 66) ~= sub(was, 67, 76) or ends <= now then return end
-  local known = redis.call('HMGET', rows, id, head)
-  local place, first = known[1], known[2]
-  if not place or place < head or place >= next or not first or end_of(first) <= now then return end
+-- A waiter leaves a line. Neither the holders nor the first waiter have expired. So nobody gets the
+-- lock, unless the first waiter leaves while there are free permits.
+local function leave(key, id, place, first, rows, head, next)
+  if place < head or place >= next or not first or end_of(first) <= now then return end
+  local ends = #was > 76 and end_of(was, 76)
+    or tonumber(redis.call('ZRANGE', key .. ':ends', '0', '0', 'WITHSCORES')[2])
+  if not ends or ends <= now then return end
   -- If this leaves too many empty places, compact() in line.lua is needed.
   if next - head >= 256 and next - head >= redis.call('HLEN', rows) + 128 then return end
   if place ~= head then
@@ -104,50 +174,42 @@ local function leave(key, id, rows, head, next)
     redis.call('HDEL', rows, place, id)
     return 1
   end
+  if sub(was, 57, 66) ~= sub(was, 67, 76) or sub(first, 30, 61) ~= id then return end
   local behind, at = row_from(rows, string.format('%013d', head + 1), next)
-  if sub(first, 30, 61) ~= id or not at or behind and end_of(behind) <= now then return end
+  if not at or behind and end_of(behind) <= now then return end
   redis.call('HDEL', rows, place, id)
   put(key, sub(was, 1, 30) .. at .. sub(was, 44))
   -- The waiter that is the first now does not know when to recheck: see look_again() in line.lua.
   local heard = not behind or tell(key, behind, string.format('again %d', ends - now + 10))
-  if heard == 0 then unheard = 'recheck' end
+  if heard == 0 then unheard = 'again' end
   return heard and 1 or 2
 end
 
--- Returns the reply for a ticket in the most frequent cases. In all other cases, and if the ticket
--- is not there, it returns nil and has done nothing.
+-- All short cuts. Returns the reply for a ticket, or nil. If it returns nil, it has done nothing.
 local function short_cut(key, id)
-  was = was or redis.call('GET', key)
-  if not was then return end
-  if sub(was, 30, 61) == id then -- a holder without waiters, as above
-    put(key, sub(was, 1, 16))
-    return 1
-  end
-  -- A line behind a single holder. There are no marks, and no capacity is stored.
-  if sub(was, 17, 30) ~= 'L0000000000000' or #was == 76 then return end
+  local found = hand_over(key, id)
+  -- A line without marks and without a stored capacity.
+  if found or sub(was, 17, 30) ~= 'L0000000000000' then return found end
   local rows, head, next = key .. ':line', sub(was, 31, 43), sub(was, 44, 56)
-  if not now then
-    local time = redis.call('TIME')
-    now = time[1] * 1000 + math.floor(time[2] / 1000)
+  if sub(was, 106, 137) == id then
+    local _, place = row_from(rows, head, next) -- passes over empty places
+    return place and place ~= head and hand_over(key, id, place)
   end
-  if sub(was, 106, 137) == id then return hand_over(key, rows, head, next) end
-  return leave(key, id, rows, head, next)
+  now = now or time()
+  local known = redis.call('HMGET', rows, id, head)
+  local found, first = known[1], known[2]
+  if not found then return end
+  if #found == 13 then return leave(key, id, found, first, rows, head, next) end
+  -- With a single holder, the record is a leftover: see find() in line.lua.
+  if #was == 76 then return hand_on(key, id, found, first, rows, head, next) end
 end
 
--- The tickets at the beginning of the batch, up to the first one without a short cut. The rest of
--- the batch is released in order.
-local reply = {}
-for i, key in ipairs(KEYS) do
-  local done, found = pcall(short_cut, key, ARGV[i])
-  if not done then was = nil end
-  if not done or not found or unheard then break end
-  reply[i], was = found, nil
-end
+take(short_cut)
 if #reply == #KEYS then return KEYS[2] and reply or reply[1] end
 
 -- include line.lua
 
-now = now or clock()
+now = now or time()
 
 local function release(key, id, mark_ms)
   if not unheard then redis.call('HDEL', key .. ':line', '') end -- changes nothing; a full server then accepts the rest
@@ -157,7 +219,8 @@ local function release(key, id, mark_ms)
   if mark_ms then is_marked(line, id) end
   if unheard then
     settle(line, {}, function()
-      if unheard == 'grant' then line.solo = cut_short(line, line.solo) else line.tells_first = true end
+      if unheard == 'again' then line.tells_first = true return end
+      change(line, nil, unheard, cut_short(line, (find(line, unheard))))
     end)
     return line.denied and 2 or 1
   end
