@@ -382,7 +382,8 @@ impl Builder {
     ) -> Result<Locks, Error> {
         let namespace = Namespace::new(&self.namespace)
             .map_err(|error| Error::config(format!("LOCK_NAMESPACE: {error}")))?;
-        let longest = backend.capability().longest_ttl;
+        let capability = backend.capability();
+        let longest = capability.longest_ttl;
         if self.ttl < SHORTEST_TTL || self.ttl > longest {
             return Err(Error::config(format!(
                 "a ttl (LOCK_TTL) of {} is not usable: this store takes {} to {}",
@@ -396,7 +397,7 @@ impl Builder {
                 "an operation timeout (LOCK_OP_TIMEOUT) of zero would fail every operation",
             ));
         }
-        let doubts = self.doubts();
+        let doubts = self.doubts(capability.queues);
         let owner = OwnerText::new(self.owner)
             .map_err(|error| Error::config(format!("LOCK_OWNER: {error}")))?;
         let owner = Owner::of_this_process(&owner);
@@ -422,7 +423,7 @@ impl Builder {
 
     /// Warnings about what can be used but is probably a mistake. A value is no error, because a
     /// lock may have a ttl of its own. A variable is no error, because another program may read it.
-    fn doubts(&self) -> Vec<String> {
+    fn doubts(&self, store_queues: bool) -> Vec<String> {
         let ttl = format_duration(self.ttl);
         let mut doubts = self.unread.clone();
         if self.op_timeout > self.ttl {
@@ -441,6 +442,14 @@ impl Builder {
                 format_duration(bound),
                 format_duration(LOCAL)
             ));
+        }
+        if self.fair == Fair::Strict && !store_queues {
+            doubts.push(
+                "strict order (LOCK_FAIR) was asked for, but the line of this store has no order: whoever asks when \
+                 the lock is free gets it, and a caller may wait while others come and go; take one Redis, a cluster, \
+                 ZooKeeper or SQLite if the order matters"
+                    .to_owned(),
+            );
         }
         doubts
     }

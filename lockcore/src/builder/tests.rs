@@ -72,7 +72,7 @@ fn a_variable_that_only_resembles_ours_is_a_warning_that_names_the_right_one() {
         ("LOCKCORE_NAMESPACE", "LOCK_NAMESPACE"),
     ] {
         let builder = from(&[("LOCK_URL", "memory:"), (written, "1s")]).unwrap();
-        let doubts = builder.doubts();
+        let doubts = builder.doubts(true);
         assert_eq!(doubts.len(), 1, "{doubts:?}");
         assert!(doubts[0].contains(&format!("the environment has {written},")));
         assert!(doubts[0].contains(&format!("did you mean {meant}?")));
@@ -131,7 +131,7 @@ fn variables_that_kubernetes_sets_are_left_alone() {
         ("LOCKS_SERVICE_PORT", "6379"),
         ("LOCKED", "yes"),
     ]);
-    assert_eq!(builder.unwrap().doubts(), Vec::<String>::new());
+    assert_eq!(builder.unwrap().doubts(true), Vec::<String>::new());
 }
 
 #[test]
@@ -218,4 +218,15 @@ fn an_owner_that_is_much_too_long_is_not_repeated_in_the_error() {
     let error = error.unwrap_err().to_string();
     assert!(error.contains("it has 10000000 bytes"), "{error:.200}");
     assert!(error.len() < 300, "{error:.200}");
+}
+
+#[test]
+fn strict_order_on_a_store_without_an_order_is_warned_of() {
+    let warnings = |fair, store_queues| Builder::default().fair(fair).doubts(store_queues);
+
+    let told = warnings(Fair::Strict, false);
+    assert!(told.len() == 1 && told[0].contains("LOCK_FAIR"), "{told:?}");
+    for (fair, store_queues) in [(Fair::Strict, true), (Fair::Local(LOCAL), false)] {
+        assert_eq!(warnings(fair, store_queues), Vec::<String>::new());
+    }
 }
