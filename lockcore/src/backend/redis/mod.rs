@@ -128,6 +128,7 @@ impl Backend for Redis {
             .longest_ttl(LONGEST_TTL)
             // See `durable`.
             .wake_ups_grant(durability.is_none())
+            .names_ahead(durability.is_none())
             .asks_back(true)
             .lists(true)
             .adopts(true)

@@ -38,12 +38,15 @@ pub(super) async fn enqueue(
             "+{ttl:012}{id}:{permits:010}:{capacity:010}:{channel}:{owner}"
         ));
         call.write_arg_fmt(format_args!("{seen:016}"));
-        if !request.wait {
-            call.write_arg_fmt(0);
+        match (request.wait, request.name_ahead) {
+            (false, _) => call.write_arg_fmt(0),
+            (true, true) => call.write_arg_fmt(1),
+            (true, false) => {}
         }
     };
     let reply = run(socket, &layout::ENQUEUE, namespace, 1, write).await?;
     let driver = Arc::clone(&socket.connection().driver);
+    let mut ahead = None;
     let reply = match reply {
         ticket @ Value::BulkString(_) => {
             driver.has_waited.store(false, Ordering::Relaxed);
@@ -51,6 +54,12 @@ pub(super) async fn enqueue(
                 ticket: redis::from_redis_value(ticket).map_err(unreadable)?,
                 valid_for: request.ttl,
             });
+        }
+        Value::Array(mut reply) if reply.len() == 5 => {
+            let name = reply.pop().unwrap_or(Value::Nil);
+            let name: String = redis::from_redis_value(name).map_err(unreadable)?;
+            ahead = Id::parse(&name);
+            numbers(Value::Array(reply))?
         }
         reply => numbers(reply)?,
     };
@@ -61,7 +70,7 @@ pub(super) async fn enqueue(
                 ticket: ticket.unsigned_abs(),
                 valid_for: duration(ttl),
                 recheck_in: known(recheck),
-                ahead: None,
+                ahead,
             })
         }
         [2, retry] => Ok(Enqueued::Busy {
@@ -311,7 +320,7 @@ impl<'a> Record<'a> {
         let (capacity, rest) = rest.split_at_checked(layout::CAPACITY)?;
         let (permits, capacity) = (permits.parse().ok()?, capacity.parse().ok()?);
         let is_told = rest.starts_with('=');
-        let (_channel, owner) = rest.strip_prefix([':', '='])?.split_once(':')?;
+        let (_channel, owner) = rest.strip_prefix([':', '=', '>'])?.split_once(':')?;
         Some(Self {
             id: Id::parse(id)?,
             expires,

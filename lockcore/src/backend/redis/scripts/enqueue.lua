@@ -5,10 +5,12 @@
 --       2 the highest ticket number that the client has seen, in 16 digits. A client of a quorum
 --         sends a number that is ahead of the clocks of all nodes. So every node assigns the next
 --         number, and by this the client has chosen it
---       3 '0' for a request that does not wait; absent for one that waits
+--       3 '0' for a request that does not wait; '1' for one that waits, and asks for the ticket
+--         right ahead; absent for any other
 --       last 'asking' if the slot of the name is being moved to this node of a cluster
 -- Reply number of the ticket, as text            granted, for the ttl
---       {1, ticket, ttl in ms, recheck in ms}     waiting; -1: no recheck
+--       {1, ticket, ttl in ms, recheck in ms}     waiting; -1: no recheck. If the request asks for
+--                                                 the ticket right ahead, its id may follow
 --       {2, ms until the first holder expires}    busy, or too many waiters; -1: unknown
 --       {3, capacity in use}                      another capacity is in use; or a capacity is
 --                                                 stored, and the request is not for a semaphore
@@ -124,12 +126,14 @@ repeat
   end
   if ARGV[3] == '0' then break end
 
-  local value
+  -- `ahead` is the record of the ticket right ahead, if the request asks for its name.
+  local names, value, ahead = ARGV[3] == '1' and permits == FULL
   if in_line then
     local known
-    if soonest then
-      known = redis.call('HMGET', rows, id, first, soonest)
-      if not known[3] then break end -- the rows were evicted
+    if soonest or names and first ~= next then
+      known = redis.call('HMGET', rows, id, first, soonest or id, string.format('%013d', next - 1))
+      if soonest and not known[3] then break end -- the rows were evicted
+      ahead = known[4]
     else
       known = redis.call('HMGET', rows, id, first)
     end
@@ -139,6 +143,12 @@ repeat
   else
     if redis.call('EXISTS', rows, ends) ~= 0 then break end
     value = number .. 'L000000000000000000000000010000000000002' .. out .. capacity .. was
+  end
+  if names then
+    if first == next then ahead = not soonest and sub(was, at + 1) end
+    -- Both ask for everything, and both are of the same client.
+    names = ahead and sub(ahead, 63, 72) == FULL and string.match(ahead, '^[^:]+', 85) == string.match(record, '^[^:]+', 85)
+    if names then record = sub(record, 1, 83) .. '>' .. sub(record, 85) end
   end
   if soonest or first ~= next and not is_new_day then
     redis.call('SET', key, value, 'KEEPTTL')
@@ -150,7 +160,7 @@ repeat
     redis.call('HSET', rows, next, record, id, next)
     redis.call('PEXPIRE', rows, DAY_MS)
   end
-  return {1, number, ttl, first == next and until_ms - now or -1}
+  return {1, number, ttl, first == next and until_ms - now or -1, names and sub(ahead, 30, 61) or nil}
 until true
 
 -- include fields.lua
