@@ -12,7 +12,7 @@ use libtest_mimic::Trial;
 use lockcore::Locks;
 use tests::process::Process;
 
-use crate::store::{DEFAULT, Kind, SOON, Store};
+use crate::store::{DEFAULT, Kind, SOON, STALL, Store};
 
 pub(crate) use self::cost::facts as facts_of_redis;
 pub(crate) use self::kit::facts as facts_of_the_kit;
@@ -101,7 +101,7 @@ async fn changes_of_several_processes_all_count(store: Store) {
 async fn twenty_writers_of_one_counter_all_count(store: Store) {
     const EACH: i64 = 30;
     let writers = (0..20).map(|_| {
-        let locks = Locks::builder().wait(6 * SOON);
+        let locks = Locks::builder().op_timeout(STALL).wait(6 * SOON);
         let counter = store.client_with(locks).counter("a");
         tokio::spawn(async move {
             for _ in 0..EACH {
