@@ -135,9 +135,9 @@ pub enum Suite {
 }
 
 impl Suite {
-    /// The suite of a store that is another form of a store which runs the whole suite. With
-    /// `--long` both run all of it.
-    fn of_another_form(suite: Suite) -> Suite {
+    /// The suite of a store beside another one with the same capability, which runs the whole suite.
+    /// With `--long` both run all of it.
+    fn beside_another(suite: Suite) -> Suite {
         if fact::long() { Suite::Whole } else { suite }
     }
 }

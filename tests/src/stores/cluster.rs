@@ -34,7 +34,7 @@ impl Store for Cluster {
 
     /// Its capability is that of `redis:`, so the core cannot tell them apart.
     fn suite(&self) -> Suite {
-        Suite::of_another_form(Suite::Verbs)
+        Suite::beside_another(Suite::Verbs)
     }
 
     fn timings(&self) -> Timings {

@@ -38,7 +38,7 @@ impl Store for Durable {
 
     /// More would take longer than it is worth, because the verbs are those of `redis:`.
     fn suite(&self) -> Suite {
-        Suite::of_another_form(Suite::Exclusion)
+        Suite::beside_another(Suite::Exclusion)
     }
 
     fn timings(&self) -> Timings {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use lockcore::backend::{self, Backend, Capability};
 
 use super::{
-    Answers, Histories, Manner, Marks, Server, ServerProcess, Shared, Stage, Store, Timings,
+    Answers, Histories, Manner, Marks, Server, ServerProcess, Shared, Stage, Store, Suite, Timings,
 };
 use crate::postgres_server::{PostgresServer, USER};
 use crate::watch::SECRET;
@@ -22,6 +22,10 @@ impl Store for Postgres {
 
     fn available(&self) -> Result<(), String> {
         PostgresServer::available()
+    }
+
+    fn suite(&self) -> Suite {
+        Suite::beside_another(Suite::Verbs)
     }
 
     fn capability(&self) -> Capability {
