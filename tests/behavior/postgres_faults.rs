@@ -29,6 +29,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         two_clients_that_find_no_schema_make_one
         a_schema_that_a_user_may_not_make_is_told
         a_database_with_another_default_isolation_has_locks_all_the_same
+        a_user_with_the_rights_of_the_guide_can_touch_no_table
         a_user_with_a_scram_password_logs_in
         a_server_without_a_free_connection_is_unavailable
         a_release_of_many_names_needs_few_locks_of_the_server
@@ -301,6 +302,28 @@ async fn a_database_with_another_default_isolation_has_locks_all_the_same(_: Sto
 
 async fn a_user_with_a_scram_password_logs_in(_: Store) {
     let server = PostgresServer::start();
+/// All facts use this user. Nothing that goes wrong in a client can damage what the functions keep.
+async fn a_user_with_the_rights_of_the_guide_can_touch_no_table(_: Store) {
+    let server = PostgresServer::start();
+    let tables_where = |condition: &str| {
+        server.query(&format!(
+            "SELECT relname FROM pg_class WHERE relkind = 'r' \
+             AND relnamespace = 'lockcore1'::regnamespace AND {condition} ORDER BY relname"
+        ))
+    };
+    let all = "SELECT, INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER";
+    let tables = tables_where("true");
+    assert_eq!(tables, ["counters", "marks", "names", "tickets"]);
+    let open = tables_where(&format!("has_table_privilege('{USER}', oid, '{all}')"));
+    assert_eq!(open, [""; 0]);
+    let makes = format!("SELECT has_schema_privilege('{USER}', 'lockcore1', 'CREATE')");
+    assert_eq!(server.query(&makes), ["f"]);
+
+    let locks = patient(server.url_with_user(USER, SECRET)).build().unwrap();
+    locks.ready(SOON).await.unwrap();
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+}
+
     server.query(&format!(
         "SET password_encryption = 'scram-sha-256'; ALTER USER {USER} PASSWORD '{SECRET}'"
     ));
