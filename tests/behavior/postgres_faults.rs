@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use libtest_mimic::Trial;
 use lockcore::{ErrorKind, Locks};
 use tests::eventually::eventually;
-use tests::postgres_server::{PostgresServer, USER};
+use tests::postgres_server::{Pooler, PostgresServer, USER};
 use tests::watch::SECRET;
 use tests::witness::Witness;
 
@@ -31,6 +31,8 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_database_with_another_default_isolation_has_locks_all_the_same
         a_user_with_the_rights_of_the_guide_can_touch_no_table
         a_user_with_a_scram_password_logs_in
+        a_pooler_in_transaction_mode_is_refused
+        a_database_that_is_only_read_is_unavailable
         a_server_without_a_free_connection_is_unavailable
         a_release_of_many_names_needs_few_locks_of_the_server
     ]
@@ -300,8 +302,6 @@ async fn a_database_with_another_default_isolation_has_locks_all_the_same(_: Sto
     println!("{conflicts:?} transactions were rolled back");
 }
 
-async fn a_user_with_a_scram_password_logs_in(_: Store) {
-    let server = PostgresServer::start();
 /// All facts use this user. Nothing that goes wrong in a client can damage what the functions keep.
 async fn a_user_with_the_rights_of_the_guide_can_touch_no_table(_: Store) {
     let server = PostgresServer::start();
@@ -324,6 +324,8 @@ async fn a_user_with_the_rights_of_the_guide_can_touch_no_table(_: Store) {
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
 }
 
+async fn a_user_with_a_scram_password_logs_in(_: Store) {
+    let server = PostgresServer::start();
     server.query(&format!(
         "SET password_encryption = 'scram-sha-256'; ALTER USER {USER} PASSWORD '{SECRET}'"
     ));
@@ -336,6 +338,49 @@ async fn a_user_with_the_rights_of_the_guide_can_touch_no_table(_: Store) {
         .build()
         .unwrap();
     assert_eq!(kind(wrong.mutex("a").acquire().await), ErrorKind::Config);
+}
+
+/// The connections of the server that the pooler hands out are new for the first client. Later
+/// clients find on them what the earlier ones have left.
+async fn a_pooler_in_transaction_mode_is_refused(_: Store) {
+    for durability in ["off", "on"] {
+        let server = PostgresServer::start();
+        let pooler = Pooler::of(&server);
+        for _ in 0..3 {
+            let url = format!("{}?durability={durability}", pooler.url());
+            let outcome = patient(url).build().unwrap().mutex("a").acquire().await;
+            let text = outcome.as_ref().unwrap_err().to_string();
+            assert_eq!(kind(outcome), ErrorKind::Config, "{text}");
+            assert!(
+                text.contains("pooler") && text.contains("session mode"),
+                "{text}"
+            );
+        }
+    }
+}
+
+/// As an administrator makes it who moves the database to another server.
+async fn a_database_that_is_only_read_is_unavailable(_: Store) {
+    let server = PostgresServer::start();
+    let url = server.url_with_user(USER, SECRET);
+    let locks = builder(&url).build().unwrap();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    give_back(guard).await;
+    let change = |what: &str| {
+        server.query(&format!("ALTER SYSTEM {what}"));
+        server.query("SELECT pg_reload_conf()");
+    };
+
+    change("SET default_transaction_read_only = on");
+    eventually("no lock is granted", SOON, async || {
+        locks.mutex("a").acquire().await.is_err()
+    })
+    .await;
+    let outcome = locks.mutex("a").acquire().await;
+    assert_eq!(kind(outcome), ErrorKind::Unavailable);
+
+    change("RESET default_transaction_read_only");
+    works_again(&locks, "a", SOON).await;
 }
 
 async fn a_server_without_a_free_connection_is_unavailable(_: Store) {

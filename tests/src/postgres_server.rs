@@ -5,6 +5,8 @@
 //! The harness talks to the server over a Unix socket. PostgreSQL does not run as root. If the
 //! tests do, the server runs as the user `nobody`.
 
+mod pooler;
+
 use std::fs;
 use std::future::Future;
 use std::os::unix::fs::{MetadataExt as _, chown};
@@ -24,6 +26,8 @@ use crate::daemon::{self, Daemon};
 use crate::eventually::poll;
 use crate::ports::free_port;
 use crate::watch::SECRET;
+
+pub use pooler::Pooler;
 
 /// The user with the rights of the guide. Its password is the [secret](SECRET).
 pub const USER: &str = "locks";
@@ -314,9 +318,14 @@ fn give_away(folder: &Path) {
     chown(folder, Some(user), Some(group)).unwrap();
 }
 
-/// A program of PostgreSQL, to be run as a user that it accepts.
+/// A program of PostgreSQL.
 fn program(name: &str) -> Command {
-    let mut command = Command::new(folder_of_programs().unwrap().join(name));
+    as_unprivileged(&folder_of_programs().unwrap().join(name))
+}
+
+/// A program that refuses to run as root.
+fn as_unprivileged(program: &Path) -> Command {
+    let mut command = Command::new(program);
     if let Some((user, group)) = unprivileged() {
         command.uid(user).gid(group);
     }

@@ -12,6 +12,11 @@ use crate::backend::{Fault, StoreError};
 pub(super) const GUIDE: &str =
     "; see the guide of the PostgreSQL store (lockcore::guide::postgres)";
 
+/// What is wrong with the address, and what to do.
+pub(super) const POOLER: &str = "the address is that of a pooler, which gives connections of the \
+    server to others after each transaction; name the address of the server, or let the pooler \
+    work in session mode";
+
 /// The failure of a request. Every verb is one transaction, so an error of the server means that
 /// the verb was not carried out, except where this says otherwise.
 pub(super) fn failed(error: PgError) -> StoreError {
@@ -39,6 +44,9 @@ fn answered(error: &DbError) -> StoreError {
         ("0A000", _) if error.message().contains("cached plan") => {
             StoreError::replace(Fault::Retry, text)
         }
+        // Another client has prepared its statements on this connection, or this one has prepared its
+        // own on another.
+        ("42P05" | "26000", _) => StoreError::new(Fault::Config, format!("{text}: {POOLER}")),
         // Behind the commit, but in front of the answer, the server may notice that it is to end.
         ("57P01" | "57P02" | "57P05", _) => StoreError::broken(text),
         ("57P03", _) => StoreError::replace(Fault::Retry, text),

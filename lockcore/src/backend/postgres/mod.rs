@@ -34,7 +34,7 @@ use crate::tls::Tls;
 use config::{Durability, Server};
 use dial::Line;
 use durable::{Flushes, Warned};
-use errors::failed;
+use errors::{POOLER, failed};
 use events::{Ears, GREETING, channel};
 use link::Link;
 use upkeep::Upkeep;
@@ -99,14 +99,9 @@ async fn connected(store: &Store, events: EventSink) -> Result<Arc<Link>, StoreE
         dial::find_schema(&line).await?;
         Ok(line)
     };
-    let beside = async |host: &(String, u16)| {
-        if server.durability == Durability::Off {
-            return Ok(None);
-        }
-        let warned = Warned::default();
-        let beside = dial::dial(server, host.clone(), warned.hear()).await?;
-        Ok(Some((beside, warned)))
-    };
+    // Without flushes, it only greets.
+    let warned = Warned::default();
+    let beside = |host: &(String, u16)| dial::dial(server, host.clone(), warned.hear());
     let (line, beside) = match server.hosts.as_slice() {
         [host] => try_join(main, beside(host)).await?,
         _ => {
@@ -116,9 +111,9 @@ async fn connected(store: &Store, events: EventSink) -> Result<Arc<Link>, StoreE
         }
     };
     drop(events);
-    greet(&line, beside.as_ref().map(|(beside, _)| beside), &ears).await?;
-    let flushes = beside
-        .map(|(beside, warned)| Flushes::begin(beside, warned, server.durability, line.end()));
+    greet(&line, &beside, &ears).await?;
+    let flushes = (server.durability != Durability::Off)
+        .then(|| Flushes::begin(beside, warned, server.durability, line.end()));
     let upkeep = Arc::new(Upkeep::default());
     let (calls, heard) = (Arc::clone(&line.calls), Arc::clone(&ears));
     let keeps_up = tokio::spawn(upkeep::keep_up(calls, heard, Arc::clone(&upkeep), timer));
@@ -138,18 +133,18 @@ async fn connected(store: &Store, events: EventSink) -> Result<Arc<Link>, StoreE
 /// Checks that the messages of the server arrive on this connection, and that the one beside it
 /// leads to the same server: the address may have moved in between. Behind a pooler that gives a
 /// connection of the server to another client after each transaction, the messages go astray
-/// without an error.
+/// without an error. There a message that this connection sends to itself could still arrive, so
+/// the other one sends it.
 ///
 /// When the message is committed, the server has told the process of the other connection. That
 /// process sends it before its next answer. The calls that are used most are prepared meanwhile.
-async fn greet(line: &Line, beside: Option<&Line>, ears: &Ears) -> Result<(), StoreError> {
+async fn greet(line: &Line, beside: &Line, ears: &Ears) -> Result<(), StoreError> {
     let channel = channel(ears.receiver());
     let client = line.calls.client();
     let listens = client.batch_execute(&format!("LISTEN \"{channel}\"")).await;
     listens.map_err(failed)?;
     ears.begun();
-    let greets = beside.unwrap_or(line).calls.client();
-    let greeted = greets
+    let greeted = (beside.calls.client())
         .batch_execute(&format!("NOTIFY \"{channel}\", '{GREETING}'"))
         .await;
     greeted.map_err(failed)?;
@@ -164,19 +159,17 @@ async fn greet(line: &Line, beside: Option<&Line>, ears: &Ears) -> Result<(), St
         ears.stop(client);
         return Ok(());
     }
-    match beside {
-        Some(beside) if beside.server_began != line.server_began => Err(StoreError::new(
+    if beside.server_began != line.server_began {
+        return Err(StoreError::new(
             Fault::Retry,
             "PostgreSQL: two connections to this address have reached two servers; name an \
              address that always leads to the primary",
-        )),
-        _ => Err(StoreError::new(
-            Fault::Config,
-            "PostgreSQL: notifications do not arrive: the address is that of a pooler, which gives \
-             connections of the server to others after each transaction; name the address of the \
-             server, or let the pooler work in session mode",
-        )),
+        ));
     }
+    Err(StoreError::new(
+        Fault::Config,
+        format!("PostgreSQL: notifications do not arrive: {POOLER}"),
+    ))
 }
 
 impl Connection for PostgresConnection {

@@ -1,0 +1,63 @@
+//! A pgbouncer in front of a server, which gives its two connections to a client for one
+//! transaction each.
+
+use std::fs;
+use std::net::TcpStream;
+use std::time::Duration;
+
+use super::{DATABASE, HARNESS, PostgresServer, as_unprivileged, give_away};
+use crate::daemon::{self, Daemon};
+use crate::eventually::poll;
+use crate::ports::free_port;
+
+const PROGRAM: &str = "/usr/sbin/pgbouncer";
+
+/// A running pooler. It ends when this value is dropped.
+#[derive(Debug)]
+pub struct Pooler {
+    port: u16,
+    _daemon: Daemon,
+}
+
+impl Pooler {
+    pub fn of(server: &PostgresServer) -> Self {
+        let daemon = Daemon::new("this pgbouncer", "pb-");
+        let settings = daemon.folder().join("settings.ini");
+        let started = daemon::started(|| {
+            let port = free_port();
+            let text = format!(
+                "[databases]\n\
+                 {DATABASE} = host=127.0.0.1 port={} user={HARNESS}\n\
+                 [pgbouncer]\n\
+                 listen_addr = 127.0.0.1\n\
+                 listen_port = {port}\n\
+                 unix_socket_dir =\n\
+                 auth_type = any\n\
+                 pool_mode = transaction\n\
+                 default_pool_size = 2\n",
+                server.port()
+            );
+            fs::write(&settings, text).unwrap();
+            give_away(daemon.folder());
+            give_away(&settings);
+            daemon.spawn(as_unprivileged(PROGRAM.as_ref()).arg(&settings));
+            let ready = poll(Duration::from_secs(10), || {
+                let is_there = TcpStream::connect(("127.0.0.1", port)).is_ok();
+                (is_there || daemon.ended().is_some()).then_some(is_there)
+            });
+            ready.unwrap_or(false).then_some(port)
+        });
+        let Some(port) = started else {
+            panic!("pgbouncer did not start\n{}", daemon.log_tail());
+        };
+        Self {
+            port,
+            _daemon: daemon,
+        }
+    }
+
+    /// The URL for a user who may do everything.
+    pub fn url(&self) -> String {
+        format!("postgres://{HARNESS}@127.0.0.1:{}/{DATABASE}", self.port)
+    }
+}
