@@ -1,14 +1,22 @@
 //! The TLS configuration of a client: three files. `connector` reads them. `backend::open` decides
 //! which schemes use TLS.
 
-#[cfg(any(feature = "redis-tls", feature = "zookeeper-tls"))]
+#[cfg(any(
+    feature = "postgres-tls",
+    feature = "redis-tls",
+    feature = "zookeeper-tls"
+))]
 mod connector;
 
 use std::path::{Path, PathBuf};
 
 use crate::error::Error;
 
-#[cfg(any(feature = "redis-tls", feature = "zookeeper-tls"))]
+#[cfg(any(
+    feature = "postgres-tls",
+    feature = "redis-tls",
+    feature = "zookeeper-tls"
+))]
 pub(crate) use connector::Connector;
 
 pub(crate) const CA_FILE: &str = "LOCK_CA_FILE (ca_file)";

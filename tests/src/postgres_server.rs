@@ -9,7 +9,7 @@ mod pooler;
 
 use std::fs;
 use std::future::Future;
-use std::os::unix::fs::{MetadataExt as _, chown};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -21,6 +21,7 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 use tokio_postgres::{Config, NoTls, SimpleQueryMessage};
 
+use crate::certificates::{Authority, Identity};
 use crate::child::LeashedChild;
 use crate::daemon::{self, Daemon};
 use crate::eventually::poll;
@@ -89,6 +90,45 @@ impl PostgresServer {
     pub fn without_schema() -> Self {
         let server = Self::start();
         server.query("DROP SCHEMA lockcore1 CASCADE");
+        server
+    }
+
+    /// A server that takes only encrypted connections, of these versions of TLS. With `clients`, it
+    /// requires client certificates of this authority. It knows the user `default`, who has the
+    /// rights of [`USER`].
+    pub fn with_tls(identity: &Identity, clients: Option<&Authority>, versions: &[&str]) -> Self {
+        let oldest = versions.iter().min().unwrap();
+        let newest = versions.iter().max().unwrap();
+        let mut settings = vec![
+            "ssl=on".to_owned(),
+            "ssl_cert_file=server.crt".to_owned(),
+            "ssl_key_file=server.key".to_owned(),
+            format!("ssl_min_protocol_version={oldest}"),
+            format!("ssl_max_protocol_version={newest}"),
+        ];
+        settings.extend(clients.map(|_| "ssl_ca_file=ca.crt".to_owned()));
+        let settings: Vec<_> = settings.iter().map(String::as_str).collect();
+        let server = Self::launch(&settings, |data| {
+            copy(template(), data);
+            let place = |file: &Path, name: &str| {
+                let placed = data.join(name);
+                fs::copy(file, &placed).unwrap();
+                // The server refuses a key that others can read.
+                fs::set_permissions(&placed, fs::Permissions::from_mode(0o600)).unwrap();
+                give_away(&placed);
+            };
+            place(&identity.certificate, "server.crt");
+            place(&identity.key, "server.key");
+            if let Some(authority) = clients {
+                place(authority.file(), "ca.crt");
+            }
+            let demand = clients.map_or("", |_| " clientcert=verify-ca");
+            let logins = format!("local all all trust\nhostssl all all 127.0.0.1/32 md5{demand}\n");
+            fs::write(data.join("pg_hba.conf"), logins).unwrap();
+        });
+        server.query(&format!(
+            "CREATE USER \"default\" PASSWORD '{SECRET}' IN ROLE {USER}"
+        ));
         server
     }
 

@@ -254,6 +254,16 @@ pub struct Marks {
 pub trait Tls {
     fn schemes(&self) -> Schemes;
 
+    /// How many connections a client opens at the same time when it connects.
+    fn connections_at_once(&self) -> u64 {
+        1
+    }
+
+    /// What a URL has behind the host.
+    fn database(&self) -> &'static str {
+        ""
+    }
+
     /// A server that accepts only these versions of TLS, for example `TLSv1.3`. With `clients`, it
     /// requires client certificates of this authority.
     fn start(
@@ -279,6 +289,9 @@ pub struct Schemes {
     pub encrypted: &'static str,
     pub not_encrypted: &'static str,
     pub not_plain: &'static str,
+    /// Whether a server says that it refuses one of the two. Other servers end the connection or
+    /// say nothing, as servers in trouble do.
+    pub says_which: bool,
 }
 
 /// How random histories run on a store.

@@ -51,6 +51,15 @@ const SCHEMES: &[Scheme] = &[
         open: None,
     },
     Scheme {
+        name: "postgres+tls",
+        feature: "postgres-tls",
+        tls: true,
+        #[cfg(feature = "postgres-tls")]
+        open: Some(super::postgres::open_encrypted),
+        #[cfg(not(feature = "postgres-tls"))]
+        open: None,
+    },
+    Scheme {
         name: "sqlite",
         feature: "sqlite",
         tls: false,
@@ -352,8 +361,7 @@ fn parsed(url: &str) -> Result<Url, ParseError> {
     let mut url = Url::parse(&several_hosts(url))?;
     let scheme = match url.scheme() {
         "unix" => SOCKET.to_owned(),
-        "postgresql" => "postgres".to_owned(),
-        other => other.replacen("valkey", "redis", 1),
+        other => (other.replacen("valkey", "redis", 1)).replacen("postgresql", "postgres", 1),
     };
     if SCHEMES.iter().any(|known| known.name == scheme) {
         // This fails only between schemes of the web and others.

@@ -7,8 +7,10 @@ use std::time::Duration;
 use lockcore::backend::{self, Backend, Capability};
 
 use super::{
-    Answers, Histories, Manner, Marks, Server, ServerProcess, Shared, Stage, Store, Suite, Timings,
+    Answers, Histories, Manner, Marks, Schemes, Server, ServerProcess, Shared, Stage, Store, Suite,
+    Timings, Tls,
 };
+use crate::certificates::{Authority, Identity};
 use crate::postgres_server::{PostgresServer, USER};
 use crate::watch::SECRET;
 
@@ -78,6 +80,10 @@ impl Store for Postgres {
             start: || Box::new(PostgresServer::start()),
         })
     }
+
+    fn tls(&self) -> Option<&dyn Tls> {
+        Some(self)
+    }
 }
 
 impl Server for PostgresServer {
@@ -134,6 +140,45 @@ impl ServerProcess for PostgresServer {
             // The record of the counter lists its last changes. `a` means that one was applied.
             count: b" a ",
         }
+    }
+}
+
+impl Tls for Postgres {
+    fn schemes(&self) -> Schemes {
+        Schemes {
+            plain: "postgres",
+            encrypted: "postgres+tls",
+            not_encrypted: "the server does not use TLS",
+            not_plain: "if it wants TLS, write postgres+tls://",
+            says_which: true,
+        }
+    }
+
+    /// For its requests, and for its flushes.
+    fn connections_at_once(&self) -> u64 {
+        2
+    }
+
+    fn database(&self) -> &'static str {
+        "/postgres"
+    }
+
+    fn start(
+        &self,
+        identity: &Identity,
+        clients: Option<&Authority>,
+        versions: &[&str],
+    ) -> Box<dyn Server> {
+        Box::new(PostgresServer::with_tls(identity, clients, versions))
+    }
+
+    fn start_without(&self) -> Box<dyn Server> {
+        Box::new(PostgresServer::start())
+    }
+
+    /// `None`: the driver takes the answer for the length of a message, and waits for more.
+    fn not_understood(&self) -> Option<&'static str> {
+        None
     }
 }
 

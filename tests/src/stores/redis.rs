@@ -287,6 +287,7 @@ impl Tls for Redis {
             // behaves like a server that hangs.
             not_encrypted: "a server without TLS is silent too: redis:// is for it",
             not_plain: "if this port speaks TLS, write rediss://",
+            says_which: false,
         }
     }
 

@@ -164,6 +164,7 @@ impl Tls for ZooKeeper {
             encrypted: "zookeeper+tls",
             not_encrypted: "if this port does not speak TLS, write zookeeper://",
             not_plain: "if these ports speak TLS, write zookeeper+tls://",
+            says_which: false,
         }
     }
 

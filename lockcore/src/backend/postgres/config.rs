@@ -2,21 +2,23 @@
 
 use std::fmt;
 
-use tokio_postgres::Config;
 use tokio_postgres::config::SslMode;
+use tokio_postgres::{Config, Error as PgError};
 use url::Url;
 
 use crate::backend::{StoreError, hosts, query};
 use crate::error::Error;
 
 use super::calls::{self, Calls};
-use super::errors::failed;
+use super::errors::{GUIDE, failed};
+#[cfg(feature = "postgres-tls")]
+use crate::tls::{Connector, Tls};
 
 const PORT: u16 = 5432;
 
 const FORM: &str = "the URL is not of the form \
     postgres://user[:password]@host[:port][,host[:port]…]/database\
-    [?durability=on|off|remote_apply]";
+    [?durability=on|off|remote_apply] (postgres+tls:// with TLS)";
 
 /// The address of the servers, and how to log in.
 pub(super) struct Server {
@@ -24,6 +26,9 @@ pub(super) struct Server {
     pub(super) hosts: Vec<(String, u16)>,
     pub(super) login: Config,
     pub(super) durability: Durability,
+    /// For each of the hosts, with TLS.
+    #[cfg(feature = "postgres-tls")]
+    pub(super) tls: Option<Connector>,
 }
 
 /// What must have a request before it counts: `?durability=…`.
@@ -81,10 +86,11 @@ impl Server {
             }
             database => login.dbname(database),
         };
-        let names_tls = |option: &str| option.split('=').next() == Some("sslmode");
+        let names_tls = |option: &str| option.starts_with("ssl");
         if url.query().unwrap_or_default().split('&').any(names_tls) {
             return Err(wrong(
-                "sslmode is not an option here: this scheme does not encrypt",
+                "no option chooses TLS here: postgres:// does not encrypt, and postgres+tls:// does, \
+                 and verifies the server",
             ));
         }
         let mut durability = Durability::On;
@@ -97,7 +103,63 @@ impl Server {
             hosts,
             login,
             durability,
+            #[cfg(feature = "postgres-tls")]
+            tls: None,
         })
+    }
+
+    /// Reads `postgres+tls://…`, which uses TLS to every host. Reads the certificate files once,
+    /// here.
+    #[cfg(feature = "postgres-tls")]
+    pub(super) fn encrypted(url: &Url, tls: &Tls) -> Result<Self, Error> {
+        let mut server = Self::plain(url)?;
+        for (host, _) in &server.hosts {
+            server.tls = Some(match &server.tls {
+                None => Connector::new(tls, host)?,
+                // Finds a host that is neither a name nor an address.
+                Some(first) => first.for_host(host)?,
+            });
+        }
+        Ok(server)
+    }
+}
+
+impl Server {
+    /// If a person must correct something about TLS before the login can succeed, returns what.
+    ///
+    /// With 28000 the server refuses this kind of connection, or a connection without a certificate,
+    /// or the user. Its message is in the language of the server.
+    pub(super) fn mistake(&self, error: &PgError) -> Option<String> {
+        let Some(told) = error.as_db_error() else {
+            return self.mistake_of_tls(error);
+        };
+        let hint = match self.is_encrypted() {
+            false => "if it wants TLS, write postgres+tls://",
+            true => "if it demands a client certificate, set LOCK_CERT_FILE and LOCK_KEY_FILE",
+        };
+        (told.code().code() == "28000").then(|| {
+            format!(
+                "the server refuses this login: {} (28000); {hint}{GUIDE}",
+                told.message()
+            )
+        })
+    }
+
+    #[cfg(feature = "postgres-tls")]
+    fn mistake_of_tls(&self, error: &PgError) -> Option<String> {
+        self.tls.as_ref()?.mistake(error)
+    }
+
+    #[cfg(not(feature = "postgres-tls"))]
+    fn mistake_of_tls(&self, _: &PgError) -> Option<String> {
+        None
+    }
+
+    fn is_encrypted(&self) -> bool {
+        #[cfg(feature = "postgres-tls")]
+        return self.tls.is_some();
+        #[cfg(not(feature = "postgres-tls"))]
+        false
     }
 }
 

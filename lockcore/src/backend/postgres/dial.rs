@@ -8,12 +8,15 @@ use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use rustix::net::sockopt;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::task::AbortHandle;
 use tokio_postgres::{AsyncMessage, NoTls, SimpleQueryMessage};
 
 use super::calls::{self, Calls, SCHEMA};
 use super::config::Server;
+#[cfg(feature = "postgres-tls")]
+use super::encrypted;
 use super::errors::{GUIDE, failed, not_connected};
 use crate::backend::{Fault, StoreError};
 
@@ -86,11 +89,14 @@ pub(super) async fn dial(
     let place = format!("{}:{}", host.0, host.1);
     let because =
         |fault, text: String| StoreError::new(fault, format!("cannot connect to {place}: {text}"));
-    let socket = socket(&host.0, host.1)
-        .await
-        .map_err(|error| because(Fault::Retry, error.to_string()))?;
-    let opened = server.login.connect_raw(socket, NoTls).await;
-    let (client, mut connection) = opened.map_err(|error| not_connected(&place, error))?;
+    let not_connected = |error| match server.mistake(&error) {
+        Some(mistake) => because(Fault::Config, mistake),
+        None => not_connected(&place, error),
+    };
+    let stream = stream(server, &host).await;
+    let stream = stream.map_err(|(fault, text)| because(fault, text))?;
+    let opened = server.login.connect_raw(stream, NoTls).await;
+    let (client, mut connection) = opened.map_err(not_connected)?;
     let driver = tokio::spawn(async move {
         while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
             hears(message);
@@ -103,7 +109,7 @@ pub(super) async fn dial(
         server_began: String::new(),
     };
     let told = line.calls.client().simple_query(SESSION).await;
-    let told = told.map_err(|error| not_connected(&place, error))?;
+    let told = told.map_err(not_connected)?;
     let row = told.iter().find_map(|message| match message {
         SimpleQueryMessage::Row(row) => Some(row),
         _ => None,
@@ -123,6 +129,30 @@ pub(super) async fn dial(
     }
     column(2).clone_into(&mut line.server_began);
     Ok(line)
+}
+
+/// What the driver reads and writes. The encryption is ours, so the driver knows nothing of it.
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+#[cfg_attr(
+    not(feature = "postgres-tls"),
+    allow(unused_variables, reason = "only TLS asks the server's settings")
+)]
+async fn stream(
+    server: &Server,
+    (host, port): &(String, u16),
+) -> Result<Box<dyn Stream>, (Fault, String)> {
+    let socket = socket(host, *port).await;
+    let socket = socket.map_err(|error| (Fault::Retry, error.to_string()))?;
+    #[cfg(feature = "postgres-tls")]
+    if let Some(tls) = &server.tls {
+        let tls = tls.for_host(host);
+        let tls = tls.map_err(|error| (Fault::Config, error.to_string()))?;
+        return Ok(Box::new(encrypted::begin(&tls, socket).await?));
+    }
+    Ok(Box::new(socket))
 }
 
 async fn socket(host: &str, port: u16) -> io::Result<TcpStream> {

@@ -8,6 +8,8 @@ mod config;
 mod counters;
 mod dial;
 mod durable;
+#[cfg(feature = "postgres-tls")]
+mod encrypted;
 mod errors;
 mod events;
 mod link;
@@ -42,11 +44,20 @@ use waits::Waits;
 
 /// Opens `postgres://…`.
 pub(crate) fn open(url: &Url, _: &Tls) -> Result<Arc<dyn Backend>, Error> {
-    let server = Server::plain(url)?;
-    Ok(Arc::new(Postgres(Arc::new(Store {
+    Ok(of(Server::plain(url)?))
+}
+
+/// Opens `postgres+tls://…`.
+#[cfg(feature = "postgres-tls")]
+pub(crate) fn open_encrypted(url: &Url, tls: &Tls) -> Result<Arc<dyn Backend>, Error> {
+    Ok(of(Server::encrypted(url, tls)?))
+}
+
+fn of(server: Server) -> Arc<dyn Backend> {
+    Arc::new(Postgres(Arc::new(Store {
         server,
         waits: Arc::default(),
-    }))))
+    })))
 }
 
 /// A PostgreSQL server, or a primary with its standbys.
