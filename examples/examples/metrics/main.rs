@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::routing::get;
-use lockcore::{Error, ErrorKind, Locks, distributed_lock};
+use lockcore::{Error, ErrorKind, Locks, LostReason, distributed_lock};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::net::TcpListener;
 
@@ -68,6 +68,7 @@ async fn work() {
                 match settle(order).await {
                     Ok(()) => {}
                     Err(error) if error.kind() == ErrorKind::Timeout => {}
+                    Err(error) if error.kind() == ErrorKind::Lost(LostReason::Shutdown) => return,
                     Err(error) => eprintln!("customer {customer}: {error}"),
                 }
                 tokio::time::sleep(Duration::from_millis(fastrand::u64(10..100))).await;
