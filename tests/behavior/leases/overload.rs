@@ -109,7 +109,8 @@ async fn take(locks: &Locks, leases: usize, ttl: Duration) -> Vec<Guard> {
 
 /// Each lease is renewed in time, or it is lost and tells so. After the surplus is lost, the others
 /// stay. If the earliest deadline were always first, all requests would be for leases that end before
-/// the answer, and nearly all leases would be lost.
+/// the answer, and nearly all leases would be lost. If the latest deadline were first, the same few
+/// leases would be renewed again and again, half as many as are possible.
 async fn of_more_leases_than_the_store_can_renew_only_the_surplus_is_lost(store: Store) {
     let ttl = Duration::from_secs(4);
     let (slow, answered) = Slow::around(store.backend());
@@ -143,7 +144,11 @@ async fn of_more_leases_than_the_store_can_renew_only_the_surplus_is_lost(store:
     let (kept, lost): (Vec<_>, Vec<_>) = held.into_iter().partition(|guard| guard.is_valid());
     println!("kept {} of {}", kept.len(), kept.len() + lost.len());
     assert!(kept.len() <= most + BATCH, "the store was fast enough");
-    assert!(kept.len() >= promised / 2, "{} of {promised}", kept.len());
+    assert!(
+        kept.len() >= promised * 3 / 5,
+        "{} of {promised}",
+        kept.len()
+    );
     for guard in &lost {
         assert_eq!(guard.lost().await, LostReason::Expired);
     }
