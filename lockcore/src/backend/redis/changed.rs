@@ -51,6 +51,10 @@ const LONGEST: Duration = Duration::from_secs(30);
 /// others. The rest is for changes whose answers have not come yet.
 const ENOUGH: usize = MOST_REMEMBERED / 5 * 4;
 
+/// How many changes of a counter each client may hold back, however many the others hold. This is
+/// [`ENOUGH`] for 100 clients.
+const LEAST: usize = ENOUGH / 100;
+
 /// The most ids that are not held back any more and are told in one request.
 const TOLD_AT_ONCE: usize = 100;
 
@@ -60,7 +64,8 @@ const REPEATED_AT_ONCE: usize = 100;
 /// The most counters whose changes are repeated at the same time.
 const COUNTERS_AT_ONCE: usize = 32;
 
-/// With more changes than this, those that are not recent any more are removed.
+/// With more changes than this, those that are not recent any more are removed. If this is not
+/// enough, a change takes the place of the oldest one of the same counter, or is not repeated.
 const MANY: usize = 10_000;
 const SWEPT_EVERY: Duration = Duration::from_millis(100);
 
@@ -96,9 +101,13 @@ struct Latest {
     changes: VecDeque<Recent>,
     /// The ids of these changes, and of each whether the client allows the server to forget it.
     ids: HashMap<Id, bool>,
-    /// How many of them this client may hold back, if the server remembers too many changes. All
-    /// clients lower the number of ids that they hold back by the same factor then. So the clients
-    /// that change a counter share what the server remembers, and need not know how many they are.
+    /// Ids that are not held back any more, and that a later request tells. They come first.
+    to_tell: Vec<Id>,
+    /// How many changes this client may hold back, if the server remembers too many. A client that
+    /// holds many gives up more of them than one that holds few, and none goes below [`LEAST`].
+    /// While the server remembers fewer, there is no limit but the time. So after a while, the
+    /// clients that change a counter share what the server remembers, also with those that come
+    /// later, and need not know how many they are.
     most: Option<usize>,
 }
 
@@ -120,8 +129,9 @@ struct Recent {
     /// The value and the version of the counter after the change.
     value: i64,
     version: u64,
-    /// The version at the new master that an earlier change of this client has made there, if nobody
-    /// else has changed the counter before it. So it is not newer than this change.
+    /// The version that the repetition of an earlier change of this client has made at the new
+    /// master, if the counter had the same value after it as at the old one. The counter is not newer
+    /// there than this change, as long as it has this version.
     follows: Option<u64>,
 }
 
@@ -139,12 +149,11 @@ impl Changed {
         let at = Clock::BOOT.now();
         let mut all = self.all();
         if all.number >= MANY {
-            if all.swept.is_some_and(|swept| swept.until(at) < SWEPT_EVERY) {
-                return;
+            if all.swept.is_none_or(|swept| swept.until(at) >= SWEPT_EVERY) {
+                all.swept = Some(at);
+                all.remove_older(RECENT, at);
             }
-            all.swept = Some(at);
-            all.remove_older(RECENT, at);
-            if all.number >= MANY {
+            if all.number >= MANY && !all.remove_oldest_of(&count.name) {
                 return;
             }
         }
@@ -160,22 +169,28 @@ impl Changed {
             follows: None,
         });
         let held = latest.changes.len();
-        latest.most = (*remembered > ENOUGH).then(|| held * ENOUGH / remembered);
+        let fewer = |held: usize| held * ENOUGH / remembered / 16 * 15;
+        latest.most = (*remembered > ENOUGH).then(|| fewer(held).max(LEAST));
         drop(all);
         self.noted.send_replace(());
     }
 
     /// The same request, but without the ids that are held back, and with earlier ids that are not
     /// held back any more.
-    pub(super) fn telling(&self, count: &Arc<Count>) -> Arc<Count> {
+    pub(super) fn telling(self: &Arc<Self>, count: &Arc<Count>) -> Telling {
+        let as_it_is = || Telling {
+            changed: Arc::clone(self),
+            count: Arc::clone(count),
+            ids: Vec::new(),
+        };
         // A server takes no ids from a read.
         if count.op == CountOp::Read {
-            return Arc::clone(count);
+            return as_it_is();
         }
         let now = Clock::BOOT.now();
         let mut all = self.all();
         let Some(latest) = all.of.get_mut(&count.name) else {
-            return Arc::clone(count);
+            return as_it_is();
         };
         let mut told = Vec::new();
         for id in &count.answered {
@@ -186,19 +201,25 @@ impl Changed {
         }
         let mut gone = 0;
         while gone < TOLD_AT_ONCE && latest.holds_too_many(now) {
-            // If the client does not allow it yet, a later request of the client tells this id.
-            told.extend(latest.remove_oldest());
+            latest.remove_oldest();
             gone += 1;
         }
-        let is_empty = latest.changes.is_empty();
+        let now_told = latest.to_tell.len().min(TOLD_AT_ONCE);
+        let ids: Vec<_> = latest.to_tell.drain(..now_told).collect();
+        told.extend(&ids);
+        let is_empty = latest.is_empty();
         all.number -= gone;
         if is_empty {
             all.of.remove(&count.name);
         }
-        Arc::new(Count {
-            answered: told,
-            ..Count::clone(count)
-        })
+        Telling {
+            changed: Arc::clone(self),
+            count: Arc::new(Count {
+                answered: told,
+                ..Count::clone(count)
+            }),
+            ids,
+        }
     }
 
     /// The counters that have changes which another master has acknowledged. `has` tells of a master
@@ -297,19 +318,20 @@ impl Changed {
                 taken.push(change.clone());
             }
         }
-        if latest.changes.is_empty() {
+        if latest.is_empty() {
             all.of.remove(name);
         }
         taken
     }
 
     /// Notes that this master has been asked for a change, and what the change has made there. With
-    /// `None` the change was not carried out there, because others have changed the counter.
+    /// `None` the change was not carried out there.
     ///
-    /// If the counter has the same value after it as at the earlier master, the next change of this
-    /// client counts on top of it as it did there. If that change has the condition that nobody has
-    /// changed the counter since, its condition is the new version now. Otherwise the conditions of
-    /// the later changes stay as they are, and do not hold.
+    /// If the counter has the same value after it as at the earlier master, the later changes of this
+    /// client may count on top of it as they did there, whoever else has changed the counter. If a
+    /// later change has the condition that nobody has changed the counter since this one, its
+    /// condition is the new version now. If the value is another one, the conditions stay as they are,
+    /// and do not hold.
     fn is_at(&self, done: &Recent, master: &Arc<str>, made: Option<&Counted>) {
         let same = made.filter(|made| made.value == done.value);
         let mut all = self.all();
@@ -344,11 +366,19 @@ impl Changed {
 }
 
 impl Changes {
+    /// Removes the oldest change of a counter. Returns `false` if there is none.
+    fn remove_oldest_of(&mut self, name: &Name) -> bool {
+        let latest = self.of.get_mut(name);
+        let removed = latest.is_some_and(Latest::remove_oldest);
+        self.number -= usize::from(removed);
+        removed
+    }
+
     /// Removes the changes that are older than `age`, and the counters that have no others.
     fn remove_older(&mut self, age: Duration, now: Instant) {
         self.of.retain(|_, latest| {
             self.number -= latest.remove_older(age, now);
-            !latest.changes.is_empty()
+            !latest.is_empty()
         });
     }
 }
@@ -361,11 +391,21 @@ impl Latest {
             || self.most.is_some_and(|most| self.changes.len() > most)
     }
 
-    /// Removes the oldest change, which is not repeated any more. Returns its id if the server may
-    /// forget it now.
-    fn remove_oldest(&mut self) -> Option<Id> {
-        let id = self.changes.pop_front()?.count.id;
-        self.ids.remove(&id)?.then_some(id)
+    /// Removes the oldest change, which is not repeated any more. Returns `false` if there is none.
+    fn remove_oldest(&mut self) -> bool {
+        let Some(oldest) = self.changes.pop_front() else {
+            return false;
+        };
+        let id = oldest.count.id;
+        // If the client does not allow it yet, a later request of the client tells this id.
+        if self.ids.remove(&id) == Some(true) {
+            self.to_tell.push(id);
+        }
+        true
+    }
+
+    fn is_empty(&self) -> bool {
+        self.changes.is_empty() && self.to_tell.is_empty()
     }
 
     /// Removes the changes that are older than `age`. Returns how many.
@@ -373,9 +413,35 @@ impl Latest {
         let before = self.changes.len();
         let is_older = |oldest: &Recent| oldest.at.until(now) > age;
         while self.changes.front().is_some_and(is_older) {
-            self.remove_oldest(); // the server forgets the id after a minute
+            self.remove_oldest();
         }
         before - self.changes.len()
+    }
+}
+
+/// A request that tells the server ids which are not held back any more. If it is dropped before
+/// [`answered`](Self::answered), a later request tells these ids.
+#[derive(Debug)]
+pub(super) struct Telling {
+    changed: Arc<Changed>,
+    pub(super) count: Arc<Count>,
+    ids: Vec<Id>,
+}
+
+impl Telling {
+    /// Notes that the server has answered.
+    pub(super) fn answered(mut self) {
+        self.ids.clear();
+    }
+}
+
+impl Drop for Telling {
+    fn drop(&mut self) {
+        if !self.ids.is_empty() {
+            let mut all = self.changed.all();
+            let latest = all.of.entry(self.count.name.clone()).or_default();
+            latest.to_tell.append(&mut self.ids);
+        }
     }
 }
 
@@ -448,8 +514,9 @@ impl Drop for Turn {
     }
 }
 
-/// Repeats the changes of all these counters once, of some at the same time. Returns whether none has
-/// failed.
+/// Repeats the changes of these counters of one master once, of some at the same time. If all of some
+/// fail, the master does not answer or refuses everything, so the others are left out. Returns whether
+/// all were repeated.
 pub(super) async fn repeated_all<F>(names: &[Name], repeat: impl Fn(Name) -> F) -> bool
 where
     F: Future<Output = Result<(), StoreError>>,
@@ -458,6 +525,9 @@ where
     for some in names.chunks(COUNTERS_AT_ONCE) {
         let repeated = join_all(some.iter().cloned().map(&repeat)).await;
         are_done &= repeated.iter().all(Result::is_ok);
+        if repeated.iter().all(Result::is_err) {
+            break;
+        }
     }
     are_done
 }
@@ -637,16 +707,20 @@ mod tests {
     fn the_clients_of_a_counter_share_what_a_server_remembers_and_repeat_nothing_they_have_told() {
         const CLIENTS: usize = 10;
         let master: Arc<str> = Arc::from("old");
-        let clients: [_; CLIENTS] = std::array::from_fn(|_| Changed::default());
+        let clients: [_; CLIENTS] = std::array::from_fn(|_| Arc::<Changed>::default());
         let mut answered_before: [Vec<Id>; CLIENTS] = Default::default();
         let mut remembered = HashSet::new();
         let mut most = 0;
 
-        for at in (0..CLIENTS).cycle().take(3 * ENOUGH) {
+        // The last client comes when the others have taken all there is.
+        let before = (0..CLIENTS - 1).cycle().take(2 * ENOUGH);
+        for at in before.chain((0..CLIENTS).cycle().take(4 * ENOUGH)) {
             let count = add(std::mem::take(&mut answered_before[at]));
-            for id in &clients[at].telling(&count).answered {
+            let telling = clients[at].telling(&count);
+            for id in &telling.count.answered {
                 assert!(remembered.remove(id), "told twice, or before the answer");
             }
+            telling.answered();
             remembered.insert(count.id);
             let answered = CountAnswer {
                 counted: counted(1),
@@ -661,7 +735,7 @@ mod tests {
         for client in &clients {
             let all = client.all();
             let held: Vec<_> = all.of.values().flat_map(|latest| &latest.changes).collect();
-            assert!(held.len() > ENOUGH / CLIENTS / 2, "{}", held.len());
+            assert!(held.len() > ENOUGH / CLIENTS / 3, "{}", held.len());
             let is_remembered = |change: &&Recent| remembered.contains(&change.count.id);
             assert!(held.iter().all(is_remembered));
         }
@@ -862,24 +936,58 @@ mod tests {
 
     #[test]
     fn a_read_takes_no_ids_with_it() {
-        let (changed, master) = (Changed::default(), Arc::from("old"));
-        let count = add(Vec::new());
+        let (changed, master) = (Arc::<Changed>::default(), Arc::from("old"));
+        let ids = crowd(&changed, &master);
+        let read = changed.telling(&change(CountOp::Read, Vec::new()));
+
+        assert_eq!(read.count.answered, []);
+        assert_eq!(changed.all().number, LEAST + 1);
+        let told = changed.telling(&add(ids.clone()));
+        assert_eq!(told.count.answered, ids[..1]);
+        assert_eq!(changed.all().number, LEAST);
+    }
+
+    #[test]
+    fn ids_that_a_failed_request_has_told_are_told_again() {
+        let (changed, master) = (Arc::<Changed>::default(), Arc::from("old"));
+        let ids = crowd(&changed, &master);
+        let failed = changed.telling(&add(ids.clone()));
+        assert_eq!(failed.count.answered, ids[..1]);
+        assert_eq!(changed.telling(&add(Vec::new())).count.answered, []);
+        drop(failed);
+
+        let again = changed.telling(&add(Vec::new()));
+
+        assert_eq!(again.count.answered, ids[..1]);
+        again.answered();
+        assert_eq!(changed.telling(&add(Vec::new())).count.answered, []);
+    }
+
+    #[test]
+    fn with_too_many_changes_a_new_one_takes_the_place_of_the_oldest_of_its_counter() {
+        let (changed, master) = (Arc::<Changed>::default(), Arc::from("old"));
+        let counts: Vec<_> = (0..MANY + 5).map(|_| add(Vec::new())).collect();
+        for count in &counts {
+            changed.note(&master, count, &answered(1));
+        }
+
+        let all = changed.all();
+        assert_eq!(all.number, MANY);
+        let latest = all.of.values().next().unwrap();
+        assert_eq!(latest.changes[0].count.id, counts[5].id);
+    }
+
+    /// One change more than a client may hold back at least, at a server that remembers too many.
+    fn crowd(changed: &Arc<Changed>, master: &Arc<str>) -> Vec<Id> {
         let crowded = CountAnswer {
             counted: counted(1),
             remembered: 10 * ENOUGH,
         };
-        changed.note(&master, &count, &crowded);
-        let read = |answered| {
-            changed
-                .telling(&change(CountOp::Read, answered))
-                .answered
-                .len()
-        };
-
-        assert_eq!(read(Vec::new()), 0);
-        assert_eq!(changed.all().number, 1);
-        let told = changed.telling(&add(vec![count.id]));
-        assert_eq!(told.answered, [count.id]);
-        assert_eq!(changed.all().number, 0);
+        let counts = (0..=LEAST).map(|_| {
+            let count = add(Vec::new());
+            changed.note(master, &count, &crowded);
+            count.id
+        });
+        counts.collect()
     }
 }

@@ -354,7 +354,8 @@ async fn count_at_master(
         turn.repeat_in_task(|task| watch.spawn(task), ask).await?;
     }
     let telling = changed.telling(&count);
-    let answered = count_here(connection.clone(), telling).await?;
+    let answered = count_here(connection.clone(), Arc::clone(&telling.count)).await?;
+    telling.answered();
     changed.note(&master, &count, &answered);
     Ok(answered.counted)
 }

@@ -32,7 +32,9 @@ pub(super) struct Counting {
 
 impl Counting {
     pub(super) fn begin(routes: &Arc<Routes>) -> Arc<Self> {
-        let (runtime, new_maps) = (&routes.context.runtime, routes.new_maps());
+        let (runtime, mut new_maps) = (&routes.context.runtime, routes.new_maps());
+        // The map of this connection may be newer than changes that another connection has made.
+        new_maps.mark_changed();
         Arc::new_cyclic(|whole: &Weak<Self>| Self {
             routes: Arc::clone(routes),
             repeating: Mutex::default(),
@@ -53,10 +55,13 @@ impl Counting {
             async move {
                 self.catch_up(link.clone(), &count.name).await?;
                 let telling = told.get_or_init(|| changed.telling(count));
-                counted(link, Arc::clone(telling)).await
+                counted(link, Arc::clone(&telling.count)).await
             }
         };
         let answered = self.routes.ask(slots::of_name(&count.name), verb).await?;
+        if let Some(telling) = told.into_inner() {
+            telling.answered();
+        }
         changed.note(&answered.node.label, &count, &answered.answer);
         Ok(answered.answer.counted)
     }
