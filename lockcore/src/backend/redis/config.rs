@@ -276,12 +276,12 @@ pub(super) async fn check(connection: RedisConnection) -> Result<Vec<String>, St
 }
 
 /// The warning of [`check`] that a master of sentinels gets as soon as a client has connected to it:
-/// without the setting, a failover may cost exclusion. `None` also if the user may not run `INFO`.
-pub(super) async fn risk(connection: RedisConnection) -> Option<String> {
+/// without the setting, a failover may cost exclusion.
+pub(super) async fn risk(connection: RedisConnection) -> RedisResult<Option<String>> {
     let durability = connection.group.as_ref().map(|group| group.durability);
     let mut connection = connection.connection;
     let info: RedisResult<String> = redis::cmd("INFO").query_async(&mut connection).await;
-    takes_unheard_writes(&info.ok()?, durability)
+    Ok(takes_unheard_writes(&info?, durability))
 }
 
 /// A field of the answer to `INFO`.

@@ -54,8 +54,7 @@ use group::Opened;
 use opening::{checked, settings};
 use released::{BATCH, Elsewhere};
 use sentinels::Sentinels;
-use watch::ChangedElsewhere;
-use watch::Watch;
+use watch::{ChangedElsewhere, MasterSettings, Watch};
 
 /// Opens `redis://…`.
 pub(crate) fn open(url: &Url, _: &Tls) -> Result<Arc<dyn Backend>, Error> {
@@ -178,9 +177,7 @@ impl Backend for Redis {
                         elsewhere,
                         Arc::clone(&timer),
                     ));
-                    if let Some(address) = watch.first_at_master() {
-                        watch.spawn(tell_risk(repeats.clone(), address, told));
-                    }
+                    watch.spawn(tell_risk(repeats.clone(), watch.settings(), told));
                     if connection.group.is_none() {
                         watch.spawn(change_again(repeats, watch.changed_elsewhere(), timer));
                     }
@@ -256,12 +253,17 @@ async fn connected(
     })
 }
 
-/// Warns if a failover of this master may cost exclusion.
-async fn tell_risk(connection: RedisConnection, master: Arc<str>, events: Weak<EventSink>) {
-    if let Some(warning) = config::risk(connection).await
-        && let Some(events) = events.upgrade()
+/// Warns if a failover of this master may cost exclusion, unless the client has looked at its settings
+/// before.
+async fn tell_risk(connection: RedisConnection, settings: MasterSettings, events: Weak<EventSink>) {
+    if settings.are_known() {
+        return;
+    }
+    if let Ok(risk) = config::risk(connection).await
+        && settings.note()
+        && let (Some(warning), Some(events)) = (risk, events.upgrade())
     {
-        events.tell(News::Warning(format!("{master}: {warning}")));
+        events.tell(News::Warning(format!("{}: {warning}", settings.master)));
     }
 }
 

@@ -12,7 +12,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::convert::Infallible;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use redis::aio::MultiplexedConnection;
 use redis::{
@@ -171,12 +171,11 @@ impl Sentinels {
         self.servers.len()
     }
 
-    /// Whether this is the first connection of the client to this master, so that the settings of
-    /// the master are to be looked at.
-    pub(super) fn begin_to_look(&self, master: &Address) -> bool {
-        let looked_at = self.looked_at.lock();
-        let mut looked_at = looked_at.unwrap_or_else(PoisonError::into_inner);
-        looked_at.insert(master.clone())
+    /// The masters whose settings this client has looked at.
+    pub(super) fn looked_at(&self) -> MutexGuard<'_, BTreeSet<Address>> {
+        self.looked_at
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes that a connection has found this master.

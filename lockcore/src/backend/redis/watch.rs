@@ -57,6 +57,24 @@ pub(super) struct ChangedElsewhere {
     pub(super) master: Arc<str>,
 }
 
+/// A master, and whether this client has looked at its settings.
+pub(super) struct MasterSettings {
+    sentinels: Arc<Sentinels>,
+    pub(super) master: Address,
+}
+
+impl MasterSettings {
+    pub(super) fn are_known(&self) -> bool {
+        self.sentinels.looked_at().contains(&self.master)
+    }
+
+    /// Notes that the client has looked at them. Returns whether it is the first to do so: another
+    /// connection may have looked at the same time.
+    pub(super) fn note(&self) -> bool {
+        self.sentinels.looked_at().insert(self.master.clone())
+    }
+}
+
 impl Watch {
     /// Asks all sentinels at once. Returns the master, and the watch over it. It must be called in
     /// the runtime of the connection that will be made.
@@ -75,10 +93,12 @@ impl Watch {
         Ok((server, watch))
     }
 
-    /// The address of the master, if this is the first connection of the client to it.
-    pub(super) fn first_at_master(&self) -> Option<Arc<str>> {
-        let is_first = self.listening.sentinels.begin_to_look(&self.master);
-        is_first.then(|| Arc::clone(&self.address))
+    /// What this client knows of the settings of the master.
+    pub(super) fn settings(&self) -> MasterSettings {
+        MasterSettings {
+            sentinels: Arc::clone(&self.listening.sentinels),
+            master: self.master.clone(),
+        }
     }
 
     /// Resolves when a majority names another server than the one of this connection. Returns that
