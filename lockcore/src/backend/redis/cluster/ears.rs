@@ -1,4 +1,4 @@
-//! The connection on which a node sends wake-ups.
+//! The connection on which a node sends wake-ups to waiters and ask-backs to holders.
 //!
 //! It is used for subscriptions only. When a slot leaves a node, the server ends the subscriptions
 //! in it with a message that no request has asked for. The driver takes this message for the answer
@@ -236,7 +236,7 @@ impl Shared {
         true
     }
 
-    /// The slots in which no ticket of this receiver waits any more. From now on `hears` returns
+    /// The slots in which this receiver has no ticket any more that may get a message. From now on `hears` returns
     /// `false` for them.
     fn unneeded(&self) -> Vec<u16> {
         let mut unneeded = HashSet::new();

@@ -170,7 +170,7 @@ impl Node {
         self.expects_slots.load(Ordering::Relaxed)
     }
 
-    /// Whether this client listens at this node for wake-ups in this slot.
+    /// Whether this client listens at this node for messages in this slot.
     pub(super) fn hears(&self, slot: u16) -> bool {
         let ears = self.ears().clone();
         ears.is_some_and(|ears| ears.hears(slot))

@@ -51,7 +51,7 @@ struct State {
 pub(super) struct Answered<T> {
     pub(super) answer: T,
     pub(super) node: Arc<Node>,
-    /// Whether this client listened at the node for wake-ups in this slot before it sent the
+    /// Whether this client listened at the node for messages in this slot before it sent the
     /// request.
     pub(super) heard: bool,
     /// Whether the slot is being moved to the node. Such a node accepts requests for single names,
@@ -465,7 +465,7 @@ impl Routes {
             .want(self.context.receiver, slot, ticket);
     }
 
-    /// Whether this connection listens for wake-ups in the slot, at the node that serves it.
+    /// Whether this connection listens for messages in the slot, at the node that serves it.
     pub(super) fn hears(&self, slot: u16) -> bool {
         let state = self.state();
         let node = state.map.master(slot).and_then(|at| state.nodes.get(at));

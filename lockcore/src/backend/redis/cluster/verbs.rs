@@ -122,6 +122,7 @@ impl Connection for ClusterConnection {
 
     fn adopt(&self, adoption: Arc<Adoption>) -> Answer<Enqueued> {
         let routes = Arc::clone(&self.routes);
+        routes.want(slot_of(&adoption.request.name), adoption.request.ttl);
         Box::pin(async move {
             let verb = |mut link: RedisConnection| {
                 let adoption = Arc::clone(&adoption);
@@ -260,7 +261,7 @@ async fn renew(
                 *recheck_in = Some(recheck_in.map_or(DEAF, |recheck| recheck.min(DEAF)));
             }
             // If the connection cannot listen, the next renewal tells the holder.
-            Renewed::Granted { valid_for } => {
+            Renewed::Granted { valid_for } | Renewed::AskedBack { valid_for, .. } => {
                 hears(*valid_for);
             }
             _ => {}
