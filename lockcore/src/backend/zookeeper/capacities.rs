@@ -107,8 +107,13 @@ pub(super) async fn resize(
         return Ok(answer);
     }
     let exists = found.node.is_some();
-    let changing = change(Arc::clone(&session), sent_changes, parent, resize, exists);
+    let (sent, id) = (Arc::clone(&sent_changes), resize.id);
+    let changing = change(Arc::clone(&session), sent, parent, resize, exists);
     let changed = session.runtime.spawn(changing).await;
+    if let Ok(Ok(_)) = changed {
+        // Not in the task: its caller may have gone, and then the core repeats the change.
+        sent_changes.answered(id);
+    }
     // The task is cancelled only if its runtime ends, and the session ends with the runtime.
     changed.unwrap_or_else(|_| Err(failed(ZkError::ClientClosed)))
 }
@@ -343,7 +348,7 @@ async fn behind(
         sent_changes.sent(resize.id, node);
     }
     match writes.commit().await {
-        Ok(_) => sent_changes.answered(resize.id),
+        Ok(_) => {}
         // Nothing was changed: the halt is gone, or an operator has changed the nodes.
         Err(MultiWriteError::OperationFailed { source, .. })
             if !matches!(source, ZkError::SessionExpired | ZkError::SessionMoved) =>
