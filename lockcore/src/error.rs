@@ -29,7 +29,8 @@ pub enum ErrorKind {
     ///
     /// - the lock is held or others wait for it, and the caller has asked not to wait;
     /// - the caller has asked to wait, but the line is full: it has ten thousand tickets at the
-    ///   store (holders included), or ten thousand callers in this process;
+    ///   store (holders included), or ten thousand callers in this process (a caller that was in the
+    ///   line and has lost its place asks again instead, until its time is over);
     /// - another guard of the same ticket prevents a [downgrade](crate::Guard::downgrade), or of
     ///   [handing the lock over](crate::Guard::detach).
     Busy,

@@ -43,7 +43,8 @@ pub(super) struct Lane<H> {
     draining: Vec<Tenure>,
     /// The task that asks the store for the next ticket.
     pub(super) leader: Option<Leading>,
-    /// When the leader may ask the store again, if the store has no line and has refused a leader.
+    /// When the leader may ask the store again, if the store has refused a leader, because it has no
+    /// line or because the line is full.
     pub(super) pace: Option<Pace>,
     pub(super) line: VecDeque<Waiter<H>>,
     /// How many waiters of `line` have given up since the line was last cleaned.

@@ -238,8 +238,8 @@ impl Lanes {
         });
     }
 
-    /// When the leader with this number may ask the store, if the store has no line and has refused
-    /// the leader before it.
+    /// When the leader with this number may ask the store, if the store has refused the leader before
+    /// it, because it has no line or because the line is full.
     pub(crate) fn pace(&self, name: &Name, number: u64) -> Option<Pace> {
         let mut state = self.state();
         let lane = state.lanes.get_mut(name)?;
@@ -247,8 +247,8 @@ impl Lanes {
         lane.pace
     }
 
-    /// Notes that a store without a line has refused a leader, and that the leader asks again at
-    /// this pace.
+    /// Notes that a store without a line, or with a full line, has refused a leader, and that the
+    /// leader asks again at this pace.
     pub(crate) fn asks_again(&self, name: &Name, number: u64, pace: Pace) {
         let mut state = self.state();
         let lane = state.lanes.get_mut(name);

@@ -248,10 +248,12 @@ async fn at_the_store(
     let lanes = &spec.client.lanes;
     // The line may be full because of the place that this caller has lost, and others of this client
     // theirs: the keeper gives them back one after another. So a caller that has been in line is not
-    // refused. It asks again.
+    // refused. It asks again, and so does the next leader of its lane.
     let mut was_in_line = place.is_some();
-    // Only used if the store has no line, or if the line is full. A leader continues at the pace of the leader before it.
+    // Only used if the store has no line, or if the line is full. A leader continues at the pace of
+    // the leader before it.
     let mut pace = leader.and_then(|number| lanes.pace(spec.name, number));
+    was_in_line |= pace.is_some();
     loop {
         let progress = match place {
             Some(pending) => {
@@ -291,6 +293,7 @@ async fn at_the_store(
                 if let Some(lease) = place.take().and_then(Pending::into_lease) {
                     return Ok((lease, since));
                 }
+                was_in_line = true;
             }
             Progress::Waiting => {
                 was_in_line |= place.as_ref().is_some_and(Pending::is_in_line);
@@ -299,6 +302,7 @@ async fn at_the_store(
                 }
             }
             Progress::Lost => {
+                was_in_line = true;
                 *place = None;
                 if let Some(number) = leader {
                     lanes.out_of_line(spec.name, number);
