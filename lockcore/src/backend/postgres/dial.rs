@@ -73,9 +73,13 @@ pub(super) async fn primary(
 /// Sets up the session. The isolation is that which the verbs need, whatever the default of the
 /// database is. The core has its own deadlines. A timeout of the server would end the wait for a
 /// standby, and say that the request was carried out.
+///
+/// The queries of the verbs find their few rows by an index, one row after the other. Just after a
+/// vacuum the tables are nearly empty for the planner. It would then prefer plans that read all rows
+/// of a line, and sort them. The session keeps these plans while removed rows fill the table again.
 const SESSION: &str = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED; \
     SET synchronous_commit = off; SET statement_timeout = 0; SET lock_timeout = 0; \
-    SET client_min_messages = warning; \
+    SET client_min_messages = warning; SET enable_seqscan = off; SET enable_bitmapscan = off; \
     SELECT pg_is_in_recovery(), current_setting('server_version_num'), pg_postmaster_start_time()";
 
 const OLDEST: u32 = 130_000;
