@@ -31,6 +31,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_database_with_another_default_isolation_has_locks_all_the_same
         a_user_with_the_rights_of_the_guide_can_touch_no_table
         a_user_with_a_scram_password_logs_in
+        a_sweep_removes_every_dead_line_and_keeps_its_numbers
         a_pooler_in_transaction_mode_is_refused
         a_database_that_is_only_read_is_unavailable
         a_server_without_a_free_connection_is_unavailable
@@ -338,6 +339,42 @@ async fn a_user_with_a_scram_password_logs_in(_: Store) {
         .build()
         .unwrap();
     assert_eq!(kind(wrong.mutex("a").acquire().await), ErrorKind::Config);
+}
+
+/// Many names have more than one dead ticket, and a long line stands between them.
+async fn a_sweep_removes_every_dead_line_and_keeps_its_numbers(_: Store) {
+    let server = PostgresServer::start();
+    let insert = |name: &str, names: u32, numbers: &str, expires_at: u64| {
+        server.query(&format!(
+            "INSERT INTO lockcore1.tickets SELECT {name}, t, gen_random_uuid(), 1, 1, 1, \
+             {expires_at}, false, t, 0, '' \
+             FROM generate_series(1, {names}) AS n, generate_series({numbers}) AS t"
+        ));
+    };
+    insert(
+        "'test:1:{' || n || '}'",
+        500,
+        "9000000000000001, 9000000000000003",
+        1,
+    );
+    insert("'test:1:{250+}'", 1, "1, 1500", 9_000_000_000_000_000);
+
+    let (mut after, mut steps) = (String::new(), 0);
+    loop {
+        let last = server.query(&format!("SELECT coalesce(lockcore1.sweep('{after}'), '')"));
+        if last == [""] {
+            break;
+        }
+        after.clone_from(&last[0]);
+        steps += 1;
+        assert!(steps < 20, "no end after {steps} steps: {after}");
+    }
+
+    let left = server
+        .query("SELECT DISTINCT name || ' ' || count(*) FROM lockcore1.tickets GROUP BY name");
+    assert_eq!(left, ["test:1:{250+} 1500"]);
+    let numbers = "SELECT count(*) FROM lockcore1.names WHERE last = 9000000000000003";
+    assert_eq!(server.query(numbers), ["500"]);
 }
 
 /// The connections of the server that the pooler hands out are new for the first client. Later

@@ -15,18 +15,28 @@ use crate::backend::table::Row as _;
 /// stop all the time.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// A step of the sweep follows so many enqueues. It looks at more names than these can have made.
-/// So the sweep is faster than the growth.
-const ENQUEUES: u32 = 250;
+/// A step of the sweep follows so many requests that may make a row. It looks at four times as many
+/// names, and removes up to twice as many. So the sweep is faster than the growth.
+const REQUESTS: u32 = 50;
 
 /// So many steps follow each other at most.
-const STEPS: u32 = 20;
+const STEPS: u32 = 100;
 
 /// What there is to do.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Upkeep {
     begun: Notify,
-    enqueues: AtomicU32,
+    requests: AtomicU32,
+}
+
+/// The count begins anywhere, so that processes that make few requests each sweep too.
+impl Default for Upkeep {
+    fn default() -> Self {
+        Self {
+            begun: Notify::new(),
+            requests: AtomicU32::new(fastrand::u32(..REQUESTS)),
+        }
+    }
 }
 
 impl Upkeep {
@@ -35,17 +45,17 @@ impl Upkeep {
         self.begun.notify_one();
     }
 
-    /// An enqueue was sent.
+    /// A request was sent that may make a row.
     pub(super) fn count(&self) {
-        if self.enqueues.fetch_add(1, Ordering::Relaxed) + 1 == ENQUEUES {
+        if self.requests.fetch_add(1, Ordering::Relaxed) + 1 == REQUESTS {
             self.begin();
         }
     }
 
     /// How many steps of the sweep are due.
     fn due(&self) -> u32 {
-        let enqueues = self.enqueues.swap(0, Ordering::Relaxed);
-        (enqueues / ENQUEUES).min(STEPS)
+        let requests = self.requests.swap(0, Ordering::Relaxed);
+        (requests / REQUESTS).min(STEPS)
     }
 }
 

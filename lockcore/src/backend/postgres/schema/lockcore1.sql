@@ -8,7 +8,7 @@
 
 SELECT pg_advisory_xact_lock(1818583907, 0); -- "lock"; two clients may find the schema missing at once
 CREATE SCHEMA lockcore1;
-SET LOCAL search_path = lockcore1, pg_temp;
+SET search_path = lockcore1, pg_temp;
 
 -- One row for each name that a ticket has left lately, or that has a stored capacity. The row stays for a day after `last`,
 -- because `last` keeps the numbers rising.
@@ -448,10 +448,14 @@ END $f$;
 -- repetition of this change does nothing.
 CREATE FUNCTION forget(n text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
-DECLARE now bigint := take(n);
+DECLARE now bigint := take(n); youngest bigint;
 BEGIN
     IF EXISTS (SELECT 1 FROM tickets t WHERE t.name = n AND t.expires_at > now) THEN RETURN; END IF;
-    DELETE FROM tickets t WHERE t.name = n;
+    SELECT max(t.ticket) INTO youngest FROM tickets t WHERE t.name = n;
+    IF youngest IS NOT NULL THEN
+        PERFORM went(n, youngest);
+        DELETE FROM tickets t WHERE t.name = n;
+    END IF;
     DELETE FROM names x WHERE x.name = n AND x.change IS NULL;
     UPDATE names x SET capacity = NULL, changed = now WHERE x.name = n;
 END $f$;
@@ -486,32 +490,38 @@ BEGIN
     PERFORM pg_notify(channel, '');
 END $f$;
 
--- One step of the sweep, which removes what nobody has used for long. A step looks at the next 1,000 rows, locks at most 100
--- names, and waits for none. `last` is where the next step begins; null after the last one. Nothing is granted by this: no
+-- One step of the sweep, which removes what nobody has used for long. A step looks at the next 200 names, locks at most 100
+-- of them, and waits for none. `last` is where the next step begins; null after the last one. Nothing is granted by this: no
 -- ticket is removed from a line with a live ticket.
 CREATE FUNCTION sweep(after text, OUT last text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
-DECLARE now bigint := now_micros(); r record; locked int := 0; day bigint := 86400000000;
+DECLARE
+    now bigint := now_micros(); day bigint := now - 86400000000; minute bigint := now - 60000000;
+    n text := after; youngest bigint; locked int := 0;
 BEGIN
     PERFORM set_config('synchronous_commit', 'off', true);
-    -- The line of a name whose tickets have all died may have no row in `names`.
-    FOR r IN SELECT q.name, bool_or(q.old) AS old FROM (
-                 (SELECT x.name, x.capacity IS NULL AND x.last < now - day AND coalesce(x.changed, 0) < now - day AS old
-                  FROM names x WHERE x.name > after ORDER BY x.name LIMIT 1000)
-                 UNION ALL
-                 (SELECT t.name, t.expires_at < now - 60000000 FROM tickets t WHERE t.name > after ORDER BY t.name LIMIT 1000)
-             ) AS q GROUP BY q.name ORDER BY q.name LIMIT 1000 LOOP
-        last := r.name;
-        CONTINUE WHEN NOT r.old;
+    FOR step IN 1..200 LOOP
+        -- The line of a name whose tickets have all died may have no row in `names`.
+        n := least((SELECT x.name FROM names x WHERE x.name > n ORDER BY x.name LIMIT 1),
+                   (SELECT t.name FROM tickets t WHERE t.name > n ORDER BY t.name LIMIT 1));
+        EXIT WHEN n IS NULL;
+        CONTINUE WHEN EXISTS (SELECT 1 FROM tickets t WHERE t.name = n AND t.expires_at > minute);
+        CONTINUE WHEN NOT EXISTS (SELECT 1 FROM tickets t WHERE t.name = n)
+            AND EXISTS (SELECT 1 FROM names x WHERE x.name = n
+                        AND (x.capacity IS NOT NULL OR x.last >= day OR coalesce(x.changed, 0) >= day));
+        CONTINUE WHEN NOT pg_try_advisory_xact_lock(1818583907, hashtext(n));
         locked := locked + 1;
-        IF pg_try_advisory_xact_lock(1818583907, hashtext(r.name)) THEN
-            DELETE FROM tickets t WHERE t.name = r.name
-                AND NOT EXISTS (SELECT 1 FROM tickets o WHERE o.name = r.name AND o.expires_at > now - 60000000);
-            DELETE FROM names x WHERE x.name = r.name AND x.capacity IS NULL AND x.last < now - day
-                AND coalesce(x.changed, 0) < now - day AND NOT EXISTS (SELECT 1 FROM tickets t WHERE t.name = r.name);
+        -- Now that nobody else changes the name, all is read again.
+        SELECT max(t.ticket) INTO youngest FROM tickets t WHERE t.name = n HAVING max(t.expires_at) <= minute;
+        IF youngest IS NOT NULL THEN
+            PERFORM went(n, youngest);
+            DELETE FROM tickets t WHERE t.name = n;
         END IF;
+        DELETE FROM names x WHERE x.name = n AND x.capacity IS NULL AND x.last < day AND coalesce(x.changed, 0) < day
+            AND NOT EXISTS (SELECT 1 FROM tickets t WHERE t.name = n);
         EXIT WHEN locked = 100;
     END LOOP;
+    last := n;
     DELETE FROM marks m WHERE m.id IN
         (SELECT d.id FROM marks d WHERE d.expires_at <= now LIMIT 1000 FOR UPDATE SKIP LOCKED);
     DELETE FROM counters c WHERE c.name IN
@@ -520,3 +530,4 @@ END $f$;
 
 -- Functions may be called by everybody unless this is taken back.
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA lockcore1 FROM PUBLIC;
+RESET search_path;
