@@ -54,8 +54,15 @@ pub(super) async fn count(link: Arc<Link>, count: Arc<Count>) -> Result<Counted,
             let _ = link.calls().ask(&calls::CHANGED, &channel).await;
         }
     };
+    let warnings = link.ears.warnings();
     let (written, ()) = join(set, tell).await;
+    link.upkeep.count();
     match only(written?)?.is("written")? {
+        // Of the requests on this connection, only those of counters wait for a standby.
+        true if link.ears.warnings() != warnings => Err(StoreError::halfway(
+            Fault::Unknown,
+            "PostgreSQL: somebody has ended the wait for a standby, which may not have the change",
+        )),
         true => Ok(answer),
         false => Err(StoreError::conflict(
             "PostgreSQL: another client has changed the counter at the same moment",

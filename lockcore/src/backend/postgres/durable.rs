@@ -82,6 +82,8 @@ impl Flushes {
         durability: Durability,
         main: tokio::task::AbortHandle,
     ) -> Self {
+        // What the server has said while this connection was set up is about no flush.
+        warned.0.store(false, Ordering::Release);
         let (flushes, waiters) = mpsc::unbounded_channel();
         tokio::spawn(async move {
             let ended = flush_for(&line, &warned, durability, waiters).await;
@@ -117,6 +119,7 @@ async fn flush_for(
         let setting = durability.setting();
         let asked = line.calls.ask(&calls::FLUSH, &[&setting]).await;
         let outcome = match asked {
+            Err(error) if error.is_broken() => Err(error),
             _ if warned.0.swap(false, Ordering::Acquire) => Err(StoreError::new(
                 Fault::Retry,
                 "PostgreSQL: somebody has ended the wait for a standby, which may not have the \
