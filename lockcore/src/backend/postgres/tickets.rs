@@ -21,16 +21,15 @@ pub(super) async fn enqueue(
     request: Arc<Request>,
 ) -> Result<Enqueued, StoreError> {
     let (id, receiver) = (request.id, link.receiver);
+    let mut attempt = 0;
     // No ticket of such a request waits, so no wake-up comes for it.
-    let hears = !request.wait
-        || link
-            .ears
-            .listens_after(|| link.waits.ask(&request, receiver));
+    let hears =
+        !request.wait || (link.ears).listens_after(|| attempt = link.waits.ask(&request, receiver));
     let answer = ask(&link, &request, hears).await;
     if let Err(error) = &answer
         && error.fault() != Fault::Unknown
     {
-        link.waits.left(id);
+        link.waits.failed(id, attempt);
     }
     let answer = answer?;
     if matches!(answer, Enqueued::Waiting { .. }) && !hears {
@@ -40,7 +39,7 @@ pub(super) async fn enqueue(
     if matches!(answer, Enqueued::Granted { .. } | Enqueued::Waiting { .. }) {
         link.counts().await.map_err(halfway)?;
     }
-    Ok(link.waits.asked(id, answer))
+    Ok(link.waits.asked(id, attempt, answer))
 }
 
 async fn ask(link: &Link, request: &Request, hears: bool) -> Result<Enqueued, StoreError> {

@@ -11,6 +11,7 @@
 //! and released on other connections of the client. So all connections of a client share this list.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -26,6 +27,7 @@ pub(super) struct Waits(Mutex<HashMap<Id, Waiting>>);
 struct Waiting {
     /// The connection that hears of the grant.
     receiver: u64,
+    attempt: u64,
     /// When the ticket is gone at the latest, unless it is renewed.
     ends: Instant,
     /// `None` when the enqueue was answered. Until then, the numbers of the grants that have come.
@@ -33,20 +35,29 @@ struct Waiting {
 }
 
 impl Waits {
-    /// An enqueue begins. Call this before it is sent.
-    pub(super) fn ask(&self, request: &Request, receiver: u64) {
+    /// An enqueue begins. Call this before it is sent. Returns the number of this attempt: if its
+    /// future is dropped, it goes on beside the next attempt with the same id.
+    pub(super) fn ask(&self, request: &Request, receiver: u64) -> u64 {
+        static ATTEMPTS: AtomicU64 = AtomicU64::new(1);
+        let attempt = ATTEMPTS.fetch_add(1, Ordering::Relaxed);
         let ends = end(request.ttl);
         let waiting = Waiting {
             receiver,
+            attempt,
             ends,
             early: Some(Vec::new()),
         };
         self.list().insert(request.id, waiting);
+        attempt
     }
 
-    /// An enqueue counts, with this answer. Returns the answer for the core.
-    pub(super) fn asked(&self, id: Id, answer: Enqueued) -> Enqueued {
+    /// An enqueue counts, with this answer. Returns the answer for the core. If another attempt has
+    /// begun since, the wake-up is for that one.
+    pub(super) fn asked(&self, id: Id, attempt: u64, answer: Enqueued) -> Enqueued {
         let mut list = self.list();
+        if (list.get(&id)).is_none_or(|waiting| waiting.attempt != attempt) {
+            return answer;
+        }
         let Enqueued::Waiting {
             ticket, valid_for, ..
         } = answer
@@ -94,6 +105,14 @@ impl Waits {
             _ => {
                 list.remove(&id);
             }
+        }
+    }
+
+    /// An enqueue has taken no ticket.
+    pub(super) fn failed(&self, id: Id, attempt: u64) {
+        let mut list = self.list();
+        if (list.get(&id)).is_some_and(|waiting| waiting.attempt == attempt) {
+            list.remove(&id);
         }
     }
 
@@ -146,24 +165,40 @@ mod tests {
     #[test]
     fn a_grant_that_comes_before_the_enqueue_counts_is_its_answer() {
         let (waits, request) = (Waits::default(), request());
-        waits.ask(&request, 1);
+        let first = waits.ask(&request, 1);
         assert!(!waits.is_due(Wake::new(request.id, 17)));
         let granted = Enqueued::Granted {
             ticket: 17,
             valid_for: TTL,
         };
-        assert_eq!(waits.asked(request.id, waiting(17)), granted);
+        assert_eq!(waits.asked(request.id, first, waiting(17)), granted);
         assert!(!waits.is_any_of(1));
 
         // The message was about an earlier ticket with this id.
-        waits.ask(&request, 1);
+        let second = waits.ask(&request, 1);
         assert!(!waits.is_due(Wake::new(request.id, 17)));
-        assert_eq!(waits.asked(request.id, waiting(18)), waiting(18));
+        assert_eq!(waits.asked(request.id, second, waiting(18)), waiting(18));
         assert!(waits.is_any_of(1) && !waits.is_any_of(2));
 
         // From now on the core is told at once.
         assert!(waits.is_due(Wake::new(request.id, 18)));
         assert!(!waits.is_any_of(1));
+    }
+
+    #[test]
+    fn an_attempt_that_was_given_up_takes_no_grant_from_the_next_one() {
+        let (waits, request) = (Waits::default(), request());
+        let given_up = waits.ask(&request, 1);
+        let again = waits.ask(&request, 1);
+        assert!(!waits.is_due(Wake::new(request.id, 17)));
+
+        assert_eq!(waits.asked(request.id, given_up, waiting(17)), waiting(17));
+        waits.failed(request.id, given_up);
+        let granted = Enqueued::Granted {
+            ticket: 17,
+            valid_for: TTL,
+        };
+        assert_eq!(waits.asked(request.id, again, waiting(17)), granted);
     }
 
     #[test]
@@ -185,8 +220,8 @@ mod tests {
             },
         ] {
             let request = request();
-            waits.ask(&request, 1);
-            assert_eq!(waits.asked(request.id, waiting(1)), waiting(1));
+            let attempt = waits.ask(&request, 1);
+            assert_eq!(waits.asked(request.id, attempt, waiting(1)), waiting(1));
             assert!(waits.is_any_of(1));
             leave(request.id);
             assert!(!waits.is_any_of(1));
