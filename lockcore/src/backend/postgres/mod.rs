@@ -126,6 +126,9 @@ async fn connected(store: &Store, events: EventSink) -> Result<Arc<Link>, StoreE
     let flushes = (server.durability != Durability::Off)
         .then(|| Flushes::begin(beside, warned, server.durability, line.end()));
     let upkeep = Arc::new(Upkeep::default());
+    if ears.is_listening() {
+        upkeep.begin();
+    }
     let (calls, heard) = (Arc::clone(&line.calls), Arc::clone(&ears));
     let keeps_up = tokio::spawn(upkeep::keep_up(calls, heard, Arc::clone(&upkeep), timer));
     Ok(Arc::new(Link {
