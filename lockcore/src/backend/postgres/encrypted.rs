@@ -33,6 +33,11 @@ pub(super) async fn begin(
                     .to_owned(),
             ));
         }
+        // A server that cannot serve another client answers with an error in plain text.
+        b'E' => {
+            let text = "the server refuses the connection before TLS: it may be overloaded";
+            return Err((Fault::Retry, text.to_owned()));
+        }
         _ => {
             return Err((
                 Fault::Config,

@@ -4,7 +4,7 @@
 use std::error::Error as _;
 
 use tokio_postgres::Error as PgError;
-use tokio_postgres::error::DbError;
+use tokio_postgres::error::{DbError, Severity};
 
 use crate::backend::{Fault, StoreError};
 
@@ -60,7 +60,10 @@ fn answered(error: &DbError) -> StoreError {
 }
 
 fn is_fatal(error: &DbError) -> bool {
-    matches!(error.severity(), "FATAL" | "PANIC")
+    matches!(
+        error.parsed_severity(),
+        Some(Severity::Fatal | Severity::Panic)
+    )
 }
 
 /// A failure while connecting. No request has been sent yet, so no outcome can be unknown.
