@@ -136,7 +136,8 @@ impl PostgresServer {
     pub fn available() -> Result<(), String> {
         folder_of_programs()
             .map(drop)
-            .ok_or_else(|| "PostgreSQL is not installed: apt-get install postgresql".to_owned())
+            .ok_or_else(|| "PostgreSQL is not installed: apt-get install postgresql".to_owned())?;
+        Pooler::available()
     }
 
     pub fn port(&self) -> u16 {

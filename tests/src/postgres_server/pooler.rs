@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::net::TcpStream;
+use std::path::Path;
 use std::time::Duration;
 
 use super::{DATABASE, HARNESS, PostgresServer, as_unprivileged, give_away};
@@ -20,6 +21,13 @@ pub struct Pooler {
 }
 
 impl Pooler {
+    pub(super) fn available() -> Result<(), String> {
+        match Path::new(PROGRAM).exists() {
+            true => Ok(()),
+            false => Err("pgbouncer is not installed: apt-get install pgbouncer".to_owned()),
+        }
+    }
+
     pub fn of(server: &PostgresServer) -> Self {
         let daemon = Daemon::new("this pgbouncer", "pb-");
         let settings = daemon.folder().join("settings.ini");
