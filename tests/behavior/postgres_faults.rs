@@ -401,8 +401,8 @@ async fn a_database_that_is_only_read_is_unavailable(_: Store) {
     let server = PostgresServer::start();
     let url = server.url_with_user(USER, SECRET);
     let locks = builder(&url).build().unwrap();
-    let guard = locks.mutex("a").acquire().await.unwrap();
-    give_back(guard).await;
+    // The short operation timeout does not cover the first connection on a busy machine.
+    works_again(&locks, "a", SOON).await;
     let change = |what: &str| {
         server.query(&format!("ALTER SYSTEM {what}"));
         server.query("SELECT pg_reload_conf()");
