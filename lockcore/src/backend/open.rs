@@ -588,7 +588,8 @@ mod tests {
             assert!(
                 message.contains("LOCK_CA_FILE")
                     && message.contains(
-                        "these do: rediss, rediss+sentinel, rediss+cluster, redlock+tls, zookeeper+tls"
+                        "these do: postgres+tls, rediss, rediss+sentinel, rediss+cluster, \
+                         redlock+tls, zookeeper+tls"
                     ),
                 "{message}"
             );
