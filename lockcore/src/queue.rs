@@ -281,7 +281,9 @@ impl<T> Queue<T> {
     }
 
     /// All tickets, oldest first, and for each whether it holds.
-    pub fn tickets(&self) -> impl Iterator<Item = (&Ticket<T>, bool)> {
+    pub fn tickets(
+        &self,
+    ) -> impl DoubleEndedIterator<Item = (&Ticket<T>, bool)> + ExactSizeIterator {
         let granted = self.granted;
         self.tickets
             .iter()

@@ -151,6 +151,13 @@ impl Request {
     }
 }
 
+impl Request {
+    /// Whether the request asks for all of a mutex or of a read/write lock.
+    pub(crate) fn wants_all(&self) -> bool {
+        self.permits == FULL && self.capacity == FULL
+    }
+}
+
 /// The error of a request for a name that is in use with another capacity.
 pub(crate) fn mismatch(asked: NonZeroU32, in_use: u32) -> Error {
     let meaning = |capacity: u32| match capacity == FULL.get() {

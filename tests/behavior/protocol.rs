@@ -9,6 +9,7 @@ mod keepers;
 mod leases;
 mod limits;
 mod player;
+mod turns;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,6 +29,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         keepers::facts,
         breaks::facts,
         limits::facts,
+        turns::facts,
     ];
     groups.into_iter().flat_map(|facts| facts(store)).collect()
 }

@@ -20,7 +20,7 @@ use crate::error::Error;
 use crate::meter::HandOver;
 use crate::options::Wait;
 use crate::pauses::Pauses;
-use crate::request::Request;
+use crate::request::{FULL, Request};
 use lanes::{Arrived, Handover, Share};
 use pending::{LAST_MOMENT, Pace, Pending, Progress};
 use spec::Spec;
@@ -131,7 +131,10 @@ impl Grant {
             Self::Ticket(lease, _) => lease,
         };
         // A ticket that was granted at once has got no report of its grant.
-        lease.is_granted().then_some(HandOver::Store)
+        match lease.has_turn() {
+            true => Some(HandOver::Process),
+            false => lease.was_reported().then_some(HandOver::Store),
+        }
     }
 }
 
@@ -335,6 +338,7 @@ async fn at_the_store(
 
 fn arm(spec: &Spec<'_>, ttl: Duration, wait: bool) -> Result<Pending, Error> {
     let shared = &spec.client.shared;
+    let wants_all = spec.is_exclusive() && spec.capacity == FULL;
     let request = Request {
         name: spec.name.clone(),
         id: shared.new_id()?,
@@ -342,7 +346,7 @@ fn arm(spec: &Spec<'_>, ttl: Duration, wait: bool) -> Result<Pending, Error> {
         capacity: spec.capacity,
         ttl,
         wait,
-        name_ahead: false,
+        name_ahead: wait && wants_all && shared.capability.names_ahead,
         highest_seen: shared.highest_seen(),
         owner: Arc::clone(spec.owner),
     };

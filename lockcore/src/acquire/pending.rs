@@ -163,7 +163,8 @@ impl Pending {
         self.asked.answered(&self.shared, &self.lease, answer, sent)
     }
 
-    /// Waits for a wake-up, or for a renewal that was answered "granted". Returns `Waiting` when
+    /// Waits for a wake-up, for a renewal that was answered "granted", or for the
+    /// [turn](crate::client::turns) of the ticket. Returns `Waiting` when
     /// `give_up` has come.
     pub(crate) async fn stand_in_line(&mut self, give_up: Instant) -> Progress {
         let shared = Arc::clone(&self.shared);
@@ -176,7 +177,7 @@ impl Pending {
             if lease.lost(shared.clock.now()).is_some() {
                 return Progress::Lost;
             }
-            if lease.is_granted() {
+            if lease.is_granted(shared.epoch()) {
                 match self.freshen(give_up).await {
                     Progress::Waiting => continue,
                     progress => return progress,
@@ -201,15 +202,17 @@ impl Pending {
         // limit.
         let by = give_up.max(now.after(LAST_MOMENT));
         let renewed = shared.renew_now(lease, by).await;
-        if let Ok(Renewed::Waiting { .. }) = renewed {
-            lease.ungrant();
-            return Progress::Waiting;
-        }
-        // If the outcome is unknown, nothing changes: the user gets what is left of the lease.
         let now = shared.clock.now();
+        if let Ok(Renewed::Waiting { .. }) = renewed {
+            // A turn stays. The store may not have seen yet that the ticket right ahead has ended.
+            lease.ungrant(now);
+        }
+        // If the outcome is unknown, nothing changes: the user gets what is left of the lease. But a
+        // gap may have begun meanwhile, so that a turn does not count yet.
         match lease.lost(now) {
             Some(_) => Progress::Lost,
-            None => Progress::Granted(now),
+            None if lease.is_granted(shared.epoch()) => Progress::Granted(now),
+            None => Progress::Waiting,
         }
     }
 
@@ -372,14 +375,14 @@ impl Asked {
         answer: Enqueued,
         sent: Sent,
     ) -> Result<Progress, Error> {
-        let (ticket, valid_for, recheck_in) = match answer {
-            Enqueued::Granted { ticket, valid_for } => (ticket, valid_for, None),
+        let (ticket, valid_for, recheck_in, ahead) = match answer {
+            Enqueued::Granted { ticket, valid_for } => (ticket, valid_for, None, None),
             Enqueued::Waiting {
                 ticket,
                 valid_for,
                 recheck_in,
-                ..
-            } => (ticket, valid_for, recheck_in),
+                ahead,
+            } => (ticket, valid_for, recheck_in, ahead),
             Enqueued::Busy { retry_in } if lease.request.wait => {
                 return Ok(Progress::AskAgain { retry_in });
             }
@@ -410,11 +413,13 @@ impl Asked {
             true => now,
             false => due,
         };
-        let (id, stage) = (lease.request.id, Stage::Waiting);
-        match shared.entrust(id, stage, due) {
-            true => Ok(Progress::Waiting),
-            false => Ok(Progress::Lost),
+        if !shared.entrust(lease.request.id, Stage::Waiting, due) {
+            return Ok(Progress::Lost);
         }
+        if let Some(ahead) = ahead.filter(|_| lease.request.name_ahead) {
+            shared.follow(ahead, lease, now);
+        }
+        Ok(Progress::Waiting)
     }
 
     /// Turns an error of the store into an error for the caller. If the store may have carried out

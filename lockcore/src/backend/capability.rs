@@ -46,7 +46,9 @@ pub struct Capability {
     /// [`Renewed::Granted`](super::Renewed::Granted).
     pub wake_ups_grant: bool,
     /// The store names the ticket ahead of a waiter:
-    /// [`Enqueued::Waiting`](super::Enqueued::Waiting).
+    /// [`Enqueued::Waiting`](super::Enqueued::Waiting). With this the store also promises that it
+    /// loses no ticket that it has acknowledged, not even in a failover, unless it loses all of
+    /// them. Otherwise a waiter that is lost could hold beside the one that the store lets in.
     pub names_ahead: bool,
     /// The store implements [`Connection::ask_back`](super::Connection::ask_back), and its
     /// [`inspect`](super::Connection::inspect) tells the ids of tickets.

@@ -456,7 +456,17 @@ impl Renewed {
         }
     }
 
-    /// Whether the ticket holds.
+    /// The ttl that the store gave. Zero if the ticket was not renewed.
+    pub(crate) fn valid_for(self) -> Duration {
+        match self {
+            Self::Granted { valid_for }
+            | Self::AskedBack { valid_for, .. }
+            | Self::Waiting { valid_for, .. } => valid_for,
+            Self::Lost | Self::Failed => Duration::ZERO,
+        }
+    }
+
+    /// Whether the ticket holds, as the store sees it.
     #[must_use]
     pub fn holds(self) -> bool {
         matches!(self, Self::Granted { .. } | Self::AskedBack { .. })

@@ -48,6 +48,10 @@ pub(crate) struct Lease {
     /// arrive before the reply to its own enqueue. So the number is kept here. When the reply has
     /// come, the number is compared with the ticket's number.
     granted: AtomicU64,
+    /// Whether the ticket right ahead has ended, so that this one holds although the store may not
+    /// know this yet: see [`turns`](super::turns). It stays true. So this is apart from `granted`,
+    /// which is taken back if the store says that the ticket waits.
+    turn: AtomicBool,
     /// The time of [`granted_at`](Self::granted_at). 0 while the ticket is not granted.
     granted_at: AtomicU64,
     /// High half: the permits that the ticket is renewed with. Low half: the permits that the store
@@ -96,6 +100,7 @@ impl Lease {
             ticket: AtomicU64::new(0),
             hand_overs: AtomicU16::new(0),
             granted: AtomicU64::new(0),
+            turn: AtomicBool::new(false),
             granted_at: AtomicU64::new(0),
             asked: Mutex::new(Asked::nothing()),
             told: AtomicBool::new(false),
@@ -373,8 +378,31 @@ impl Lease {
         self.changed.notify_waiters();
     }
 
+    /// The ticket right ahead has ended, so this ticket has its turn.
+    pub(crate) fn let_in(&self, now: Instant) {
+        self.turn.store(true, Ordering::SeqCst);
+        self.is_granted_since(now);
+        self.changed.notify_waiters();
+    }
+
+    /// Whether the ticket holds because the ticket right ahead has ended. The store may say that it
+    /// waits.
+    pub(crate) fn has_turn(&self) -> bool {
+        self.turn.load(Ordering::SeqCst)
+    }
+
+    /// Whether the ticket is granted: a grant was reported for the number that the store gave this
+    /// ticket, or the ticket has its turn.
+    ///
+    /// A turn counts only if the store has confirmed the ticket since the last gap. Otherwise the
+    /// store may have lost the ticket, and may have let somebody else in. After a gap the keeper
+    /// renews every ticket, which confirms this one.
+    pub(crate) fn is_granted(&self, epoch: u64) -> bool {
+        self.was_reported() || self.has_turn() && self.is_confirmed_in(epoch)
+    }
+
     /// Whether a grant was reported for the number that the store gave this ticket.
-    pub(crate) fn is_granted(&self) -> bool {
+    pub(crate) fn was_reported(&self) -> bool {
         let ticket = self.ticket();
         ticket != 0 && self.granted.load(Ordering::SeqCst) == ticket
     }
@@ -393,10 +421,14 @@ impl Lease {
         (at != 0).then_some(Instant::from_nanos(at))
     }
 
-    /// Forgets a grant that turned out to be false.
-    pub(crate) fn ungrant(&self) {
+    /// Forgets a report of a grant that turned out to be false. A turn stays.
+    pub(crate) fn ungrant(&self, now: Instant) {
         self.granted_at.store(0, Ordering::SeqCst);
         self.granted.store(0, Ordering::SeqCst);
+        // If the turn comes after this line, `let_in` sets the time.
+        if self.has_turn() {
+            self.is_granted_since(now);
+        }
     }
 
     pub(crate) fn ticket(&self) -> u64 {

@@ -15,6 +15,7 @@ mod pace;
 pub(crate) mod settings;
 pub(crate) mod table;
 pub(crate) mod tracked;
+mod turns;
 mod window;
 
 pub(crate) mod shared;

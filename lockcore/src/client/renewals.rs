@@ -74,7 +74,7 @@ impl Shared {
         };
         let Sent { at: sent, epoch } = sent;
         lease.confirm(epoch);
-        if let Renewed::AskedBack { grace, .. } = answer {
+        if let Some(grace) = asked_back(lease, answer) {
             self.asked_back(lease, grace);
         }
         let now = self.clock.now();
@@ -100,12 +100,16 @@ impl Shared {
             id,
             recheck_in.map_or(due, |recheck| due.min(sent.after(recheck))),
         );
-        if answer.holds() {
-            // The waiter's wake-up was lost, or is in flight.
-            if stage == Some(Stage::Waiting) {
+        // A renewal makes a ticket smaller even if the store says that it waits.
+        self.note_acknowledged(lease, &asked);
+        if stage == Some(Stage::Waiting) {
+            if answer.holds() {
+                // The waiter's wake-up was lost, or is in flight.
                 lease.grant(lease.ticket(), self.clock.now());
+            } else if lease.has_turn() {
+                // The turn counts from now on, if it did not because of a gap.
+                lease.changed.notify_waiters();
             }
-            self.note_acknowledged(lease, &asked);
         }
     }
 
@@ -152,10 +156,10 @@ impl Shared {
                 // An `Err` means that the lease ran out meanwhile. The next call that checks the
                 // lease notices that.
                 let extended = lease.extend(sent.at, valid_for, self.clock.now());
-                if let (Ok(()), true) = (extended, renewed.holds()) {
+                if extended.is_ok() {
                     self.note_acknowledged(lease, &asked);
                 }
-                if let Renewed::AskedBack { grace, .. } = renewed {
+                if let Some(grace) = asked_back(lease, renewed) {
                     self.asked_back(lease, grace);
                     // So that the keeper watches the new end.
                     self.ask_at(lease.request.id, lease.deadline());
@@ -198,5 +202,15 @@ impl Shared {
         if others_wait {
             self.due_changed.notify_one();
         }
+    }
+}
+
+/// The grace, if the ticket was asked back from its holder. The store may call a ticket that has its
+/// turn a waiter. Nothing is asked of other waiters: each later renewal repeats the ask-back.
+fn asked_back(lease: &Lease, answer: Renewed) -> Option<Duration> {
+    match answer {
+        Renewed::AskedBack { grace, .. } => Some(grace),
+        Renewed::Waiting { grace, .. } => grace.filter(|_| lease.has_turn()),
+        _ => None,
     }
 }

@@ -11,6 +11,7 @@ use super::backlog::{Backlog, class};
 use super::lease::Lease;
 use super::pace::{BATCH, Outcome, Pace};
 use super::tracked::{Cleanup, Kind, RenewalStage, Stage, Tracked};
+use super::turns::Turns;
 use crate::backend::CountOp;
 use crate::clock::Instant;
 use crate::hash::Prehashed;
@@ -42,6 +43,7 @@ pub(crate) struct Table {
     pub(crate) alarms_set: u64,
     /// Tickets that the keeper must remove at the store. No request for this has been sent yet.
     pub(crate) cleanups: Vec<Cleanup>,
+    turns: Turns,
     /// See [`Shared::change_at_end`](super::shared::Shared::change_at_end).
     pub(crate) at_end: Prehashed<Id, AtEnd>,
     /// How many of the leases are kept after their use.
@@ -117,6 +119,7 @@ impl Table {
             alarms: BTreeMap::new(),
             alarms_set: 0,
             cleanups: Vec::new(),
+            turns: Turns::default(),
             at_end: Prehashed::default(),
             kept: 0,
             cleanups_open: 0,
@@ -404,6 +407,7 @@ impl Table {
         let Some(tracked) = self.leases.remove(&id) else {
             return;
         };
+        self.turns.forget(id);
         if let Some(due) = tracked.due {
             self.due.remove(&(due, id));
         }
@@ -429,6 +433,25 @@ impl Table {
                 self.want(id);
             }
         }
+    }
+
+    /// Notes that a waiter is right behind the ticket `ahead`: see [`turns`](super::turns). Returns
+    /// whether the waiter holds because of that.
+    #[must_use]
+    pub(crate) fn follow(&mut self, ahead: Id, follower: &Arc<Lease>) -> bool {
+        let is_known = |id| self.leases.contains_key(&id);
+        self.turns.follow(ahead, is_known, follower)
+    }
+
+    /// Notes that the last user of a held ticket is done. Returns the lease that holds because of
+    /// that.
+    #[must_use]
+    pub(crate) fn end(&mut self, id: Id, now: Instant) -> Option<Arc<Lease>> {
+        let tracked = self.leases.get(&id)?;
+        // A ticket that was given back by the keeper, for example in a shutdown, is not here any
+        // more. It may be in use by a job that does not stop.
+        let is_held = tracked.stage == Stage::Held;
+        is_held.then(|| self.turns.end(id, now)).flatten()
     }
 
     /// Notes that the user of a held lease is releasing it. The time of the next check does not

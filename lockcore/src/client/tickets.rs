@@ -283,11 +283,53 @@ impl Shared {
         is_held
     }
 
+    /// Notes that the ticket `ahead` is right ahead of a waiter: see [`turns`](super::turns).
+    pub(crate) fn follow(&self, ahead: Id, follower: &Arc<Lease>, now: Instant) {
+        let holds = self.table().follow(ahead, follower);
+        if holds {
+            follower.let_in(now);
+        }
+    }
+
+    /// The last user of a held ticket is done, and is about to release the ticket on a connection of
+    /// its own. From now on no batch renews the ticket.
+    pub(crate) fn leave(&self, lease: &Lease) {
+        let (id, ends) = (lease.request.id, self.ends(lease));
+        let mut table = self.table();
+        let next = ends.and_then(|now| table.end(id, now));
+        table.leave(id);
+        drop(table);
+        self.let_in(next);
+    }
+
     /// Hands a ticket to the keeper for removal, and takes it out of the table in the same step. So
     /// at every moment either the table or the list of clean-ups has it.
     pub(crate) fn clean_up(&self, cleanup: Cleanup) {
-        self.table().clean_up(cleanup);
+        let held = cleanup.held.as_ref();
+        let ends = held.and_then(|lease| self.ends(lease));
+        let mut table = self.table();
+        let next = ends.and_then(|now| table.end(cleanup.request.id, now));
+        table.clean_up(cleanup);
+        drop(table);
         self.due_changed.notify_one();
+        self.let_in(next);
+    }
+
+    /// The last user of a ticket is done. Returns the time, if the ticket may let the next one in. If
+    /// the lease is lost, the store has let the next one in, or will.
+    fn ends(&self, lease: &Lease) -> Option<Instant> {
+        if !self.capability.names_ahead || !lease.request.wants_all() {
+            return None;
+        }
+        let now = self.clock.now();
+        lease.lost(now).is_none().then_some(now)
+    }
+
+    /// Called when the mutex of the table is not held, because this runs wakers.
+    fn let_in(&self, next: Option<Arc<Lease>>) {
+        if let Some(next) = next {
+            guarded(|| next.let_in(self.clock.now()));
+        }
     }
 
     /// Makes this change when the ticket has been released, or the keeper has cleaned up after it.

@@ -46,8 +46,7 @@ pub(super) struct Departing<'a> {
 
 impl<'a> Departing<'a> {
     pub(super) fn of(held: &'a Held) -> Self {
-        // From now on no batch renews the ticket.
-        held.shared().table().leave(held.0.lease.request.id);
+        held.shared().leave(&held.0.lease);
         Self {
             held,
             acknowledged: false,

@@ -90,7 +90,7 @@ impl Guard {
         }
     }
 
-    /// This function awaits only the renewal. If the future is dropped there, the guard is dropped
+    /// This function awaits only renewals. If the future is dropped there, the guard is dropped
     /// with it, and releases the lock.
     async fn detached(&mut self) -> Result<String, Error> {
         self.shared().refuse_forked()?;
@@ -115,9 +115,10 @@ impl Guard {
         if !self.is_only_use() {
             return Err(Error::still_used());
         }
-        // The adopter has a whole ttl from this renewal.
+        // The adopter has a whole ttl from this renewal. From now on the ticket does not become a
+        // waiter again.
         self.held
-            .renew()
+            .renew_until_it_holds()
             .await
             .map_err(Error::unavailable_if_config)?;
         self.may_leave()?;

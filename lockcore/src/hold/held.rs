@@ -8,6 +8,7 @@ use super::lifecycle::Held;
 use super::warned::Warned;
 use crate::backend::{AskedBack, Renewed};
 use crate::error::{Error, LostReason};
+use crate::pauses::Pauses;
 use crate::token::{FencingToken, GrantId};
 
 impl Held {
@@ -240,7 +241,7 @@ impl Held {
             return Ok(());
         }
         let ensured = self.renewed().await;
-        let ensured = ensured.and_then(|given| self.lasts(duration, given));
+        let ensured = ensured.and_then(|renewed| self.lasts(duration, renewed.valid_for()));
         ensured.map_err(|error| self.failed(error))
     }
 
@@ -289,21 +290,37 @@ impl Held {
         self.renewed().await.map(drop)
     }
 
-    /// As [`renew`](Self::renew). Returns how much time the store gave.
-    async fn renewed(&self) -> Result<Duration, Error> {
+    /// As [`renew`](Self::renew). Returns the answer of the store.
+    async fn renewed(&self) -> Result<Renewed, Error> {
         let shared = self.shared();
-        let mut given = Duration::ZERO;
+        let mut renewed = Renewed::Lost;
         if self.is_valid() {
             let by = shared.clock.now().after(shared.op_timeout);
             // The lease has applied the answer, and the last line tells whether it is lost.
-            given = match shared.renew_now(&self.0.lease, by).await? {
-                Renewed::Granted { valid_for }
-                | Renewed::AskedBack { valid_for, .. }
-                | Renewed::Waiting { valid_for, .. } => valid_for,
-                Renewed::Lost | Renewed::Failed => Duration::ZERO,
-            };
+            renewed = shared.renew_now(&self.0.lease, by).await?;
         }
-        self.loss().map_or(Ok(given), Err)
+        self.loss().map_or(Ok(renewed), Err)
+    }
+
+    /// Renews the lease until the store itself says that the ticket holds. A ticket that has its
+    /// [turn](crate::client::turns) waits at the store until the release of the ticket right ahead
+    /// has arrived there, and an adopter cannot take over a ticket that waits.
+    pub(super) async fn renew_until_it_holds(&self) -> Result<(), Error> {
+        let shared = self.shared();
+        let by = shared.clock.now().after(shared.op_timeout);
+        let mut pauses = Pauses::between(Duration::from_millis(2), Duration::from_millis(50));
+        loop {
+            if self.renewed().await?.holds() {
+                return Ok(());
+            }
+            let again = shared.clock.now().after(pauses.draw());
+            if again >= by {
+                return Err(Error::unavailable(
+                    "the store has not seen the end of the holder before this one yet; trying again may help",
+                ));
+            }
+            shared.alarm(again).await;
+        }
     }
 }
 

@@ -248,7 +248,7 @@ fn a_wake_up_that_overtakes_its_reply_or_comes_with_it_is_seen() {
                 let changed = lease.changed.notified();
                 let mut changed = std::pin::pin!(changed);
                 changed.as_mut().enable();
-                if lease.is_granted() {
+                if lease.is_granted(1) {
                     return;
                 }
                 changed.await;

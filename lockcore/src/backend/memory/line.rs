@@ -7,7 +7,7 @@ use crate::backend::shown::ASK;
 use crate::backend::{Renewed, Resize, ResizeOp, ResizeOutcome};
 use crate::clock::Instant;
 use crate::queue::Queue;
-use crate::request::{Id, Request};
+use crate::request::{FULL, Id, Request};
 
 /// The tickets of one name.
 #[derive(Debug, Default)]
@@ -94,6 +94,19 @@ impl Line {
         let ends = self.queue.tickets().map(|(ticket, _)| ticket.expires_at);
         self.first_end = ends.min().unwrap_or(u64::MAX);
         newly
+    }
+
+    /// The ticket that a new ticket stands right behind, if its request asks for that. A client of
+    /// this store does not: a hand-over here is a function call already. The store for tests does.
+    pub(super) fn ahead_of(&self, request: &Request, receiver: u64) -> Option<Id> {
+        let (ahead, _) = self
+            .queue
+            .tickets()
+            .next_back()
+            .filter(|_| request.name_ahead)?;
+        let ours = ahead.payload.receiver == receiver;
+        let full = ahead.permits == FULL.get() && request.permits == FULL;
+        (ours && full).then_some(ahead.id)
     }
 
     pub(super) fn renew(&mut self, request: &Request, now: Instant) -> Renewed {

@@ -263,6 +263,7 @@ impl Store {
             true => end,
             false => line.first_end.min(end),
         };
+        let ahead = line.ahead_of(&request, receiver);
         let queue = &mut line.queue;
         let outcome = queue.enqueue(
             id,
@@ -288,7 +289,7 @@ impl Store {
                     ticket,
                     valid_for,
                     recheck_in: recheck_in(queue, id, now),
-                    ahead: None,
+                    ahead,
                 })
             }
             Err(NoTicket::Busy) => Ok(Enqueued::Busy {

@@ -30,6 +30,7 @@ pub(super) fn all() -> Vec<Fact> {
     // apart.
     let pushing = group_of!["exclusion", true, that_pushes;
         tasks_of_two_clients_never_overlap
+        waiters_of_one_client_that_give_up_harm_nobody
         a_waiter_gets_in_when_the_holder_leaves
         waiters_are_served_in_the_order_they_came
         a_waiting_writer_is_not_overtaken_by_later_readers
@@ -64,6 +65,40 @@ async fn tasks_of_two_clients_never_overlap(store: Store) {
     }
 
     assert_eq!(witness.assert_no_overlap().visits, 2 * 8 * 25);
+}
+
+/// Every second wait is too short, so tickets leave from the middle of the line all the time.
+async fn waiters_of_one_client_that_give_up_harm_nobody(store: Store) {
+    let witness = Arc::new(Witness::exclusive());
+    let locks = store.client();
+    let mut tasks = JoinSet::new();
+    for task in 0..16 {
+        let (locks, witness) = (locks.clone(), Arc::clone(&witness));
+        tasks.spawn(async move {
+            let mut served = 0;
+            for turn in 0..20 {
+                let wait = match (task + turn) % 2 {
+                    0 => Duration::from_millis(u64::from(1 + (task * 7 + turn) % 20_u32)),
+                    _ => LEASE,
+                };
+                match locks.mutex("hot").wait(wait).acquire().await {
+                    Ok(guard) => {
+                        let visit = witness.enter(1);
+                        tokio::task::yield_now().await;
+                        drop(visit);
+                        served += 1;
+                        drop(guard);
+                    }
+                    Err(error) => assert!(wait < LEASE, "{error}"),
+                }
+            }
+            served
+        });
+    }
+    let served: u64 = tasks.join_all().await.into_iter().sum();
+
+    assert_eq!(witness.assert_no_overlap().visits, served);
+    assert!(served >= 16 * 10, "{served}");
 }
 
 async fn a_lock_that_is_held_is_busy_for_try(store: Store) {

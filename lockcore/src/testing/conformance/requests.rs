@@ -12,7 +12,7 @@ use super::fact::{
 };
 use super::kit::{PATIENCE, Store, with};
 use super::steps::{LEASE, SOON, eventually};
-use crate::backend::{Capability, Departure, Enqueued, MAX_TICKET, Released, Renewed, Request};
+use crate::backend::{Capability, Departure, Enqueued, Id, MAX_TICKET, Released, Renewed, Request};
 
 pub(super) fn all() -> Vec<Fact> {
     let any = group_of!["requests", false, any_store;
@@ -32,6 +32,13 @@ pub(super) fn all() -> Vec<Fact> {
         a_name_that_is_in_use_is_not_forgotten
         a_waiter_that_leaves_lets_in_the_waiters_behind_it
         tickets_are_made_smaller_in_one_batch
+    ];
+    let naming = |capability: &Capability| match capability.names_ahead {
+        true => Ok(()),
+        false => Err("it names no ticket ahead"),
+    };
+    let named = group_of!["requests", false, naming;
+        the_ticket_right_ahead_is_named_if_both_are_of_one_client_and_want_everything
     ];
     let without_line = group_of!["requests", false, without_queue;
         a_request_that_may_wait_is_busy_and_leaves_nothing
@@ -60,7 +67,7 @@ pub(super) fn all() -> Vec<Fact> {
     let pushing_by_ttl = group_of!["requests", false, both;
         a_release_skips_an_expired_waiter_and_wakes_the_next
     ];
-    let by_line = [in_line, without_line].concat();
+    let by_line = [in_line, named, without_line].concat();
     [any, by_line, pushing, by_ttl, by_numbers, pushing_by_ttl].concat()
 }
 
@@ -342,6 +349,46 @@ async fn a_waiter_that_leaves_lets_in_the_waiters_behind_it(store: Store) {
     })
     .await;
     client.close().await;
+}
+
+/// A store may always leave the name out. It must not give a wrong one.
+async fn the_ticket_right_ahead_is_named_if_both_are_of_one_client_and_want_everything(
+    store: Store,
+) {
+    let (ours, other) = (store.connect().await, store.connect().await);
+    let writer = || with(&store.writer("a"), |request| request.name_ahead = true);
+    let reader = || with(&store.reader("a"), |request| request.name_ahead = true);
+    let (holds, first, second) = (writer(), writer(), writer());
+    let (silent, foreign, behind_foreign) = (store.writer("a"), writer(), writer());
+    let (reads, behind_reader) = (reader(), writer());
+    ours.holds(&holds).await;
+
+    assert_eq!(ahead_of(ours.enqueue(&first).await), Some(holds.id));
+    let named = ahead_of(ours.enqueue(&second).await);
+    assert!(named.is_none_or(|id| id == first.id), "{named:?}");
+    for (client, request) in [
+        (&ours, &silent),
+        (&other, &foreign),
+        (&ours, &behind_foreign),
+        (&ours, &reads),
+        (&ours, &behind_reader),
+    ] {
+        assert_eq!(ahead_of(client.enqueue(request).await), None);
+    }
+
+    // After `first` has left, `holds` is right ahead of `second`.
+    assert_eq!(ours.release(&first).await, Released::Released);
+    let named = ahead_of(ours.enqueue(&second).await);
+    assert!(named.is_none_or(|id| id == holds.id), "{named:?}");
+    other.close().await;
+    ours.close().await;
+}
+
+fn ahead_of(answer: Enqueued) -> Option<Id> {
+    match answer {
+        Enqueued::Waiting { ahead, .. } => ahead,
+        other => panic!("does not wait: {other:?}"),
+    }
 }
 
 async fn a_release_wakes_the_waiters_that_it_grants_and_no_others(store: Store) {

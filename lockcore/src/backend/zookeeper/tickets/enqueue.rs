@@ -13,7 +13,7 @@ use crate::backend::zookeeper::standing::{Listed, Mine, Standing};
 use crate::backend::{Enqueued, Fault, StoreError};
 use crate::clock::Clock;
 use crate::queue::MOST_TICKETS;
-use crate::request::Request;
+use crate::request::{Id, Request};
 
 /// An enqueue is sent only if at least this part of the session timeout (an eighth) is certain.
 /// After the process was stopped for a while, no time is certain until two more probes are
@@ -302,6 +302,7 @@ async fn answer(
         session.state().granted(request.id);
         return Ok(granted);
     }
+    let mut ahead = None;
     if let Place::Listed(line) = place {
         for other in line.iter().filter(|other| other.id == request.id) {
             if other.sequence != standing.sequence {
@@ -341,6 +342,7 @@ async fn answer(
                 retry_in: first_to_end,
             });
         }
+        ahead = right_ahead(request, standing.sequence, &line.tickets, &line.terms);
     }
     // A capacity may have been stored since this request was sent. If the client read the new line
     // before it noted this ticket, `disown` has not deleted the ticket, so the copy of the line is
@@ -363,19 +365,48 @@ async fn answer(
     // Events that came before this ticket was noted do not come again, so the copy of the line is
     // checked now.
     session.tell(state, &parent.path, false);
+    let state = session.state();
+    let line = state.lines.get(&parent.path);
+    if let Some(line) = line.filter(|line| line.is_current()) {
+        let of_copy = right_ahead(request, standing.sequence, &line.tickets, &line.terms);
+        ahead = ahead.or(of_copy);
+    }
+    // The ticket ahead may be let go of in memory only if it is of this session.
+    let ahead = ahead.filter(|ahead| state.standing(*ahead).is_some());
     let holds = |mine: &Standing| mine.granted;
-    Ok(
-        match session.state().standing(request.id).is_some_and(holds) {
-            true => granted,
-            false => Enqueued::Waiting {
-                ticket,
-                valid_for,
-                // When a holder's session ends, the watch reports it.
-                recheck_in: None,
-                ahead: None,
-            },
+    Ok(match state.standing(request.id).is_some_and(holds) {
+        true => granted,
+        false => Enqueued::Waiting {
+            ticket,
+            valid_for,
+            // When a holder's session ends, the watch reports it.
+            recheck_in: None,
+            ahead,
         },
-    )
+    })
+}
+
+/// The ticket right ahead of the ticket of this request, if it may be
+/// [named](Enqueued::Waiting::ahead). `line` was listed behind the create of the ticket, or is a
+/// current copy. If it has the ticket, then whatever stands in front of the ticket there was in line
+/// when the ticket was created. The server deletes the parent of a line, and begins its numbers
+/// anew, only when the line is empty. So both tickets are of one parent.
+///
+/// If the copy does not have the ticket yet, nothing is known, and no ticket is named.
+fn right_ahead<'a>(
+    request: &Request,
+    sequence: i32,
+    line: impl IntoIterator<Item = &'a Ticket, IntoIter: DoubleEndedIterator>,
+    terms: &Terms,
+) -> Option<Id> {
+    if !request.name_ahead || !terms.is_plain() {
+        return None;
+    }
+    let is_it = |ticket: &&Ticket| ticket.id == request.id && ticket.sequence == sequence;
+    let mut from_the_end = line.into_iter().rev();
+    let mine = from_the_end.find(is_it)?;
+    let ahead = from_the_end.next()?;
+    (mine.wants_all() && ahead.wants_all()).then_some(ahead.id)
 }
 
 /// Takes back a ticket that is useless. If the delete is not answered, the ticket may exist. In
@@ -394,5 +425,86 @@ async fn withdraw(
             Ok(())
         }
         Err(error) => Err(StoreError::new(Fault::Unknown, failed(error).to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU32;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::name::{Name, Namespace};
+    use crate::request::FULL;
+
+    fn request() -> Request {
+        let name = Name::new(Namespace::new("test").unwrap(), "n").unwrap();
+        let ttl = Duration::from_secs(10);
+        Request {
+            name_ahead: true,
+            ..Request::new(name, Id::draw().unwrap(), FULL, FULL, ttl)
+        }
+    }
+
+    /// The node of a ticket in the line.
+    fn node(request: &Request, permits: NonZeroU32, sequence: i32) -> Ticket {
+        let (id, ttl) = (request.id, request.ttl.as_millis());
+        let node = format!("{id}-{permits}-{FULL}-{ttl}-00000001-{sequence:010}");
+        Ticket::parse(&node).expect("it is a ticket")
+    }
+
+    #[test]
+    fn the_ticket_right_ahead_is_named_if_the_line_has_both() {
+        let (ahead, mine, other) = (request(), request(), request());
+        let tickets = [node(&ahead, FULL, 7), node(&mine, FULL, 8)];
+        let plain = Terms::default();
+        let named = |line: &[Ticket]| right_ahead(&mine, 8, line, &plain);
+        assert_eq!(named(&tickets), Some(ahead.id));
+
+        // Younger tickets, and a number that was of a node that is no ticket.
+        let [first, mut second] = tickets.clone();
+        assert_eq!(
+            named(&[first.clone(), second.clone(), node(&other, FULL, 9)]),
+            Some(ahead.id)
+        );
+        let gap = [node(&ahead, FULL, 5), second.clone()];
+        assert_eq!(named(&gap), Some(ahead.id));
+
+        // Somebody stands in between.
+        let between = [node(&ahead, FULL, 6), node(&other, FULL, 7), second.clone()];
+        assert_eq!(named(&between), Some(other.id));
+
+        // The copy does not have the ticket yet, or the ticket ahead is gone.
+        assert_eq!(named(&[first]), None);
+        assert_eq!(named(&[second.clone()]), None);
+
+        // The parent was made anew, and the line has another ticket with the number.
+        second.id = other.id;
+        assert_eq!(named(&[node(&ahead, FULL, 7), second]), None);
+    }
+
+    #[test]
+    fn no_ticket_is_named_if_either_does_not_want_all() {
+        let (ahead, mine) = (request(), request());
+        let (one, plain) = (NonZeroU32::MIN, Terms::default());
+        let named =
+            |ahead: Ticket, mine_is: Ticket| right_ahead(&mine, 8, &[ahead, mine_is], &plain);
+
+        assert_eq!(named(node(&ahead, one, 7), node(&mine, FULL, 8)), None);
+        assert_eq!(named(node(&ahead, FULL, 7), node(&mine, one, 8)), None);
+    }
+
+    #[test]
+    fn no_ticket_is_named_if_nobody_asks_or_the_capacity_is_being_changed() {
+        let (ahead, mut mine) = (request(), request());
+        let line = [node(&ahead, FULL, 7), node(&mine, FULL, 8)];
+        let changing = Terms {
+            halts: vec![node(&ahead, FULL, 6)],
+            ..Terms::default()
+        };
+        assert_eq!(right_ahead(&mine, 8, &line, &changing), None);
+
+        mine.name_ahead = false;
+        assert_eq!(right_ahead(&mine, 8, &line, &Terms::default()), None);
     }
 }

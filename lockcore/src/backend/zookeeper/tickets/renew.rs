@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use zookeeper_client::{CreateMode, Error as ZkError, MultiReadResult};
 
-use super::{READS, valid_for, valid_for_in};
+use super::{READS, valid_for_in};
 use crate::backend::zookeeper::errors::failed;
 use crate::backend::zookeeper::layout::{self, Data, Parent};
 use crate::backend::zookeeper::line::Line;
@@ -145,6 +145,11 @@ impl<'a> Round<'a> {
             }
             return;
         }
+        // Its client may believe that it holds, and extend its lease.
+        let extends = ttl > mine.ttl;
+        if extends {
+            self.looks.at(at, mine, What::Ticket);
+        }
         let line = state.lines.get(&mine.parent);
         let ahead = line.and_then(|line| line.ahead_of(mine.sequence));
         // If a waiter has become smaller, it may hold now, so its line is read.
@@ -153,14 +158,16 @@ impl<'a> Round<'a> {
             return;
         };
         if first() == Some(mine.sequence) {
-            self.looks.at(at, mine, What::Ticket);
+            if !extends {
+                self.looks.at(at, mine, What::Ticket);
+            }
             for node in ahead {
                 self.looks.at(at, mine, What::Ahead(node));
             }
             if line.is_some_and(Line::checks_terms) {
                 self.looks.at(at, mine, What::Parent);
             }
-        } else if !line.is_some_and(Line::is_current) && !seen_lately {
+        } else if !line.is_some_and(Line::is_current) && !seen_lately && !extends {
             self.looks.at(at, mine, What::Ticket);
         }
     }
@@ -185,10 +192,10 @@ impl<'a> Round<'a> {
             ) => {
                 if let Renewed::Granted { valid_for } = self.answers[at] {
                     self.answers[at] = Renewed::holding(valid_for, &data.owner);
-                    if self.ttl(at) > mine.ttl {
-                        data.ttl = data.ttl.max(self.ttl(at));
-                        self.shorter.push((at, mine.path, data, version));
-                    }
+                }
+                if self.ttl(at) > mine.ttl {
+                    data.ttl = data.ttl.max(self.ttl(at));
+                    self.shorter.push((at, mine.path, data, version));
                 }
                 if let Some(mine) = self.session.state().standing_mut(self.tickets[at].id) {
                     // The node of a ticket that is asked back is read at each renewal, so that each
@@ -267,7 +274,10 @@ impl<'a> Round<'a> {
                 Some(data) => {
                     let mut state = self.session.state();
                     let valid_for = valid_for_in(&state.proof, request, data.ttl);
-                    let answer = Renewed::holding(valid_for, &data.owner);
+                    let answer = match self.answers[at].holds() {
+                        true => Renewed::holding(valid_for, &data.owner),
+                        false => how_it_stands(false, valid_for),
+                    };
                     if let Some(mine) = state.standing_mut(request.id) {
                         mine.ttl = data.ttl;
                         mine.seen = mine.seen.filter(|_| !is_asked_back(answer));
@@ -303,10 +313,13 @@ impl<'a> Round<'a> {
                     None => Renewed::Lost,
                     Some(place) => {
                         let holds = line.holds(place, mine.ticket);
+                        let mut state = session.state();
                         if holds {
-                            session.state().granted(tickets[*at].id);
+                            state.granted(tickets[*at].id);
                         }
-                        how_it_stands(holds, valid_for(session, &tickets[*at], mine.ttl))
+                        // The ttl may have been written since this renewal began.
+                        let mine = state.standing(tickets[*at].id).unwrap_or(mine);
+                        how_it_stands(holds, valid_for_in(&state.proof, &tickets[*at], mine.ttl))
                     }
                 };
             }
