@@ -16,8 +16,10 @@ use crate::store::{DEFAULT, Kind, LEASE, SOON, STALL, Store};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     // At a quorum a renewal is a request to each node. On a small machine the client, and not the
-    // store, would decide how many leases are kept.
-    if !store.capability().queues {
+    // store, would decide how many leases are kept. Other work on the machine takes leases too. So
+    // this needs an idle machine; the unit tests of the client's table check the rule in a time of
+    // their own.
+    if !store.capability().queues || !tests::fact::long() {
         return Vec::new();
     }
     crate::store_facts![store, DEFAULT;
