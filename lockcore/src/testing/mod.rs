@@ -233,7 +233,6 @@ impl Default for Store {
 impl Backend for Store {
     fn capability(&self) -> Capability {
         Capability::new()
-            .names_ahead(true)
             .asks_back(true)
             .lists(true)
             .adopts(true)

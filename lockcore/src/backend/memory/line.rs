@@ -96,8 +96,8 @@ impl Line {
         newly
     }
 
-    /// The ticket that a new ticket stands right behind, if its request asks for that. A client of
-    /// this store does not: a hand-over here is a function call already. The store for tests does.
+    /// The ticket that a new ticket stands right behind, if its request asks for that. The core does
+    /// not ask: a hand-over here is a function call already.
     pub(super) fn ahead_of(&self, request: &Request, receiver: u64) -> Option<Id> {
         let (ahead, _) = self
             .queue
