@@ -35,10 +35,11 @@ impl Shared {
     }
 
     /// How long after a third of its ttl a lease is renewed. `None` if its end was set for another
-    /// reason, so that it was not due then.
+    /// reason, so that it was not due then, or if it is lost, because then it has no end.
     fn late(lease: &Lease, now: Instant) -> Option<Duration> {
         let latest = *Self::renewal_times(lease, lease.ttl()).end();
-        (lease.hold_until() == Instant::FAR_FUTURE).then(|| latest.until(now))
+        let is_due = lease.hold_until() == Instant::FAR_FUTURE && lease.lost(now).is_none();
+        is_due.then(|| latest.until(now))
     }
 
     /// Applies the answer to a renewal to the lease.

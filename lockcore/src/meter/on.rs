@@ -206,6 +206,8 @@ pub(crate) struct Meter {
     series: Series,
     locks: Mutex<HashMap<&'static str, LockMeter>>,
     renewed: Counter,
+    lost: Counter,
+    failed: Counter,
     renewal_late: Histogram,
     reconnects: Counter,
     connected: Gauge,
@@ -229,8 +231,11 @@ impl Meter {
                 Label::new("namespace", namespace.to_owned()),
             ],
         };
+        let renewals = |outcome| series.with("outcome", outcome).counter(RENEWALS);
         Self {
-            renewed: series.with("outcome", "renewed").counter(RENEWALS),
+            renewed: renewals("renewed"),
+            lost: renewals("lost"),
+            failed: renewals("failed"),
             renewal_late: series.histogram(RENEWAL_LATE),
             reconnects: series.counter(RECONNECTS),
             connected: series.gauge(CONNECTED),
@@ -247,13 +252,19 @@ impl Meter {
 
     /// The metrics of the locks with this label.
     pub(crate) fn lock(&self, label: Option<&'static str>) -> LockMeter {
+        // A thread of the parent may have held the mutex at the fork.
+        if !self.series.process.is_this() {
+            return LockMeter::NONE;
+        }
         let label = label.unwrap_or(OTHER);
-        let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
-        let meter = locks.entry(label).or_insert_with(|| {
-            let series = self.series.with("lock", label);
-            LockMeter(Some(Arc::new(OfLock::new(series))))
-        });
-        meter.clone()
+        let locks = || self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = locks().get(label).cloned();
+        if let Some(known) = known {
+            return known;
+        }
+        // Not under the mutex, because this runs code of the recorder.
+        let meter = LockMeter(Some(Arc::new(OfLock::new(self.series.with("lock", label)))));
+        locks().entry(label).or_insert(meter).clone()
     }
 
     /// The metrics of the requests to the store.
@@ -263,12 +274,15 @@ impl Meter {
 
     /// The store has answered, or has not answered, these renewals.
     pub(crate) fn renewals(&self, outcome: Renewal, count: usize) {
-        let of = |outcome| self.series.with("outcome", outcome).counter(RENEWALS);
-        self.series.emit(|| match outcome {
-            Renewal::Renewed => self.renewed.increment(count as u64),
-            Renewal::Lost => of("lost").increment(count as u64),
-            Renewal::Failed => of("failed").increment(count as u64),
-        });
+        if count == 0 {
+            return;
+        }
+        let counter = match outcome {
+            Renewal::Renewed => &self.renewed,
+            Renewal::Lost => &self.lost,
+            Renewal::Failed => &self.failed,
+        };
+        self.series.emit(|| counter.increment(count as u64));
     }
 
     /// A renewal was acknowledged this long after its time. `None` if it had no time.
@@ -349,6 +363,11 @@ struct OfLock {
 impl OfLock {
     fn new(series: Series) -> Self {
         let asked = |outcome| series.with("outcome", outcome).counter(ACQUISITIONS);
+        // A query for what was added sees no first loss whose series begins with it. So the series
+        // of the two that are alarming begin with zero.
+        for reason in ["expired", "taken"] {
+            let _ = series.with("reason", reason).counter(LOST);
+        }
         Self {
             granted: asked("granted"),
             cancelled: asked("cancelled"),
