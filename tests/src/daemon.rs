@@ -13,6 +13,8 @@ use tempfile::TempDir;
 use url::Url;
 
 use crate::child::LeashedChild;
+use crate::eventually::poll;
+use crate::ports::free_port;
 
 /// How long a server may take to end, which is longer than any server needs. It is short, so that a
 /// test that waits for a server that it has frozen itself fails soon.
@@ -21,6 +23,9 @@ const END: Duration = Duration::from_secs(5);
 /// How many ports a new server tries. Another process may take a port between the check here and
 /// the server's bind. This does not happen five times in a row.
 const PORTS: usize = 5;
+
+/// What servers log if their port is taken, or what they share with an earlier start of themselves.
+const TAKEN: [&str; 2] = ["Address already in use", "shared memory block"];
 
 /// A server that can be started again and again in one folder.
 #[derive(Debug)]
@@ -70,6 +75,35 @@ impl Daemon {
             panic!("cannot run {}: {error}", program.display())
         });
         *self.running() = Some(child);
+    }
+
+    /// Starts the command, and waits until the server serves. If it does not, it is down again.
+    pub(crate) fn serve(
+        &self,
+        command: &mut Command,
+        within: Duration,
+        mut serves: impl FnMut() -> bool,
+    ) -> Result<(), NotStarted> {
+        let logged_before = self.log_length();
+        self.spawn(command);
+        let ready = poll(within, || match self.ended() {
+            Some(status) => Some(Err(status)),
+            None => serves().then_some(Ok(())),
+        });
+        let failure = match ready {
+            Some(Ok(())) => return Ok(()),
+            Some(Err(status)) => format!("{} ended at once: {status}", self.name),
+            None => format!("{} did not answer within {within:?}", self.name),
+        };
+        self.kill();
+        let log = self.log_from(logged_before);
+        if TAKEN.iter().any(|text| log.contains(text)) {
+            return Err(NotStarted::PortTaken);
+        }
+        let arguments: Vec<_> = command.get_args().collect();
+        Err(NotStarted::Failed(format!(
+            "{failure}\narguments: {arguments:?}\n{log}"
+        )))
     }
 
     /// The process id. A restart changes it.
@@ -146,6 +180,38 @@ impl Daemon {
 
     fn running(&self) -> MutexGuard<'_, Option<LeashedChild>> {
         self.child.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Why a start failed.
+pub(crate) enum NotStarted {
+    /// Or the processes of an earlier start have not ended yet.
+    PortTaken,
+    Failed(String),
+}
+
+/// Starts a server at a free port. Panics if it does not serve.
+pub(crate) fn start(name: &str, mut serve: impl FnMut(u16) -> Result<(), NotStarted>) {
+    let started = started(|| match serve(free_port()) {
+        Ok(()) => Some(()),
+        Err(NotStarted::PortTaken) => None,
+        Err(NotStarted::Failed(why)) => panic!("{why}"),
+    });
+    started
+        .unwrap_or_else(|| panic!("{PORTS} free ports were taken before {name} could bind them"));
+}
+
+/// Starts a server again at its port. Another process may have the port for a moment, but not for
+/// long: see `ports`. Panics if the server does not serve.
+pub(crate) fn start_again(within: Duration, serve: impl Fn() -> Result<(), NotStarted>) {
+    let started = poll(within, || match serve() {
+        Err(NotStarted::PortTaken) => None,
+        outcome => Some(outcome),
+    });
+    match started {
+        Some(Ok(())) => {}
+        Some(Err(NotStarted::Failed(why))) => panic!("{why}"),
+        Some(Err(NotStarted::PortTaken)) | None => panic!("the port stayed taken"),
     }
 }
 

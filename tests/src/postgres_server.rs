@@ -23,9 +23,7 @@ use tokio_postgres::{Config, NoTls, SimpleQueryMessage};
 
 use crate::certificates::{Authority, Identity};
 use crate::child::LeashedChild;
-use crate::daemon::{self, Daemon};
-use crate::eventually::poll;
-use crate::ports::free_port;
+use crate::daemon::{self, Daemon, NotStarted};
 use crate::watch::SECRET;
 
 pub use pooler::Pooler;
@@ -46,8 +44,8 @@ const START: Duration = Duration::from_secs(30);
 /// machine.
 const CRASH: Signal = Signal::QUIT;
 
-/// Who may log in, and how. With `md5`, the server asks for the kind of password that it has of the
-/// user: see [`SETTINGS`]. No line of the system's own file is left.
+/// The users that may log in, and their kinds of login. With `md5`, the server asks for the kind of
+/// password that it has of the user: see [`SETTINGS`]. No line of the system's own file is left.
 const LOGINS: &str = "local all all trust\n\
     host all harness 127.0.0.1/32 trust\n\
     host all all 127.0.0.1/32 md5\n";
@@ -174,15 +172,7 @@ impl PostgresServer {
     /// running.
     pub fn restart(&self) {
         self.stop();
-        let started = poll(START, || match self.spawn() {
-            Err(NotStarted::PortTaken) => None,
-            outcome => Some(outcome),
-        });
-        match started {
-            Some(Ok(())) => {}
-            Some(Err(NotStarted::Failed(why))) => panic!("{why}"),
-            Some(Err(NotStarted::PortTaken)) | None => panic!("port {} stayed taken", self.port),
-        }
+        daemon::start_again(START, || self.serve());
     }
 
     /// Runs statements as the harness's user, and returns the first column of every row as text.
@@ -227,25 +217,14 @@ impl PostgresServer {
         };
         fill(&server.data());
         give_away(server.daemon.folder());
-        let started = daemon::started(|| {
-            server.port = free_port();
-            match server.spawn() {
-                Ok(()) => Some(()),
-                Err(NotStarted::PortTaken) => None,
-                Err(NotStarted::Failed(why)) => panic!("{why}"),
-            }
+        daemon::start("postgres", |port| {
+            server.port = port;
+            server.serve()
         });
-        if started.is_none() {
-            panic!(
-                "five free ports were taken before postgres could bind them\n{}",
-                server.log_tail()
-            );
-        }
         server
     }
 
-    fn spawn(&self) -> Result<(), NotStarted> {
-        let logged_before = self.daemon.log_length();
+    fn serve(&self) -> Result<(), NotStarted> {
         let folder = self.daemon.folder().to_str().unwrap();
         let mut command = program("postgres");
         command.args(["-D", self.data().to_str().unwrap(), "-k", folder]);
@@ -254,26 +233,8 @@ impl PostgresServer {
         for setting in SETTINGS.into_iter().chain(extra) {
             command.args(["-c", setting]);
         }
-        self.daemon.spawn(&mut command);
-
-        let ready = poll(START, || match self.daemon.ended() {
-            Some(status) => Some(Err(status)),
-            None => self.try_query("SELECT 1").is_ok().then_some(Ok(())),
-        });
-        let failure = match ready {
-            Some(Ok(())) => return Ok(()),
-            Some(Err(status)) => format!("postgres ended at once: {status}"),
-            None => format!("postgres did not answer within {START:?}"),
-        };
-        self.daemon.kill();
-        let log = self.daemon.log_from(logged_before);
-        if log.contains("Address already in use") || log.contains("shared memory block") {
-            return Err(NotStarted::PortTaken);
-        }
-        Err(NotStarted::Failed(format!(
-            "{failure}\nsettings: {:?}\n{log}",
-            self.extra
-        )))
+        let serves = || self.try_query("SELECT 1").is_ok();
+        self.daemon.serve(&mut command, START, serves)
     }
 
     fn data(&self) -> PathBuf {
@@ -293,13 +254,6 @@ impl Drop for PostgresServer {
         let stopped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.kill()));
         drop(stopped);
     }
-}
-
-/// Why a start failed.
-enum NotStarted {
-    /// Or the processes of an earlier start have not ended yet.
-    PortTaken,
-    Failed(String),
 }
 
 /// The data of a server that was just made, for all servers of this process. Making it takes a

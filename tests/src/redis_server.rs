@@ -16,10 +16,9 @@ use redis::{
 };
 
 use crate::certificates::{Authority, Identity};
-use crate::daemon::{self, Daemon};
-use crate::eventually::{poll, wait_until};
+use crate::daemon::{self, Daemon, NotStarted};
+use crate::eventually::wait_until;
 use crate::faketime::{Clock, FakeClock};
-use crate::ports::free_port;
 
 const PROGRAM: &str = "redis-server";
 
@@ -172,16 +171,7 @@ impl RedisServer {
     /// running.
     pub fn restart(&self) {
         self.stop();
-        // Another process may have the port for a moment, but not for long: see `ports`.
-        let started = poll(START, || match self.spawn() {
-            Err(NotStarted::PortTaken) => None,
-            outcome => Some(outcome),
-        });
-        match started {
-            Some(Ok(())) => {}
-            Some(Err(NotStarted::Failed(why))) => panic!("{why}"),
-            Some(Err(NotStarted::PortTaken)) | None => panic!("port {} stayed taken", self.port),
-        }
+        daemon::start_again(START, || self.serve());
     }
 
     /// Sends SIGSTOP: connections stay open, and no answers come.
@@ -267,48 +257,18 @@ impl RedisServer {
             clock: clock(daemon.folder()),
             daemon,
         };
-        let started = daemon::started(|| {
-            server.port = free_port();
-            match server.spawn() {
-                Ok(()) => Some(()),
-                Err(NotStarted::PortTaken) => None,
-                Err(NotStarted::Failed(why)) => panic!("{why}"),
-            }
+        daemon::start(PROGRAM, |port| {
+            server.port = port;
+            server.serve()
         });
-        if started.is_none() {
-            panic!(
-                "five free ports were taken before {PROGRAM} could bind them\n{}",
-                server.log_tail()
-            );
-        }
         server
     }
 
-    fn spawn(&self) -> Result<(), NotStarted> {
-        let logged_before = self.daemon.log_length();
-        self.daemon.spawn(&mut self.command_line());
-
+    fn serve(&self) -> Result<(), NotStarted> {
         // The server listens on the Unix socket after it has bound the port. It answers when it has
         // read its data.
-        let ready = poll(START, || match self.daemon.ended() {
-            Some(status) => Some(Err(status)),
-            None => self.try_command::<()>(&["PING"]).is_ok().then_some(Ok(())),
-        });
-        let failure = match ready {
-            Some(Ok(())) => return Ok(()),
-            Some(Err(status)) => format!("{PROGRAM} ended at once: {status}"),
-            None => format!("{PROGRAM} did not answer within {START:?}"),
-        };
-        self.kill();
-        let log = self.daemon.log_from(logged_before);
-        if log.contains("Address already in use") {
-            return Err(NotStarted::PortTaken);
-        }
-        Err(NotStarted::Failed(format!(
-            "{failure}\narguments: {:?}\n{}",
-            self.extra,
-            self.log_tail()
-        )))
+        let serves = || self.try_command::<()>(&["PING"]).is_ok();
+        (self.daemon).serve(&mut self.command_line(), START, serves)
     }
 
     fn command_line(&self) -> Command {
@@ -390,12 +350,6 @@ fn tls_arguments(identity: &Identity, clients: Option<&Authority>) -> Vec<String
         if clients.is_some() { "yes" } else { "no" },
     ];
     arguments.map(String::from).into()
-}
-
-/// Why a start failed.
-enum NotStarted {
-    PortTaken,
-    Failed(String),
 }
 
 /// Reads the answer to `INFO commandstats`. It has lines like

@@ -4,12 +4,9 @@
 use std::fs;
 use std::net::TcpStream;
 use std::path::Path;
-use std::time::Duration;
 
-use super::{DATABASE, HARNESS, PostgresServer, as_unprivileged, give_away};
+use super::{DATABASE, HARNESS, PostgresServer, START, as_unprivileged, give_away};
 use crate::daemon::{self, Daemon};
-use crate::eventually::poll;
-use crate::ports::free_port;
 
 const PROGRAM: &str = "/usr/sbin/pgbouncer";
 
@@ -31,8 +28,9 @@ impl Pooler {
     pub fn of(server: &PostgresServer) -> Self {
         let daemon = Daemon::new("this pgbouncer", "pb-");
         let settings = daemon.folder().join("settings.ini");
-        let started = daemon::started(|| {
-            let port = free_port();
+        let mut port = 0;
+        daemon::start(PROGRAM, |free| {
+            port = free;
             let text = format!(
                 "[databases]\n\
                  {DATABASE} = host=127.0.0.1 port={} user={HARNESS}\n\
@@ -48,16 +46,10 @@ impl Pooler {
             fs::write(&settings, text).unwrap();
             give_away(daemon.folder());
             give_away(&settings);
-            daemon.spawn(as_unprivileged(PROGRAM.as_ref()).arg(&settings));
-            let ready = poll(Duration::from_secs(10), || {
-                let is_there = TcpStream::connect(("127.0.0.1", port)).is_ok();
-                (is_there || daemon.ended().is_some()).then_some(is_there)
-            });
-            ready.unwrap_or(false).then_some(port)
+            let mut command = as_unprivileged(PROGRAM.as_ref());
+            let serves = || TcpStream::connect(("127.0.0.1", port)).is_ok();
+            daemon.serve(command.arg(&settings), START, serves)
         });
-        let Some(port) = started else {
-            panic!("pgbouncer did not start\n{}", daemon.log_tail());
-        };
         Self {
             port,
             _daemon: daemon,
