@@ -116,6 +116,7 @@ async fn a_grant_counts_with_its_wait_and_a_hold_with_its_length(store: Store) {
     assert_eq!(metrics.value("lockcore_waiting", &labels), 0);
     assert_eq!(metrics.number("lockcore_hold_seconds", &[]).count, 0);
     let second = guard.reenter().unwrap();
+    // The work, so that the hold has a length.
     tokio::time::sleep(Duration::from_millis(30)).await;
     drop(guard);
     assert_eq!(

@@ -123,7 +123,7 @@ impl Grant {
         }
     }
 
-    /// Who has given the lock to this caller. `None` if the lock was free.
+    /// What the lock came from, if it was not free.
     fn handed_over_by(&self) -> Option<HandOver> {
         let lease = match self {
             Self::Share(share, _) if share.hand_overs() > 0 => return Some(HandOver::Process),

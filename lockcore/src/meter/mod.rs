@@ -28,7 +28,7 @@ pub(crate) enum Renewal {
     Failed,
 }
 
-/// Who has given a lock to a caller that did not get it at once.
+/// What has given the lock to a caller that waited for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(not(feature = "metrics"), allow(dead_code))]
 pub(crate) enum HandOver {

@@ -72,18 +72,17 @@ impl Waiter {
         let (mut waiter, request, reply) = Self::asks(lock, store).await;
         assert!(request.name_ahead);
         reply.send(Ok(behind(ahead, &request))).unwrap();
-        assert!(!waiter.is_in());
+        assert!(waiter.try_collect().is_none());
         waiter
     }
 
-    /// Whether the lock was granted, which the waiter would collect in this poll.
-    fn is_in(&mut self) -> bool {
-        self.acquire.as_mut().now_or_never().is_some()
+    /// Polls the waiter once. Returns the guard if it was let in.
+    fn try_collect(&mut self) -> Option<Guard> {
+        self.acquire.as_mut().now_or_never().map(Result::unwrap)
     }
 
     fn collect(&mut self) -> Guard {
-        let collected = self.acquire.as_mut().now_or_never();
-        collected.expect("it was not let in").unwrap()
+        self.try_collect().expect("it was not let in")
     }
 
     /// The store wakes the waiter.
@@ -156,7 +155,7 @@ async fn a_ticket_lets_in_one_whose_answer_comes_after_its_end(_: Store) {
     drop(waiter.collect());
     // A store that has lost its data may name the same ticket again.
     reply_to_second.send(Ok(behind(id, &again))).unwrap();
-    assert!(!second.is_in(), "the ticket has let in two");
+    assert!(second.try_collect().is_none(), "the ticket has let in two");
     drop(not_answered);
 }
 
@@ -168,10 +167,10 @@ async fn a_waiter_that_gives_up_lets_nobody_in(_: Store) {
 
     drop(waiter);
     store.release().await;
-    assert!(!last.is_in(), "beside the holder");
+    assert!(last.try_collect().is_none(), "beside the holder");
     drop(holder);
     store.release().await;
-    assert!(!last.is_in());
+    assert!(last.try_collect().is_none());
 
     drop(last.woken_by(&store).await);
 }
@@ -199,7 +198,7 @@ async fn a_lock_that_was_lost_lets_nobody_in(_: Store) {
     drop(holder);
 
     store.release().await;
-    assert!(!waiter.is_in());
+    assert!(waiter.try_collect().is_none());
     drop(waiter.woken_by(&store).await);
 }
 
@@ -210,7 +209,7 @@ async fn a_lock_that_is_kept_lets_nobody_in(_: Store) {
 
     drop(holder);
 
-    assert!(!waiter.is_in());
+    assert!(waiter.try_collect().is_none());
     drop(waiter.woken_by(&store).await);
 }
 
@@ -224,7 +223,7 @@ async fn a_lock_that_was_detached_lets_nobody_in(_: Store) {
     });
 
     detached.unwrap();
-    assert!(!waiter.is_in(), "beside the adopter");
+    assert!(waiter.try_collect().is_none(), "beside the adopter");
     drop(waiter.woken_by(&store).await);
 }
 
@@ -234,7 +233,7 @@ async fn only_the_last_use_of_a_ticket_lets_in_the_next(_: Store) {
     let second = holder.reenter().unwrap();
 
     drop(holder);
-    assert!(!waiter.is_in(), "beside the second guard");
+    assert!(waiter.try_collect().is_none(), "beside the second guard");
 
     drop(second);
     drop(waiter.collect());
@@ -246,7 +245,7 @@ async fn a_turn_stays_although_the_store_says_that_the_ticket_waits(_: Store) {
     let lock = locks.mutex("a").renew(false);
     let (holder, mut waiter) = two(&lock, &mut store).await;
     let not_answered = ends(holder, true, &mut store).await;
-    assert!(!waiter.is_in());
+    assert!(waiter.try_collect().is_none());
 
     let (tickets, reply) = store.renewal().await;
     reply.send(Ok(vec![waits(&tickets[0])])).unwrap();
@@ -270,7 +269,7 @@ async fn after_a_gap_a_turn_counts_when_the_store_has_confirmed_the_ticket(_: St
     }
 
     drop(holder);
-    assert!(!waiter.is_in(), "the store may have lost it");
+    assert!(waiter.try_collect().is_none(), "the store may have lost it");
 
     let (tickets, reply) = of_waiter.expect("the waiter was not renewed");
     reply.send(Ok(vec![waits(&tickets[0])])).unwrap();
@@ -283,7 +282,7 @@ async fn a_turn_does_not_count_after_a_gap_although_its_renewal_has_failed(_: St
     let lock = locks.mutex("a").renew(false);
     let (holder, mut waiter) = two(&lock, &mut store).await;
     let not_answered = ends(holder, true, &mut store).await;
-    assert!(!waiter.is_in());
+    assert!(waiter.try_collect().is_none());
     let (_, of_turn) = store.renewal().await;
 
     store.events.lock().unwrap()[0].gap();
@@ -291,7 +290,7 @@ async fn a_turn_does_not_count_after_a_gap_although_its_renewal_has_failed(_: St
     of_turn
         .send(Err(StoreError::new(Fault::Refused, "not renewed")))
         .unwrap();
-    assert!(!waiter.is_in(), "the store may have lost it");
+    assert!(waiter.try_collect().is_none(), "the store may have lost it");
 
     after_gap.send(Ok(still_granted(&tickets))).unwrap();
     assert!(soon(waiter.acquire).await.unwrap().is_valid());
