@@ -12,12 +12,12 @@
 //! - *Others have changed the counter at the new master meanwhile.* An addition counts in any order.
 //!   A change with a condition is carried out only if its condition holds there too. For a value the
 //!   fencing token decides. A set without a condition is repeated only if there is no newer version:
-//!   see [`repetition`].
+//!   see [`repetition`](repeat::repetition).
 //! - *The client itself changes the counter at the new master.* Its request waits until the earlier
 //!   changes of this counter are repeated there.
 //! - *Two connections of the client repeat the changes of a counter.* Only one of them at a time does,
-//!   so the changes come in their order. It has the [`Turn`] of the counter. The turn belongs to a
-//!   task of that connection and not to a caller, whose future may be dropped or not polled. It ends
+//!   so the changes come in their order. It has the [right](Repeating) to. This belongs to a task
+//!   of that connection and not to a caller, whose future may be dropped or not polled. It ends
 //!   when the last repetition is answered, or with the connection. So no repetition is on its way
 //!   when a client tells the server to forget its id. If the runtime of the connection is blocked in
 //!   this moment, requests of other runtimes for this counter are in conflict until it runs again.
@@ -25,19 +25,20 @@
 //!   master. So the client [looks](Changed::looks) for it, as long as it has changes that it may have
 //!   to repeat.
 
+mod repeat;
+
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::join_all;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 
-use crate::backend::{
-    BoxFuture, Count, CountOp, Counted, Fault, MOST_REMEMBERED, OnlyIf, Outcome, StoreError,
-};
+use crate::backend::{Count, CountOp, Counted, MOST_REMEMBERED, OnlyIf, Outcome, StoreError};
 use crate::clock::{Clock, Instant};
 use crate::name::Name;
 use crate::request::Id;
+pub(super) use repeat::{Repeating, repeated_all};
+use repeat::{counts_in_any_order, reads};
 
 /// For how long the id of an answered change is held back. From the promotion of a replica until
 /// clients leave the old master it takes a second or two.
@@ -284,12 +285,12 @@ impl Changed {
         self: &Arc<Self>,
         name: &Name,
         master: &Arc<str>,
-    ) -> Result<Option<Turn>, StoreError> {
+    ) -> Result<Option<Repeating>, StoreError> {
         if self.next(name, master).is_empty() {
             return Ok(None);
         }
         match self.all().repeating.insert(name.clone()) {
-            true => Ok(Some(Turn {
+            true => Ok(Some(Repeating {
                 changed: Arc::clone(self),
                 name: name.clone(),
                 master: Arc::clone(master),
@@ -443,157 +444,6 @@ impl Drop for Telling {
             latest.to_tell.append(&mut self.ids);
         }
     }
-}
-
-/// The turn to repeat the changes of a counter at a master.
-#[derive(Debug)]
-pub(super) struct Turn {
-    changed: Arc<Changed>,
-    name: Name,
-    master: Arc<str>,
-}
-
-impl Turn {
-    /// Repeats the changes, oldest first. `ask` sends a request to the master.
-    ///
-    /// If this fails, or the future is dropped, the rest is repeated by the next turn.
-    pub(super) async fn repeat<F>(self, ask: impl Fn(Arc<Count>) -> F) -> Result<(), StoreError>
-    where
-        F: Future<Output = Result<Counted, StoreError>>,
-    {
-        let Self {
-            changed,
-            name,
-            master,
-        } = &self;
-        loop {
-            let changes = changed.next(name, master);
-            if changes.is_empty() {
-                return Ok(());
-            }
-            let repeated = changes.iter().map(|change| repeat(change, &ask));
-            let mut failed = None;
-            for (change, outcome) in changes.iter().zip(join_all(repeated).await) {
-                match outcome {
-                    Ok(made) => changed.is_at(change, master, made.as_ref()),
-                    // The counter is damaged at this master, or the user may not change it.
-                    Err(error) if error.fault() == Fault::Config => {
-                        changed.is_at(change, master, None);
-                    }
-                    Err(error) => failed = Some(error),
-                }
-            }
-            if let Some(error) = failed {
-                return Err(error);
-            }
-        }
-    }
-
-    /// [`repeat`](Self::repeat) in a task, which goes on if this future is dropped. `spawn` starts a
-    /// task that ends with the connection.
-    pub(super) async fn repeat_in_task<F>(
-        self,
-        spawn: impl FnOnce(BoxFuture<()>),
-        ask: impl Fn(Arc<Count>) -> F + Send + Sync + 'static,
-    ) -> Result<(), StoreError>
-    where
-        F: Future<Output = Result<Counted, StoreError>> + Send + 'static,
-    {
-        let (tell, told) = oneshot::channel();
-        spawn(Box::pin(async move {
-            let _ = tell.send(self.repeat(ask).await); // the caller may have gone
-        }));
-        let ended = |_| StoreError::new(Fault::Retry, "the connection has ended");
-        told.await.map_err(ended)?
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        self.changed.all().repeating.remove(&self.name);
-    }
-}
-
-/// Repeats the changes of these counters of one master once, of some at the same time. If all of some
-/// fail, the master does not answer or refuses everything, so the others are left out. Returns whether
-/// all were repeated.
-pub(super) async fn repeated_all<F>(names: &[Name], repeat: impl Fn(Name) -> F) -> bool
-where
-    F: Future<Output = Result<(), StoreError>>,
-{
-    let mut are_done = true;
-    for some in names.chunks(COUNTERS_AT_ONCE) {
-        let repeated = join_all(some.iter().cloned().map(&repeat)).await;
-        are_done &= repeated.iter().all(Result::is_ok);
-        if repeated.iter().all(Result::is_err) {
-            break;
-        }
-    }
-    are_done
-}
-
-/// Repeats a change. Returns what it has made, or `None` if it was not carried out.
-async fn repeat<F>(
-    change: &Recent,
-    ask: impl Fn(Arc<Count>) -> F,
-) -> Result<Option<Counted>, StoreError>
-where
-    F: Future<Output = Result<Counted, StoreError>>,
-{
-    let read = match change.count.op {
-        CountOp::Set { only_if: None, .. } | CountOp::Write(_) => {
-            Some(ask(reads(&change.count.name, change)).await?)
-        }
-        _ => None,
-    };
-    let Some(count) = repetition(change, read.as_ref()) else {
-        return Ok(None);
-    };
-    let made = ask(count).await?;
-    Ok((made.outcome == Outcome::Applied).then_some(made))
-}
-
-/// Whether the change is an addition whose effect does not depend on the changes before it.
-fn counts_in_any_order(change: &Recent) -> bool {
-    matches!(change.count.op, CountOp::Add { floor: None, .. })
-}
-
-fn reads(name: &Name, change: &Recent) -> Arc<Count> {
-    Arc::new(Count::new(name.clone(), change.count.id, CountOp::Read))
-}
-
-/// The request that repeats a change. `read` is the counter at the new master, for a value and for a
-/// set without a condition. These would undo every later change.
-///
-/// A value is repeated unless a later holder, or this holder later, has written there. A set is
-/// repeated only if the counter there is older than after the change, and on the condition that
-/// nobody changes the counter in between. An earlier change of this client that was repeated just
-/// now does not make the counter newer. Versions follow the clocks of the servers, so this decides
-/// rightly if the clocks differ by less than the time between the two changes. If the sets of two
-/// clients are both missing there, the one that is repeated first stays.
-fn repetition(change: &Recent, read: Option<&Counted>) -> Option<Arc<Count>> {
-    let count = Count {
-        answered: Vec::new(),
-        ..Count::clone(&change.count)
-    };
-    let is_newer =
-        |read: &Counted| read.version >= change.version && Some(read.version) != change.follows;
-    let op = match (&count.op, read) {
-        (CountOp::Write(text), Some(read)) => {
-            let there = read.written.as_ref().map(|there| there.token);
-            if there > Some(text.token) || (there == Some(text.token) && is_newer(read)) {
-                return None;
-            }
-            count.op.clone()
-        }
-        (_, Some(read)) if is_newer(read) => return None,
-        (CountOp::Set { value, .. }, Some(read)) => CountOp::Set {
-            value: *value,
-            only_if: Some(OnlyIf::Version(read.version)),
-        },
-        (op, _) => op.clone(),
-    };
-    Some(Arc::new(Count { op, ..count }))
 }
 
 #[cfg(test)]

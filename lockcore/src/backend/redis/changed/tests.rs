@@ -1,5 +1,6 @@
+use super::repeat::repetition;
 use super::*;
-use crate::backend::Written;
+use crate::backend::{Fault, Written};
 use crate::counting::{Carried, Record};
 use crate::name::Namespace;
 use crate::token::{FencingToken, GrantId};
