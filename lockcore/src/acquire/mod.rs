@@ -170,6 +170,18 @@ impl Budget {
         }
     }
 
+    /// When the store must have answered the first request of a caller that begins to ask now.
+    ///
+    /// If the store is down, the first attempt fails within one operation timeout, so that callers
+    /// do not pile up in front of the store. Once the store has answered, later attempts may use all
+    /// of the time of the caller. A caller that becomes the leader at the last moment gets a little
+    /// more time, because otherwise the outcome would be unknown.
+    fn first_answer_by(&self, now: Instant, op_timeout: Duration) -> Instant {
+        let waited = now > self.started;
+        let at_least = now.after(if waited { LAST_MOMENT } else { Duration::ZERO });
+        self.give_up.max(at_least).min(now.after(op_timeout))
+    }
+
     /// The time since the start.
     pub(crate) fn waited(&self, spec: &Spec<'_>) -> Duration {
         self.started.until(spec.client.shared.clock.now())
@@ -238,25 +250,17 @@ async fn at_the_store(
     place: &mut Option<Pending>,
 ) -> Result<(Arc<Lease>, Instant), Error> {
     let shared = &spec.client.shared;
-    // If the store is down, the first attempt fails within one operation timeout, so that callers
-    // do not pile up in front of the store. Once the store has answered, later attempts may use all
-    // of the time of the caller. A caller that becomes the leader at the last moment gets a little
-    // more time, because otherwise the outcome would be unknown.
-    let waited = began > budget.started;
-    let at_least = began.after(if waited { LAST_MOMENT } else { Duration::ZERO });
-    let one_operation = began.after(shared.op_timeout);
-    let mut enqueue_by = budget.give_up.max(at_least).min(one_operation);
+    let mut enqueue_by = budget.first_answer_by(began, shared.op_timeout);
     let mut fresh = Some(began);
     let mut ttl = spec.ttl;
     let lanes = &spec.client.lanes;
-    // The line may be full because of the place that this caller has lost, and others of this client
-    // theirs: the keeper gives them back one after another. So a caller that has been in line is not
-    // refused. It asks again, and so does the next leader of its lane.
-    let mut was_in_line = place.is_some();
     // Only used if the store has no line, or if the line is full. A leader continues at the pace of
     // the leader before it.
     let mut pace = leader.and_then(|number| lanes.pace(spec.name, number));
-    was_in_line |= pace.is_some();
+    // The line may be full because of the place that this caller has lost, and others of this client
+    // theirs: the keeper gives them back one after another. So a caller that has been in line is not
+    // refused. It asks again, and so does the next leader of its lane.
+    let mut was_in_line = place.is_some() || pace.is_some();
     loop {
         let progress = match place {
             Some(pending) => {
@@ -265,13 +269,12 @@ async fn at_the_store(
             }
             None => {
                 if let Some(pace) = pace {
-                    if pace.next >= budget.give_up {
-                        shared.alarm(budget.give_up).await;
-                        return Err(budget.timeout(spec));
-                    }
                     // No ticket is at the store meanwhile, so nothing is left there if the future
                     // is dropped here.
-                    shared.alarm(pace.next).await;
+                    shared.alarm(pace.next.min(budget.give_up)).await;
+                    if pace.next >= budget.give_up {
+                        return Err(budget.timeout(spec));
+                    }
                     // At the end of the caller's time, the answer gets a little more time.
                     enqueue_by = enqueue_by.max(shared.clock.now().after(LAST_MOMENT));
                     fresh = None;

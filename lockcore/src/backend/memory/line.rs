@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::shown::ASK;
-use crate::backend::{Renewed, Resize, ResizeOp, ResizeOutcome};
+use crate::backend::{Enqueued, Renewed, Resize, ResizeOp, ResizeOutcome};
 use crate::clock::Instant;
 use crate::queue::Queue;
 use crate::request::{FULL, Id, Request};
@@ -107,6 +107,29 @@ impl Line {
         let ours = ahead.payload.receiver == receiver;
         let full = ahead.permits == FULL.get() && request.permits == FULL;
         (ours && full).then_some(ahead.id)
+    }
+
+    /// Answers an enqueue whose ticket is there, and renews the ticket.
+    pub(super) fn ask_again(&mut self, request: &Request, now: Instant) -> Enqueued {
+        match self.renew(request, now) {
+            Renewed::Granted { valid_for } | Renewed::AskedBack { valid_for, .. } => {
+                Enqueued::Granted {
+                    ticket: self.number(request),
+                    valid_for,
+                }
+            }
+            Renewed::Waiting {
+                valid_for,
+                recheck_in,
+                ..
+            } => Enqueued::Waiting {
+                ticket: self.number(request),
+                valid_for,
+                recheck_in,
+                ahead: None,
+            },
+            Renewed::Lost | Renewed::Failed => Enqueued::Gone,
+        }
     }
 
     pub(super) fn renew(&mut self, request: &Request, now: Instant) -> Renewed {

@@ -234,25 +234,7 @@ impl Store {
             .or_insert_with(|| std::mem::take(spare));
         wakes.collect(line.expire(now), &line.queue, receivers);
         if line.queue.find(request.id).is_some() {
-            return Ok(match line.renew(&request, now) {
-                Renewed::Granted { valid_for } | Renewed::AskedBack { valid_for, .. } => {
-                    Enqueued::Granted {
-                        ticket: line.number(&request),
-                        valid_for,
-                    }
-                }
-                Renewed::Waiting {
-                    valid_for,
-                    recheck_in,
-                    ..
-                } => Enqueued::Waiting {
-                    ticket: line.number(&request),
-                    valid_for,
-                    recheck_in,
-                    ahead: None,
-                },
-                Renewed::Lost | Renewed::Failed => Enqueued::Gone,
-            });
+            return Ok(line.ask_again(&request, now));
         }
         let micros = wall_clock_micros();
         let seen = Some(request.highest_seen).filter(|seen| *seen <= micros + DAY_MICROS);
