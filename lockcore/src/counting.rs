@@ -3,6 +3,8 @@
 //! storage, and the pushes to clients that watch. Counters and values are records of one kind. Only
 //! the [name](Name::value) of a record tells whether it is a counter or a value.
 
+pub(crate) mod answered;
+
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;

@@ -127,7 +127,7 @@ impl Shared {
         let (answer, sent) = asked.await?;
         // No attempt of this change is in flight any more, so the store may forget it.
         if changes && sent == Sends::Once {
-            self.answered.note(name, &[count.id]);
+            self.answered().note(name, &[count.id]);
         }
         match answer.outcome {
             Outcome::Overflow => Err(overflow(answer.value)),
@@ -143,7 +143,7 @@ impl Shared {
         verbs: &dyn Connection,
         count: &Arc<Count>,
     ) -> Answer<Counted> {
-        let ids = self.answered.take(&count.name);
+        let ids = self.answered().take(&count.name);
         if ids.is_empty() {
             return verbs.count(Arc::clone(count));
         }
@@ -177,7 +177,7 @@ impl Drop for Told {
     fn drop(&mut self) {
         if !self.is_answered.get() {
             let Count { name, answered, .. } = &*self.telling;
-            self.shared.answered.note(name, answered);
+            self.shared.answered().note(name, answered);
         }
     }
 }

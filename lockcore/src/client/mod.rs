@@ -21,7 +21,6 @@ mod window;
 pub(crate) mod shared;
 
 pub(crate) mod alarms;
-mod answered;
 mod asking;
 pub(crate) mod calls;
 pub(crate) mod capacities;

@@ -9,7 +9,6 @@ use std::time::Duration;
 use tokio::runtime;
 use tracing::Level;
 
-use super::answered::Answered;
 use super::events::Teller;
 use super::lease::Lease;
 use super::links::{Link, Links};
@@ -18,6 +17,7 @@ use super::table::Table;
 use super::watched::Watches;
 use crate::backend::{Backend, Capability};
 use crate::clock::{Clock, Instant};
+use crate::counting::answered::Answered;
 use crate::error::Error;
 use crate::fork::Process;
 use crate::log::{Log, guarded};
@@ -58,7 +58,7 @@ pub(crate) struct Shared {
     /// See [`Shared::epoch`].
     pub(super) epoch: AtomicU64,
     table: Mutex<Table>,
-    pub(super) answered: Answered,
+    answered: Mutex<Answered>,
     pub(super) watches: Watches,
     /// Wakes the keeper early.
     pub(crate) due_changed: Notify,
@@ -127,7 +127,7 @@ impl Shared {
             highest_seen: AtomicU64::new(0),
             epoch: AtomicU64::new(1),
             table: Mutex::new(Table::new(capability.renewals_in_flight)),
-            answered: Answered::default(),
+            answered: Mutex::default(),
             watches: Watches::default(),
             due_changed: Notify::new(),
             idle: Notify::new(),
@@ -253,6 +253,10 @@ impl Shared {
         // No code that can panic runs under the mutex. If such code is added one day, the maps are
         // consistent even after a panic.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn answered(&self) -> MutexGuard<'_, Answered> {
+        self.answered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn wake_keeper_at(&self, table: &mut Table, at: Instant) {

@@ -35,6 +35,7 @@ use tokio::sync::watch;
 
 use crate::backend::{Count, CountOp, Counted, MOST_REMEMBERED, OnlyIf, Outcome, StoreError};
 use crate::clock::{Clock, Instant};
+use crate::counting::answered::Answered;
 use crate::name::Name;
 use crate::request::Id;
 pub(super) use repeat::{Repeating, repeated_all};
@@ -56,8 +57,8 @@ const ENOUGH: usize = MOST_REMEMBERED / 5 * 4;
 /// [`ENOUGH`] for 100 clients.
 const LEAST: usize = ENOUGH / 100;
 
-/// The most ids that are not held back any more and are told in one request.
-const TOLD_AT_ONCE: usize = 100;
+/// The most changes that one request stops to hold back.
+const FREED_AT_ONCE: usize = 100;
 
 /// The most additions to a counter that are repeated at the same time.
 const REPEATED_AT_ONCE: usize = 100;
@@ -85,6 +86,8 @@ pub(super) struct Changed {
 #[derive(Debug, Default)]
 struct Changes {
     of: HashMap<Name, Latest>,
+    /// The ids that are not held back any more, and that a later request tells.
+    to_tell: Answered,
     /// How many changes of all counters there are.
     number: usize,
     /// When there were too many the last time.
@@ -100,10 +103,10 @@ struct Changes {
 struct Latest {
     /// The oldest come first.
     changes: VecDeque<Recent>,
+    /// How many of these changes each master has acknowledged. After a failover there are two.
+    at: Vec<(Arc<str>, usize)>,
     /// The ids of these changes, and of each whether the client allows the server to forget it.
     ids: HashMap<Id, bool>,
-    /// Ids that are not held back any more, and that a later request tells. They come first.
-    to_tell: Vec<Id>,
     /// How many changes this client may hold back, if the server remembers too many. A client that
     /// holds many gives up more of them than one that holds few, and none goes below [`LEAST`].
     /// While the server remembers fewer, there is no limit but the time. So after a while, the
@@ -161,6 +164,7 @@ impl Changed {
         all.number += 1;
         let latest = all.of.entry(count.name.clone()).or_default();
         latest.ids.insert(count.id, false);
+        latest.add_at(master);
         latest.changes.push_back(Recent {
             at,
             master: Arc::clone(master),
@@ -169,9 +173,9 @@ impl Changed {
             version: counted.version,
             follows: None,
         });
-        let held = latest.changes.len();
-        let fewer = |held: usize| held * ENOUGH / remembered / 16 * 15;
-        latest.most = (*remembered > ENOUGH).then(|| fewer(held).max(LEAST));
+        // A sixteenth less than in proportion, so that they become fewer and not only no more.
+        let fewer = latest.changes.len() * ENOUGH * 15 / (remembered * 16).max(1);
+        latest.most = (*remembered > ENOUGH).then(|| fewer.max(LEAST));
         drop(all);
         self.noted.send_replace(());
     }
@@ -189,30 +193,37 @@ impl Changed {
             return as_it_is();
         }
         let now = Clock::BOOT.now();
-        let mut all = self.all();
-        let Some(latest) = all.of.get_mut(&count.name) else {
-            return as_it_is();
-        };
+        let Changes {
+            of,
+            to_tell,
+            number,
+            ..
+        } = &mut *self.all();
         let mut told = Vec::new();
-        for id in &count.answered {
-            match latest.ids.get_mut(id) {
-                Some(is_answered) => *is_answered = true,
-                None => told.push(*id),
+        if let Some(latest) = of.get_mut(&count.name) {
+            for id in &count.answered {
+                match latest.ids.get_mut(id) {
+                    Some(is_answered) => *is_answered = true,
+                    None => told.push(*id),
+                }
             }
+            let mut freed = 0;
+            while freed < FREED_AT_ONCE && latest.holds_too_many(now) {
+                latest.remove_oldest(to_tell);
+                freed += 1;
+            }
+            *number -= freed;
+            if latest.changes.is_empty() {
+                of.remove(&count.name);
+            }
+        } else {
+            told.clone_from(&count.answered);
         }
-        let mut gone = 0;
-        while gone < TOLD_AT_ONCE && latest.holds_too_many(now) {
-            latest.remove_oldest();
-            gone += 1;
+        let ids = to_tell.take(&count.name);
+        if ids.is_empty() && told.len() == count.answered.len() {
+            return as_it_is();
         }
-        let now_told = latest.to_tell.len().min(TOLD_AT_ONCE);
-        let ids: Vec<_> = latest.to_tell.drain(..now_told).collect();
         told.extend(&ids);
-        let is_empty = latest.is_empty();
-        all.number -= gone;
-        if is_empty {
-            all.of.remove(&count.name);
-        }
         Telling {
             changed: Arc::clone(self),
             count: Arc::new(Count {
@@ -228,12 +239,9 @@ impl Changed {
     pub(super) fn names(&self, has: impl Fn(&str, &Name) -> bool) -> Vec<Name> {
         let all = self.all();
         let of = all.of.iter();
-        of.filter(|(name, latest)| {
-            let mut changes = latest.changes.iter();
-            changes.any(|change| !has(&change.master, name))
-        })
-        .map(|(name, _)| name.clone())
-        .collect()
+        of.filter(|(name, latest)| latest.at.iter().any(|(master, _)| !has(master, name)))
+            .map(|(name, _)| name.clone())
+            .collect()
     }
 
     /// Changes when there may be changes to look for.
@@ -286,10 +294,16 @@ impl Changed {
         name: &Name,
         master: &Arc<str>,
     ) -> Result<Option<Repeating>, StoreError> {
-        if self.next(name, master).is_empty() {
+        let mut all = self.all();
+        all.remove_older_of(name, LONGEST, Clock::BOOT.now());
+        if !all
+            .of
+            .get(name)
+            .is_some_and(|latest| latest.is_elsewhere(master))
+        {
             return Ok(None);
         }
-        match self.all().repeating.insert(name.clone()) {
+        match all.repeating.insert(name.clone()) {
             true => Ok(Some(Repeating {
                 changed: Arc::clone(self),
                 name: name.clone(),
@@ -304,11 +318,11 @@ impl Changed {
     /// The oldest changes of a counter that are to be repeated at this master: one change, or
     /// additions that may be repeated at the same time. Empty if there are none.
     fn next(&self, name: &Name, master: &str) -> Vec<Recent> {
-        let all = &mut *self.all();
-        let Some(latest) = all.of.get_mut(name) else {
+        let mut all = self.all();
+        all.remove_older_of(name, LONGEST, Clock::BOOT.now());
+        let Some(latest) = all.of.get(name) else {
             return Vec::new();
         };
-        all.number -= latest.remove_older(LONGEST, Clock::BOOT.now());
         let elsewhere = |change: &&Recent| *change.master != *master;
         let mut next = latest.changes.iter().filter(elsewhere).peekable();
         let mut taken: Vec<_> = next.next().into_iter().cloned().collect();
@@ -319,45 +333,62 @@ impl Changed {
                 taken.push(change.clone());
             }
         }
-        if latest.is_empty() {
-            all.of.remove(name);
-        }
         taken
     }
 
-    /// Notes that this master has been asked for a change, and what the change has made there. With
-    /// `None` the change was not carried out there.
+    /// Notes that this master has been asked for these changes of one counter, and what each has made
+    /// there. With `None` a change was not carried out there.
     ///
-    /// If the counter has the same value after it as at the earlier master, the later changes of this
-    /// client may count on top of it as they did there, whoever else has changed the counter. If a
-    /// later change has the condition that nobody has changed the counter since this one, its
-    /// condition is the new version now. If the value is another one, the conditions stay as they are,
-    /// and do not hold.
-    fn is_at(&self, done: &Recent, master: &Arc<str>, made: Option<&Counted>) {
-        let same = made.filter(|made| made.value == done.value);
-        let mut all = self.all();
-        let Some(latest) = all.of.get_mut(&done.count.name) else {
+    /// If the counter has the same value after a change as at the earlier master, the later changes of
+    /// this client may count on top of it as they did there, whoever else has changed the counter. If
+    /// a later change has the condition that nobody has changed the counter since, its condition is
+    /// the new version now. If the value is another one, the conditions stay as they are, and do not
+    /// hold.
+    fn are_at(&self, done: &[(Recent, Option<Counted>)], master: &Arc<str>) {
+        let Some((Recent { count, .. }, _)) = done.first() else {
             return;
         };
+        let mut all = self.all();
+        let Some(latest) = all.of.get_mut(&count.name) else {
+            return;
+        };
+        let mut made_of: HashMap<Id, Option<&Counted>> = HashMap::new();
+        let mut versions: HashMap<u64, u64> = HashMap::new();
+        let mut follows = None;
+        for (change, made) in done {
+            made_of.insert(change.count.id, made.as_ref());
+            if let Some(made) = made.as_ref().filter(|made| made.value == change.value) {
+                versions.insert(change.version, made.version);
+                follows = Some(made.version);
+            }
+        }
+        let mut moved = Vec::new();
         for change in &mut latest.changes {
-            if change.count.id == done.count.id {
-                change.master = Arc::clone(master);
+            if let Some(made) = made_of.get(&change.count.id) {
+                moved.push(std::mem::replace(&mut change.master, Arc::clone(master)));
                 change.version = made.map_or(change.version, |made| made.version);
                 continue;
             }
-            let Some(same) = same.filter(|_| *change.master != **master) else {
+            if *change.master == **master {
                 continue;
-            };
-            change.follows = Some(same.version);
-            if let CountOp::Set { value, only_if } = &change.count.op
-                && *only_if == Some(OnlyIf::Version(done.version))
+            }
+            change.follows = follows.or(change.follows);
+            if let CountOp::Set {
+                value,
+                only_if: Some(OnlyIf::Version(version)),
+            } = &change.count.op
+                && let Some(version) = versions.get(version)
             {
-                let (value, only_if) = (*value, Some(OnlyIf::Version(same.version)));
+                let (value, only_if) = (*value, Some(OnlyIf::Version(*version)));
                 change.count = Arc::new(Count {
                     op: CountOp::Set { value, only_if },
                     ..Count::clone(&change.count)
                 });
             }
+        }
+        for from in moved {
+            latest.remove_at(&from);
+            latest.add_at(master);
         }
     }
 
@@ -370,21 +401,51 @@ impl Changes {
     /// Removes the oldest change of a counter. Returns `false` if there is none.
     fn remove_oldest_of(&mut self, name: &Name) -> bool {
         let latest = self.of.get_mut(name);
-        let removed = latest.is_some_and(Latest::remove_oldest);
+        let removed = latest.is_some_and(|latest| latest.remove_oldest(&mut self.to_tell));
         self.number -= usize::from(removed);
         removed
+    }
+
+    /// Removes the changes of a counter that are older than `age`.
+    fn remove_older_of(&mut self, name: &Name, age: Duration, now: Instant) {
+        let Some(latest) = self.of.get_mut(name) else {
+            return;
+        };
+        self.number -= latest.remove_older(age, now, &mut self.to_tell);
+        if latest.changes.is_empty() {
+            self.of.remove(name);
+        }
     }
 
     /// Removes the changes that are older than `age`, and the counters that have no others.
     fn remove_older(&mut self, age: Duration, now: Instant) {
         self.of.retain(|_, latest| {
-            self.number -= latest.remove_older(age, now);
-            !latest.is_empty()
+            self.number -= latest.remove_older(age, now, &mut self.to_tell);
+            !latest.changes.is_empty()
         });
     }
 }
 
 impl Latest {
+    /// Whether another master than this one has acknowledged a change.
+    fn is_elsewhere(&self, master: &str) -> bool {
+        self.at.iter().any(|(at, _)| **at != *master)
+    }
+
+    fn add_at(&mut self, master: &Arc<str>) {
+        match self.at.iter_mut().find(|(at, _)| at == master) {
+            Some((_, changes)) => *changes += 1,
+            None => self.at.push((Arc::clone(master), 1)),
+        }
+    }
+
+    fn remove_at(&mut self, master: &str) {
+        if let Some((_, changes)) = self.at.iter_mut().find(|(at, _)| **at == *master) {
+            *changes -= 1;
+        }
+        self.at.retain(|(_, changes)| *changes > 0);
+    }
+
     /// Whether the oldest change need not be held back any more, or cannot.
     fn holds_too_many(&self, now: Instant) -> bool {
         let is_old = |oldest: &Recent| oldest.at.until(now) > RECENT;
@@ -393,28 +454,24 @@ impl Latest {
     }
 
     /// Removes the oldest change, which is not repeated any more. Returns `false` if there is none.
-    fn remove_oldest(&mut self) -> bool {
-        let Some(oldest) = self.changes.pop_front() else {
+    fn remove_oldest(&mut self, to_tell: &mut Answered) -> bool {
+        let Some(Recent { master, count, .. }) = self.changes.pop_front() else {
             return false;
         };
-        let id = oldest.count.id;
+        self.remove_at(&master);
         // If the client does not allow it yet, a later request of the client tells this id.
-        if self.ids.remove(&id) == Some(true) {
-            self.to_tell.push(id);
+        if self.ids.remove(&count.id) == Some(true) {
+            to_tell.note(&count.name, &[count.id]);
         }
         true
     }
 
-    fn is_empty(&self) -> bool {
-        self.changes.is_empty() && self.to_tell.is_empty()
-    }
-
     /// Removes the changes that are older than `age`. Returns how many.
-    fn remove_older(&mut self, age: Duration, now: Instant) -> usize {
+    fn remove_older(&mut self, age: Duration, now: Instant, to_tell: &mut Answered) -> usize {
         let before = self.changes.len();
         let is_older = |oldest: &Recent| oldest.at.until(now) > age;
         while self.changes.front().is_some_and(is_older) {
-            self.remove_oldest();
+            self.remove_oldest(to_tell);
         }
         before - self.changes.len()
     }
@@ -438,11 +495,8 @@ impl Telling {
 
 impl Drop for Telling {
     fn drop(&mut self) {
-        if !self.ids.is_empty() {
-            let mut all = self.changed.all();
-            let latest = all.of.entry(self.count.name.clone()).or_default();
-            latest.to_tell.append(&mut self.ids);
-        }
+        let mut all = self.changed.all();
+        all.to_tell.note(&self.count.name, &self.ids);
     }
 }
 

@@ -39,18 +39,18 @@ impl Repeating {
             if changes.is_empty() {
                 return Ok(());
             }
-            let repeated = changes.iter().map(|change| repeat(change, &ask));
+            let repeated = join_all(changes.iter().map(|change| repeat(change, &ask))).await;
+            let mut done = Vec::new();
             let mut failed = None;
-            for (change, outcome) in changes.iter().zip(join_all(repeated).await) {
+            for (change, outcome) in changes.into_iter().zip(repeated) {
                 match outcome {
-                    Ok(made) => changed.is_at(change, master, made.as_ref()),
+                    Ok(made) => done.push((change, made)),
                     // The counter is damaged at this master, or the user may not change it.
-                    Err(error) if error.fault() == Fault::Config => {
-                        changed.is_at(change, master, None);
-                    }
+                    Err(error) if error.fault() == Fault::Config => done.push((change, None)),
                     Err(error) => failed = Some(error),
                 }
             }
+            changed.are_at(&done, master);
             if let Some(error) = failed {
                 return Err(error);
             }

@@ -391,3 +391,19 @@ fn crowd(changed: &Arc<Changed>, master: &Arc<str>) -> Vec<Id> {
     });
     counts.collect()
 }
+
+#[test]
+fn a_counter_that_nobody_changes_any_more_is_forgotten() {
+    let (changed, master) = (Arc::<Changed>::default(), Arc::from("old"));
+    let first = add(Vec::new());
+    changed.note(&master, &first, &answered(1));
+    let second = add(vec![first.id]);
+    changed.telling(&second).answered();
+    changed.note(&master, &second, &answered(2));
+
+    let mut all = changed.all();
+    all.remove_older(RECENT, Clock::BOOT.now().after(2 * RECENT));
+
+    assert_eq!((all.of.len(), all.number), (0, 0));
+    assert_eq!(all.to_tell.take(&first.name), [first.id]);
+}
