@@ -79,6 +79,12 @@ impl Page {
                 page.definitions.insert(label.into(), target.into());
                 continue;
             }
+            let is_text = !line.trim().is_empty();
+            assert!(
+                page.definitions.is_empty() || !is_text,
+                "{}: a line of text is behind the targets of links: {line}",
+                path.display()
+            );
             if line.starts_with('#') {
                 page.anchors
                     .insert(anchor(line.trim_start_matches('#').trim()));
