@@ -127,7 +127,8 @@ async fn keep(shared: &Arc<Shared>) {
         // Taken before the clock is read, so that no advance of a test clock is missed.
         let advanced = shared.clock.advanced();
         let now = shared.clock.now();
-        let mut round = shared.table().take_round(now, shared.epoch());
+        let (epoch, outage) = (shared.epoch(), shared.teller.is_suspended());
+        let mut round = shared.table().take_round(now, epoch, outage);
         shared.meter.cleanups_begun(round.cleanups.len());
         for waker in round.alarms.drain(..) {
             guarded(|| waker.wake());
@@ -169,10 +170,8 @@ async fn keep(shared: &Arc<Shared>) {
                 None => shared.recheck_at(lease.request.id, now),
             }
         }
-        if let Some(overload) = round.overload
-            && shared.tell_overload(overload)
-        {
-            shared.table().overload_told(now);
+        if let Some(overload) = round.overload {
+            shared.tell_overload(overload);
         }
         for (kind, batch) in round.renew.drain(..) {
             tokio::spawn(renew(Arc::clone(shared), kind, batch));

@@ -161,15 +161,12 @@ impl Shared {
 
     /// Counts the answers of the store to renewals.
     pub(super) fn count_renewals(&self, answers: &[Renewed]) {
-        let count = |lost: bool, failed: bool| {
-            let is = |answer: &&Renewed| {
-                (**answer == Renewed::Lost) == lost && (**answer == Renewed::Failed) == failed
-            };
-            answers.iter().filter(is).count()
-        };
-        self.meter.renewals(Renewal::Renewed, count(false, false));
-        self.meter.renewals(Renewal::Lost, count(true, false));
-        self.meter.renewals(Renewal::Failed, count(false, true));
+        let count = |what| answers.iter().filter(|answer| **answer == what).count();
+        let (lost, failed) = (count(Renewed::Lost), count(Renewed::Failed));
+        let renewed = answers.len() - lost - failed;
+        self.meter.renewals(Renewal::Renewed, renewed);
+        self.meter.renewals(Renewal::Lost, lost);
+        self.meter.renewals(Renewal::Failed, failed);
     }
 
     /// The store has refused all these renewals, on a working connection.
@@ -181,11 +178,8 @@ impl Shared {
     }
 
     /// The store cannot answer the renewals of all held leases in time. So some leases are left out,
-    /// and are lost. Returns whether this was logged: if there is an outage, its warning is enough.
-    pub(crate) fn tell_overload(&self, overload: Overload) -> bool {
-        if self.teller.is_suspended() {
-            return false;
-        }
+    /// and are lost.
+    pub(crate) fn tell_overload(&self, overload: Overload) {
         let (store, owner) = (self.store().to_owned(), Arc::clone(&self.owner));
         self.log(Level::WARN, move || {
             let Overload {
@@ -203,7 +197,6 @@ impl Shared {
                  a longer ttl"
             );
         });
-        true
     }
 
     /// Logs a warning, unless one was logged since renewals were last accepted.

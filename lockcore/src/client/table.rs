@@ -129,8 +129,9 @@ impl Table {
         }
     }
 
-    /// Takes all work that is due at `now`, and computes the time of the next round.
-    pub(crate) fn take_round(&mut self, now: Instant, epoch: u64) -> Round {
+    /// Takes all work that is due at `now`, and computes the time of the next round. During an
+    /// outage, its warning is enough, and nothing is told of an overload.
+    pub(crate) fn take_round(&mut self, now: Instant, epoch: u64, outage: bool) -> Round {
         let mut round = Round {
             cleanups: std::mem::take(&mut self.cleanups),
             ..Round::default()
@@ -148,6 +149,9 @@ impl Table {
         }
         self.sweep_on(now, epoch);
         self.begin_renewals(now, epoch, &mut round);
+        if !outage {
+            round.overload = self.overload(now, round.left_out);
+        }
         let next = [
             self.due.first().map(|due| due.0),
             self.alarms.keys().next().map(|key| key.0),
@@ -290,7 +294,6 @@ impl Table {
         if self.held.left_out() == 0 {
             self.begin_renewals_of(Kind::Waiting, now, epoch, round);
         }
-        round.overload = self.overload(now, round.left_out);
     }
 
     fn begin_renewals_of(&mut self, kind: Kind, now: Instant, epoch: u64, round: &mut Round) {
@@ -315,24 +318,21 @@ impl Table {
         backlog.pace.wait(now, they_wait);
     }
 
-    /// What is to be told after this number of held leases has ended because they were left out.
+    /// What is to be told after this number of held leases has ended because they were left out. It
+    /// is told once in a while only.
     fn overload(&mut self, now: Instant, ended: usize) -> Option<Overload> {
         let lately = self.told.is_some_and(|told| now < told.after(TOLD_EVERY));
         if ended == 0 || lately {
             return None;
         }
         let rate = self.held.pace.rate(now)?;
+        self.told = Some(now);
         let kinds = self.leases.values().map(Tracked::kind);
         Some(Overload {
             leases: kinds.filter(|kind| *kind == Kind::Held).count(),
             left_out: self.held.left_out() + ended,
             rate,
         })
-    }
-
-    /// Notes that an overload was told.
-    pub(crate) fn overload_told(&mut self, now: Instant) {
-        self.told = Some(now);
     }
 
     fn begin_renewal(&mut self, id: Id, now: Instant, epoch: u64) -> Option<Arc<Lease>> {

@@ -174,10 +174,10 @@ impl Process {
 
     /// One round of the keeper.
     fn keep(&self) {
-        let round = self
-            .shared
-            .table()
-            .take_round(self.shared.clock.now(), self.shared.epoch());
+        let round =
+            self.shared
+                .table()
+                .take_round(self.shared.clock.now(), self.shared.epoch(), false);
         let cleanups = round.cleanups.iter().map(|cleanup| cleanup.request.id);
         self.cleaned.lock().unwrap().extend(cleanups);
         self.shared.cleaned_up(round.cleanups.len());

@@ -75,9 +75,10 @@ impl Keeper {
             let (shared, cleaned) = (Arc::clone(shared), Arc::clone(&cleaned));
             move || {
                 loop {
-                    let round = shared
-                        .table()
-                        .take_round(shared.clock.now(), shared.epoch());
+                    let round =
+                        shared
+                            .table()
+                            .take_round(shared.clock.now(), shared.epoch(), false);
                     let ids = round.cleanups.iter().map(|cleanup| cleanup.request.id);
                     cleaned.lock().unwrap().extend(ids);
                     if !round.cleanups.is_empty() {
@@ -341,9 +342,10 @@ fn the_keeper_ends_after_the_last_clean_up() {
             move || {
                 let mut releases = Vec::new();
                 loop {
-                    let round = shared
-                        .table()
-                        .take_round(shared.clock.now(), shared.epoch());
+                    let round =
+                        shared
+                            .table()
+                            .take_round(shared.clock.now(), shared.epoch(), false);
                     let count = round.cleanups.len();
                     if count > 0 {
                         // The store is slow to acknowledge, so another thread ends the clean-up
@@ -381,7 +383,7 @@ fn a_task_that_waits_for_a_time_is_woken_at_it() {
             move || {
                 loop {
                     let now = shared.clock.now();
-                    let round = shared.table().take_round(now, shared.epoch());
+                    let round = shared.table().take_round(now, shared.epoch(), false);
                     for waker in round.alarms {
                         waker.wake();
                     }
@@ -420,7 +422,7 @@ fn after_a_gap_a_renewal_is_begun_even_if_one_is_under_way() {
             move || {
                 let round = shared
                     .table()
-                    .take_round(shared.clock.now(), shared.epoch());
+                    .take_round(shared.clock.now(), shared.epoch(), false);
                 begun.fetch_add(round.renew.len(), Ordering::Relaxed);
                 let batches = round.renew.into_iter();
                 batches.flat_map(|(_, batch)| batch).collect::<Vec<_>>()

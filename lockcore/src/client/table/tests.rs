@@ -42,19 +42,19 @@ fn batches_under_way_are_bounded_and_the_rest_follows() {
     let leases = (FIRST + 2) * BATCH;
     hold(&mut table, leases, Duration::from_secs(10));
 
-    let round = table.take_round(at(103), EPOCH);
+    let round = table.take_round(at(103), EPOCH, false);
     assert_eq!(round.renew.len(), FIRST);
     assert!(round.renew.iter().all(|(_, batch)| batch.len() == BATCH));
-    let full = table.take_round(at(103), EPOCH);
+    let full = table.take_round(at(103), EPOCH, false);
     assert!(full.renew.is_empty());
     // The keeper watches the end of leases whose renewal is queued.
     assert!(full.next <= Some(at(110)));
 
     let end = |table: &mut Table| table.renewed(Kind::Held, Outcome::Failed);
     assert!(end(&mut table), "others wait for the room");
-    assert_eq!(table.take_round(at(103), EPOCH).renew.len(), 1);
+    assert_eq!(table.take_round(at(103), EPOCH, false).renew.len(), 1);
     assert!(end(&mut table));
-    assert_eq!(table.take_round(at(103), EPOCH).renew.len(), 1);
+    assert_eq!(table.take_round(at(103), EPOCH, false).renew.len(), 1);
     assert!(!end(&mut table));
 }
 
@@ -64,7 +64,7 @@ fn a_short_lease_is_not_renewed_in_one_batch_with_long_ones() {
     hold(&mut table, 50, Duration::from_secs(10));
     hold(&mut table, 1, Duration::from_secs(4));
 
-    let round = table.take_round(at(103), EPOCH);
+    let round = table.take_round(at(103), EPOCH, false);
 
     let sizes: Vec<_> = round.renew.iter().map(|(_, batch)| batch.len()).collect();
     assert_eq!(sizes, [1, 50], "the one that ends first goes first");
@@ -80,7 +80,7 @@ fn after_a_gap_everything_is_asked_after_once_in_bounded_steps() {
 
     let (mut asked, mut rounds) = (Vec::new(), 0);
     loop {
-        let round = table.take_round(at(101), after);
+        let round = table.take_round(at(101), after, false);
         assert!(round.renew.len() <= FIRST);
         if round.renew.is_empty() {
             break;
@@ -119,10 +119,10 @@ fn a_ticket_that_is_being_released_is_watched_and_not_renewed() {
 
     table.leave(id);
 
-    let round = table.take_round(at(103), EPOCH);
+    let round = table.take_round(at(103), EPOCH, false);
     assert!(round.renew.is_empty(), "renewed");
     assert_eq!(round.next, Some(lease.deadline()));
-    let round = table.take_round(at(110), EPOCH);
+    let round = table.take_round(at(110), EPOCH, false);
     assert_eq!(round.expired.len(), 1, "not watched any more");
 }
 
@@ -160,15 +160,15 @@ fn keep(
     store: &mut Store,
     seconds: std::ops::Range<u64>,
 ) -> (Vec<(Stage, Id)>, Vec<Overload>) {
-    keep_and_tell(table, store, seconds, true)
+    keep_in(table, store, seconds, false)
 }
 
-/// [`keep`], where each overload is told or not.
-fn keep_and_tell(
+/// [`keep`], in an outage or not.
+fn keep_in(
     table: &mut Table,
     store: &mut Store,
     seconds: std::ops::Range<u64>,
-    tells: bool,
+    outage: bool,
 ) -> (Vec<(Stage, Id)>, Vec<Overload>) {
     let (mut over, mut told) = (Vec::new(), Vec::new());
     let mut now = at(seconds.start);
@@ -196,7 +196,7 @@ fn keep_and_tell(
             };
             table.renewed(kind, outcome);
         }
-        let round = table.take_round(now, EPOCH);
+        let round = table.take_round(now, EPOCH, outage);
         for (kind, batch) in round.renew {
             store.send(now, kind, batch);
         }
@@ -206,9 +206,6 @@ fn keep_and_tell(
         }
         if let Some(overload) = round.overload {
             told.push(overload);
-            if tells {
-                table.overload_told(now);
-            }
         }
         now = now.after(Duration::from_millis(5));
     }
@@ -255,8 +252,8 @@ fn an_overload_that_an_outage_has_hidden_is_told_after_it() {
     let mut table = table(64);
     hold(&mut table, 20_000, Duration::from_secs(10));
     let mut store = Store::new(Duration::from_millis(1), 1_000);
-    let (_, hidden) = keep_and_tell(&mut table, &mut store, 100..110, false);
-    assert!(!hidden.is_empty());
+    let (over, told) = keep_in(&mut table, &mut store, 100..111, true);
+    assert!(!over.is_empty() && told.is_empty());
 
     store.renewals_per_second = 300;
     let (_, told) = keep(&mut table, &mut store, 110..130);
@@ -328,11 +325,11 @@ fn a_waiter_whose_renewal_is_queued_is_renewed_as_a_holder_once_it_holds() {
     for _ in 0..FIRST {
         table.waiting.pace.begin();
     }
-    assert!(table.take_round(at(103), EPOCH).renew.is_empty());
+    assert!(table.take_round(at(103), EPOCH, false).renew.is_empty());
 
     table.hold(id);
 
-    let round = table.take_round(at(103), EPOCH);
+    let round = table.take_round(at(103), EPOCH, false);
     let [(Kind::Held, batch)] = &round.renew[..] else {
         panic!("{} batches", round.renew.len());
     };
