@@ -68,8 +68,8 @@ impl Shared {
         if !self.capability.resizes {
             return Err(Error::config(
                 "this store cannot store the capacity of a semaphore, so that it cannot be resized while it is in use: let \
-                 all callers state the new capacity, at a time when nobody holds permits, or use memory, SQLite, Redis \
-                 (one server, Sentinel or Cluster) or ZooKeeper",
+                 all callers state the new capacity, at a time when nobody holds permits, or use another store: a quorum \
+                 of Redis servers is the only one of ours that cannot",
             ));
         }
         let wait = self.defaults.wait;

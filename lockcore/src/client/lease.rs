@@ -61,6 +61,8 @@ pub(crate) struct Lease {
     /// The ttl that the ticket is renewed with, in nanoseconds. It only rises, and is written under
     /// the mutex of `asked`.
     ttl: AtomicU64,
+    /// The ttl that the store gave last, in nanoseconds. The next renewal is due after a third of it.
+    given: AtomicU64,
     asked: Mutex<Asked>,
     /// Whether the loss has been reported to the listeners of the client.
     told: AtomicBool,
@@ -91,6 +93,7 @@ impl Lease {
         Self {
             permits: AtomicU64::new(permits),
             ttl: AtomicU64::new(nanos(request.ttl)),
+            given: AtomicU64::new(0),
             request,
             renew,
             deadline: AtomicU64::new(Instant::FAR_FUTURE.as_nanos()),
@@ -135,6 +138,7 @@ impl Lease {
         if self.is_ambiguous() {
             self.enqueue_may_follow(sent);
         }
+        self.given.store(nanos(valid_for), Ordering::SeqCst);
         let deadline = deadline(sent, valid_for).as_nanos().max(LOST + 1);
         // The deadline is set only if no deadline was set before. If a shutdown has marked the
         // lease as lost meanwhile, the lease stays lost.
@@ -158,6 +162,7 @@ impl Lease {
                 (current != LOST && current > now.as_nanos()).then_some(current.max(proposed))
             })
             .map_err(|_| AlreadyLost)?;
+        self.given.store(nanos(valid_for), Ordering::SeqCst);
         // `hold_until` may have become earlier since `proposed` was computed.
         self.deadline
             .fetch_min(self.hold_until().as_nanos(), Ordering::SeqCst);
@@ -232,6 +237,11 @@ impl Lease {
     /// The ttl that the ticket is renewed with.
     pub(crate) fn ttl(&self) -> Duration {
         Duration::from_nanos(self.ttl.load(Ordering::SeqCst))
+    }
+
+    /// The ttl that the store gave last.
+    pub(crate) fn given(&self) -> Duration {
+        Duration::from_nanos(self.given.load(Ordering::SeqCst))
     }
 
     /// The longest time for which a renewal can make the lease valid, if the store gives so much.

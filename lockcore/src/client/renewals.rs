@@ -13,6 +13,7 @@ use super::shared::{Sent, Shared};
 use super::tracked::{Cleanup, Kind, Stage};
 use crate::backend::{Fault, Renewed, StoreError};
 use crate::clock::{Instant, nanos};
+use crate::meter;
 use crate::pauses::jittered;
 use crate::request::{Id, Request};
 
@@ -34,11 +35,11 @@ impl Shared {
         Instant::from_nanos(earliest)..=Instant::from_nanos(latest)
     }
 
-    /// How long after a third of its ttl a lease is renewed. `None` if its end was set for another
-    /// reason, so that it was not due then, or if it is lost, because then it has no end.
-    fn late(lease: &Lease, now: Instant) -> Option<Duration> {
-        let latest = *Self::renewal_times(lease, lease.ttl()).end();
-        let is_due = lease.hold_until() == Instant::FAR_FUTURE && lease.lost(now).is_none();
+    /// How long after a third of the time that the store gave last a lease is renewed. `None` if its
+    /// end was set for another reason, so that it was not due then, or if it is over.
+    pub(super) fn late(lease: &Lease, now: Instant) -> Option<Duration> {
+        let latest = *Self::renewal_times(lease, lease.given()).end();
+        let is_due = lease.hold_until() == Instant::FAR_FUTURE && lease.deadline() > now;
         is_due.then(|| latest.until(now))
     }
 
@@ -145,7 +146,10 @@ impl Shared {
                 connection.renew(tickets, patience)
             })
             .await
-            .inspect_err(|error| renewal.refused(error))?;
+            .inspect_err(|error| {
+                renewal.refused(error);
+                self.meter.renewals(meter::Renewal::Failed, 1);
+            })?;
         let renewed = answers.first().copied().unwrap_or(Renewed::Failed);
         self.count_renewals(&[renewed]);
         match renewed {

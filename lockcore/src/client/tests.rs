@@ -89,6 +89,22 @@ async fn a_grant_in_line_is_renewed_when_its_wait_would_have_been() {
     assert!(due().is_some_and(|due| times.contains(&due)));
 }
 
+#[tokio::test]
+async fn a_renewal_in_time_is_not_late_if_the_store_gives_less_than_was_asked_for() {
+    let clock = Clock::by_hand();
+    clock.stop();
+    let (_, lease) = asked_by(&clock);
+    let given = lease.request.ttl / 2;
+    lease.answered(7, clock.now(), given);
+
+    let due = *Shared::renewal_times(&lease, given).end();
+
+    let moment = Duration::from_millis(1);
+    assert_eq!(Shared::late(&lease, due), Some(Duration::ZERO));
+    assert_eq!(Shared::late(&lease, due.after(moment)), Some(moment));
+    assert_eq!(Shared::late(&lease, lease.deadline()), None, "it is over");
+}
+
 /// The holder has a grace from when it learns of the ask-back, and the caller waits meanwhile.
 #[tokio::test]
 async fn a_ticket_that_is_asked_back_while_it_is_granted_is_rechecked_soon() {

@@ -113,13 +113,13 @@ impl Shared {
             self.set_recheck(&mut table, id, Instant::FAR_FUTURE);
             return true;
         }
-        let mut latest = *Self::renewal_times(lease, lease.ttl()).end();
+        let mut latest = *Self::renewal_times(lease, lease.given()).end();
         // While a renewal is in flight, its answer sets the next check.
         if !tracked.is_renewing() {
             latest = tracked.due_after_answer(latest);
         }
         if tracked.due.is_none_or(|due| due > latest) {
-            let due = Self::renewal_time(lease, lease.ttl()).min(latest);
+            let due = Self::renewal_time(lease, lease.given()).min(latest);
             self.set_recheck(&mut table, id, due);
         }
         true
