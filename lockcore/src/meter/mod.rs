@@ -18,7 +18,10 @@ pub(crate) use on::{Asked, LockMeter, Meter, Requests, Up, Verb};
 
 /// What the store has answered to the renewal of a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(feature = "metrics"), allow(dead_code))]
+#[cfg_attr(
+    not(feature = "metrics"),
+    allow(dead_code, reason = "without the feature, nobody reads it")
+)]
 pub(crate) enum Renewal {
     /// The ticket has another ttl.
     Renewed,
@@ -30,7 +33,10 @@ pub(crate) enum Renewal {
 
 /// What has given the lock to a caller that waited for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(feature = "metrics"), allow(dead_code))]
+#[cfg_attr(
+    not(feature = "metrics"),
+    allow(dead_code, reason = "without the feature, nobody reads it")
+)]
 pub(crate) enum HandOver {
     /// Another task of this process, without a request to the store.
     Process,

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder, Unit};
 
 use super::{HandOver, Renewal};
-use crate::error::{Error, LostReason};
+use crate::error::{Error, ErrorKind, LostReason};
 use crate::fork::Process;
 use crate::log::guarded;
 
@@ -204,6 +204,8 @@ impl Series {
 /// The metrics of one client.
 pub(crate) struct Meter {
     series: Series,
+    /// The metrics of the locks without a label.
+    others: OnceLock<LockMeter>,
     locks: Mutex<HashMap<&'static str, LockMeter>>,
     renewed: Counter,
     lost: Counter,
@@ -245,6 +247,7 @@ impl Meter {
                 series: series.clone(),
                 answered: Default::default(),
             })),
+            others: OnceLock::new(),
             locks: Mutex::default(),
             series,
         }
@@ -256,15 +259,17 @@ impl Meter {
         if !self.series.process.is_this() {
             return LockMeter::NONE;
         }
-        let label = label.unwrap_or(OTHER);
+        // Not under the mutex, because this runs code of the recorder.
+        let made = |label| LockMeter(Some(Arc::new(OfLock::new(self.series.with("lock", label)))));
+        let Some(label) = label else {
+            return self.others.get_or_init(|| made(OTHER)).clone();
+        };
         let locks = || self.locks.lock().unwrap_or_else(PoisonError::into_inner);
         let known = locks().get(label).cloned();
-        if let Some(known) = known {
-            return known;
-        }
-        // Not under the mutex, because this runs code of the recorder.
-        let meter = LockMeter(Some(Arc::new(OfLock::new(self.series.with("lock", label)))));
-        locks().entry(label).or_insert(meter).clone()
+        known.unwrap_or_else(|| {
+            let made = made(label);
+            locks().entry(label).or_insert(made).clone()
+        })
     }
 
     /// The metrics of the requests to the store.
@@ -356,6 +361,8 @@ struct OfLock {
     hold: Histogram,
     held: Gauge,
     waiting: Gauge,
+    busy: OnceLock<Counter>,
+    timeout: OnceLock<Counter>,
     in_process: OnceLock<Counter>,
     at_store: OnceLock<Counter>,
 }
@@ -375,6 +382,8 @@ impl OfLock {
             hold: series.histogram(HOLD),
             held: series.gauge(HELD),
             waiting: series.gauge(WAITING),
+            busy: OnceLock::new(),
+            timeout: OnceLock::new(),
             in_process: OnceLock::new(),
             at_store: OnceLock::new(),
             series,
@@ -462,10 +471,17 @@ impl Asking {
 
     pub(crate) fn refused(mut self, error: &Error) {
         self.is_open = false;
-        let outcome = error.kind().code();
+        let kind = error.kind();
         self.meter.emit(|lock| {
-            let series = lock.series.with("outcome", outcome);
-            series.counter(ACQUISITIONS).increment(1);
+            let asked = || {
+                let series = lock.series.with("outcome", kind.code());
+                series.counter(ACQUISITIONS)
+            };
+            match kind {
+                ErrorKind::Busy => lock.busy.get_or_init(asked).increment(1),
+                ErrorKind::Timeout => lock.timeout.get_or_init(asked).increment(1),
+                _ => asked().increment(1),
+            }
         });
     }
 }
@@ -647,6 +663,7 @@ mod tests {
             ("redis+cluster://a", "redis+cluster"),
             ("redlock+tls://a,b,c", "redlock"),
             ("zookeeper+tls://a", "zookeeper"),
+            ("postgres+tls://a/db", "postgres"),
             ("sqlite:/tmp/a.db", "sqlite"),
             ("", "other"),
         ];
