@@ -446,8 +446,8 @@ impl Builder {
         if self.fair == Fair::Strict && !store_queues {
             doubts.push(
                 "strict order (LOCK_FAIR) was asked for, but the line of this store has no order: whoever asks when \
-                 the lock is free gets it, and a caller may wait while others come and go; take one Redis, a cluster, \
-                 ZooKeeper or SQLite if the order matters"
+                 the lock is free gets it, and a caller may wait while others come and go; if the order matters, \
+                 take another store than a quorum of Redis servers"
                     .to_owned(),
             );
         }

@@ -128,7 +128,8 @@ pub struct Request {
 }
 
 impl Request {
-    /// A request that does not wait and names no ticket ahead, with an empty owner. All fields can be changed afterwards.
+    /// A request that does not wait, does not ask for the ticket ahead, and has an empty owner. All
+    /// fields can be changed afterwards.
     #[must_use]
     pub fn new(
         name: Name,

@@ -80,6 +80,6 @@ async fn a_request_allocates_little_more_than_its_lock() {
 
     println!("service {service}, passing through {passed}, lock {lock}, locked {locked}");
     assert_eq!(passed, service);
-    assert!(lock <= OF_A_LOCK + OF_METRICS);
+    assert!(lock <= OF_A_LOCK || lock == OF_A_LOCK + OF_METRICS);
     assert!(locked <= service + lock + OF_THE_LAYER);
 }

@@ -20,7 +20,7 @@ use crate::error::Error;
 use crate::meter::HandOver;
 use crate::options::Wait;
 use crate::pauses::Pauses;
-use crate::request::{FULL, Request};
+use crate::request::Request;
 use lanes::{Arrived, Handover, Share};
 use pending::{LAST_MOMENT, Pace, Pending, Progress};
 use spec::Spec;
@@ -341,7 +341,6 @@ async fn at_the_store(
 
 fn arm(spec: &Spec<'_>, ttl: Duration, wait: bool) -> Result<Pending, Error> {
     let shared = &spec.client.shared;
-    let wants_all = spec.is_exclusive() && spec.capacity == FULL;
     let request = Request {
         name: spec.name.clone(),
         id: shared.new_id()?,
@@ -349,9 +348,13 @@ fn arm(spec: &Spec<'_>, ttl: Duration, wait: bool) -> Result<Pending, Error> {
         capacity: spec.capacity,
         ttl,
         wait,
-        name_ahead: wait && wants_all && shared.capability.names_ahead,
+        name_ahead: false,
         highest_seen: shared.highest_seen(),
         owner: Arc::clone(spec.owner),
+    };
+    let request = Request {
+        name_ahead: wait && shared.capability.names_ahead && request.wants_all(),
+        ..request
     };
     let lease = Lease::new(Arc::new(request), spec.renew).measured_by(spec.meter.clone());
     Pending::of(shared, Arc::new(lease))

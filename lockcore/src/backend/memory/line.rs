@@ -105,7 +105,7 @@ impl Line {
             .next_back()
             .filter(|_| request.name_ahead)?;
         let ours = ahead.payload.receiver == receiver;
-        let full = ahead.permits == FULL.get() && request.permits == FULL;
+        let full = ahead.permits == FULL.get() && request.wants_all();
         (ours && full).then_some(ahead.id)
     }
 
