@@ -33,13 +33,12 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use crate::backend::{Count, CountOp, Counted, MOST_REMEMBERED, OnlyIf, Outcome, StoreError};
+use crate::backend::{Count, CountOp, Counted, MOST_REMEMBERED, OnlyIf, Outcome};
 use crate::clock::{Clock, Instant};
 use crate::counting::answered::Answered;
 use crate::name::Name;
 use crate::request::Id;
 pub(super) use repeat::{Repeating, repeated_all};
-use repeat::{counts_in_any_order, reads};
 
 /// For how long the id of an answered change is held back. From the promotion of a replica until
 /// clients leave the old master it takes a second or two.
@@ -137,6 +136,18 @@ struct Recent {
     /// master, if the counter had the same value after it as at the old one. The counter is not newer
     /// there than this change, as long as it has this version.
     follows: Option<u64>,
+}
+
+impl Recent {
+    /// Whether the change is an addition whose effect does not depend on the changes before it.
+    fn counts_in_any_order(&self) -> bool {
+        matches!(self.count.op, CountOp::Add { floor: None, .. })
+    }
+
+    /// A read of this counter.
+    fn reads(&self, name: &Name) -> Arc<Count> {
+        Arc::new(Count::new(name.clone(), self.count.id, CountOp::Read))
+    }
 }
 
 impl Changed {
@@ -268,7 +279,7 @@ impl Changed {
         }
         let looks: Vec<_> = latest
             .into_values()
-            .map(|(name, change)| reads(name, change))
+            .map(|(name, change)| change.reads(name))
             .collect();
         if looks.is_empty() {
             return None;
@@ -283,38 +294,6 @@ impl Changed {
         Some(looks)
     }
 
-    /// Begins to repeat, at this master, the changes of a counter that another master has
-    /// acknowledged. `None` if there are none.
-    ///
-    /// # Errors
-    ///
-    /// A conflict if somebody else repeats them.
-    pub(super) fn begin(
-        self: &Arc<Self>,
-        name: &Name,
-        master: &Arc<str>,
-    ) -> Result<Option<Repeating>, StoreError> {
-        let mut all = self.all();
-        all.remove_older_of(name, LONGEST, Clock::BOOT.now());
-        if !all
-            .of
-            .get(name)
-            .is_some_and(|latest| latest.is_elsewhere(master))
-        {
-            return Ok(None);
-        }
-        match all.repeating.insert(name.clone()) {
-            true => Ok(Some(Repeating {
-                changed: Arc::clone(self),
-                name: name.clone(),
-                master: Arc::clone(master),
-            })),
-            false => Err(StoreError::conflict(
-                "another connection of this client repeats earlier changes of this counter",
-            )),
-        }
-    }
-
     /// The oldest changes of a counter that are to be repeated at this master: one change, or
     /// additions that may be repeated at the same time. Empty if there are none.
     fn next(&self, name: &Name, master: &str) -> Vec<Recent> {
@@ -326,9 +305,9 @@ impl Changed {
         let elsewhere = |change: &&Recent| *change.master != *master;
         let mut next = latest.changes.iter().filter(elsewhere).peekable();
         let mut taken: Vec<_> = next.next().into_iter().cloned().collect();
-        if taken.iter().all(counts_in_any_order) {
+        if taken.iter().all(Recent::counts_in_any_order) {
             while taken.len() < REPEATED_AT_ONCE
-                && let Some(change) = next.next_if(|change| counts_in_any_order(change))
+                && let Some(change) = next.next_if(|change| change.counts_in_any_order())
             {
                 taken.push(change.clone());
             }

@@ -46,7 +46,7 @@ use crate::pauses::Pauses;
 use crate::request::{Id, Request};
 use crate::tls::Tls;
 
-use changed::{CountAnswer, repeated_all};
+use changed::{CountAnswer, Repeating, repeated_all};
 use cluster::Seeds;
 use connection::RedisConnection;
 use dial::Server;
@@ -313,7 +313,7 @@ async fn change_again(connection: RedisConnection, elsewhere: ChangedElsewhere, 
     let ChangedElsewhere { changed, master } = elsewhere;
     loop {
         let names = changed.names(|of, _| *of == *master);
-        let repeat = async |name| match changed.begin(&name, &master)? {
+        let repeat = async |name| match Repeating::begin(&changed, &name, &master)? {
             Some(turn) => {
                 let ask = |count| counted_here(connection.clone(), count);
                 turn.repeat(ask).await
@@ -350,7 +350,7 @@ async fn count_at_master(
     count: Arc<Count>,
 ) -> Result<Counted, StoreError> {
     let ChangedElsewhere { changed, master } = watch.changed_elsewhere();
-    if let Some(turn) = changed.begin(&count.name, &master)? {
+    if let Some(turn) = Repeating::begin(&changed, &count.name, &master)? {
         // This copy has no watch, because a task of the watch must not keep it alive.
         let here = RedisConnection {
             watch: None,

@@ -6,19 +6,49 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 use tokio::sync::oneshot;
 
-use super::{COUNTERS_AT_ONCE, Changed, Recent};
+use super::{COUNTERS_AT_ONCE, Changed, LONGEST, Recent};
 use crate::backend::{BoxFuture, Count, CountOp, Counted, Fault, OnlyIf, Outcome, StoreError};
+use crate::clock::Clock;
 use crate::name::Name;
 
 /// The right to repeat the changes of a counter at a master. One connection at a time has it.
 #[derive(Debug)]
 pub(in super::super) struct Repeating {
-    pub(super) changed: Arc<Changed>,
-    pub(super) name: Name,
-    pub(super) master: Arc<str>,
+    changed: Arc<Changed>,
+    name: Name,
+    master: Arc<str>,
 }
 
 impl Repeating {
+    /// Begins to repeat, at this master, the changes of a counter that another master has
+    /// acknowledged. `None` if there are none.
+    ///
+    /// # Errors
+    ///
+    /// A conflict if somebody else repeats them.
+    pub(in super::super) fn begin(
+        changed: &Arc<Changed>,
+        name: &Name,
+        master: &Arc<str>,
+    ) -> Result<Option<Self>, StoreError> {
+        let mut all = changed.all();
+        all.remove_older_of(name, LONGEST, Clock::BOOT.now());
+        let latest = all.of.get(name);
+        if !latest.is_some_and(|latest| latest.is_elsewhere(master)) {
+            return Ok(None);
+        }
+        match all.repeating.insert(name.clone()) {
+            true => Ok(Some(Self {
+                changed: Arc::clone(changed),
+                name: name.clone(),
+                master: Arc::clone(master),
+            })),
+            false => Err(StoreError::conflict(
+                "another connection of this client repeats earlier changes of this counter",
+            )),
+        }
+    }
+
     /// Repeats the changes, oldest first. `ask` sends a request to the master.
     ///
     /// If this fails, or the future is dropped, the rest is repeated by the next one that has the right.
@@ -110,7 +140,7 @@ where
 {
     let read = match change.count.op {
         CountOp::Set { only_if: None, .. } | CountOp::Write(_) => {
-            Some(ask(reads(&change.count.name, change)).await?)
+            Some(ask(change.reads(&change.count.name)).await?)
         }
         _ => None,
     };
@@ -119,15 +149,6 @@ where
     };
     let made = ask(count).await?;
     Ok((made.outcome == Outcome::Applied).then_some(made))
-}
-
-/// Whether the change is an addition whose effect does not depend on the changes before it.
-pub(super) fn counts_in_any_order(change: &Recent) -> bool {
-    matches!(change.count.op, CountOp::Add { floor: None, .. })
-}
-
-pub(super) fn reads(name: &Name, change: &Recent) -> Arc<Count> {
-    Arc::new(Count::new(name.clone(), change.count.id, CountOp::Read))
 }
 
 /// The request that repeats a change. `read` is the counter at the new master, for a value and for a

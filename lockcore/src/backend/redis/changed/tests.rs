@@ -1,6 +1,6 @@
 use super::repeat::repetition;
 use super::*;
-use crate::backend::{Fault, Written};
+use crate::backend::{Fault, StoreError, Written};
 use crate::counting::{Carried, Record};
 use crate::name::Namespace;
 use crate::token::{FencingToken, GrantId};
@@ -49,7 +49,7 @@ async fn changes_of_another_master_are_repeated_in_order_and_once() {
         std::future::ready(answer)
     };
 
-    let turn = || changed.begin(name, &new);
+    let turn = || Repeating::begin(&changed, name, &new);
     let first = turn().unwrap().unwrap();
     assert!(turn().unwrap_err().is_conflict());
     let failed = first.repeat(ask).await.unwrap_err();
@@ -70,7 +70,9 @@ async fn a_caller_that_goes_away_keeps_the_turn_from_nobody() {
     let (old, new) = (Arc::from("old"), Arc::from("new"));
     let count = add(Vec::new());
     changed.note(&old, &count, &answered(5));
-    let turn = changed.begin(&count.name, &new).unwrap().unwrap();
+    let turn = Repeating::begin(&changed, &count.name, &new)
+        .unwrap()
+        .unwrap();
     let (answers, answered) = tokio::sync::watch::channel(false);
     let ask = move |_| {
         let mut answered = answered.clone();
@@ -84,11 +86,15 @@ async fn a_caller_that_goes_away_keeps_the_turn_from_nobody() {
     let caller = turn.repeat_in_task(spawn, ask);
 
     assert!(futures_util::future::FutureExt::now_or_never(caller).is_none());
-    assert!(changed.begin(&count.name, &new).is_err());
+    assert!(Repeating::begin(&changed, &count.name, &new).is_err());
     answers.send_replace(true);
     tasks.join_all().await;
 
-    assert!(changed.begin(&count.name, &new).unwrap().is_none());
+    assert!(
+        Repeating::begin(&changed, &count.name, &new)
+            .unwrap()
+            .is_none()
+    );
 }
 
 #[test]
@@ -196,7 +202,7 @@ async fn assert_repeated(mut random: fastrand::Rng, token: FencingToken) {
         std::future::ready(Ok(made))
     };
 
-    let turn = changed.begin(&name, &new).unwrap().unwrap();
+    let turn = Repeating::begin(&changed, &name, &new).unwrap().unwrap();
     turn.repeat(ask).await.unwrap();
 
     let read = change(CountOp::Read, Vec::new());
@@ -250,7 +256,7 @@ async fn a_set_on_top_of_a_change_of_another_client_is_not_repeated() {
     };
 
     let name = &of_another.name;
-    let turn = changed.begin(name, &new).unwrap().unwrap();
+    let turn = Repeating::begin(&changed, name, &new).unwrap().unwrap();
     turn.repeat(ask).await.unwrap();
 
     let read = change(CountOp::Read, Vec::new());
@@ -328,7 +334,9 @@ async fn a_refused_change_is_not_repeated_and_no_later_one_follows_from_it() {
         std::future::ready(Ok(Counted::new(1, 1, 9, Outcome::Kept)))
     };
 
-    let turn = changed.begin(&first.name, &new).unwrap().unwrap();
+    let turn = Repeating::begin(&changed, &first.name, &new)
+        .unwrap()
+        .unwrap();
     turn.repeat(ask).await.unwrap();
 
     let asked = asked.into_inner().unwrap();

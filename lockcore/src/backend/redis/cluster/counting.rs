@@ -12,7 +12,7 @@ use super::routes::Routes;
 use super::slots;
 use super::task::Task;
 use crate::backend::events::Timer;
-use crate::backend::redis::changed::{Changed, CountAnswer, LOOKS_EVERY, repeated_all};
+use crate::backend::redis::changed::{Changed, CountAnswer, LOOKS_EVERY, Repeating, repeated_all};
 use crate::backend::redis::connection::RedisConnection;
 use crate::backend::redis::counters::{self, Publish};
 use crate::backend::redis::hop::Hop;
@@ -70,7 +70,7 @@ impl Counting {
     /// acknowledged.
     async fn catch_up(&self, link: RedisConnection, name: &Name) -> Result<(), StoreError> {
         let node = link.hop.as_ref().map(|hop| Arc::clone(&hop.node));
-        let Some(turn) = self.changed().begin(name, &node.unwrap_or_default())? else {
+        let Some(turn) = Repeating::begin(self.changed(), name, &node.unwrap_or_default())? else {
             return Ok(());
         };
         let ask = move |count| {
