@@ -78,6 +78,23 @@ impl StoreError {
         }
     }
 
+    /// The same failure, of a request that was carried out before, and waited until it counts. If the
+    /// connection is usable, the fault is this one. In any case the error must not be a refusal.
+    #[cfg(any(feature = "postgres", feature = "redis"))]
+    pub(crate) fn carried_out(self, fault: Fault) -> Self {
+        match self.broken {
+            true => Self {
+                fault: Fault::Unknown,
+                ..self
+            },
+            false => Self {
+                fault,
+                halfway: true,
+                ..self
+            },
+        }
+    }
+
     /// Another client has changed the same counter or capacity at the same moment, so the request
     /// does not count: [`Fault::Retry`]. The store is at work. So the core sends the request again
     /// for as long as its caller waits.

@@ -85,12 +85,7 @@ pub(super) async fn renew(
         // The loss of a ticket need not be on the disk, and the holder must learn of it now.
         let lost = of().filter(|(_, answer)| **answer == Renewed::Lost);
         let lost: Vec<Id> = lost.map(|(id, _)| id).collect();
-        // The renewal was carried out, so the error must not be a refusal.
-        let error = match error.is_broken() {
-            true => error,
-            false => StoreError::halfway(Fault::Unknown, error.to_string()),
-        };
-        return Err(error.with_lost(lost));
+        return Err(error.carried_out(Fault::Unknown).with_lost(lost));
     }
     of().for_each(|(id, answer)| link.waits.renewed(id, *answer));
     Ok(answers)
@@ -171,12 +166,8 @@ pub(super) async fn resize(link: Arc<Link>, resize: Arc<Resize>) -> Result<Resiz
         }
     };
     let answer = table::resized(&only(rows)?, &resize)?;
-    link.counts()
-        .await
-        .map_err(|error| match error.is_broken() {
-            true => error,
-            false => StoreError::halfway(Fault::Unknown, error.to_string()),
-        })?;
+    let counts = link.counts().await;
+    counts.map_err(|error| error.carried_out(Fault::Unknown))?;
     Ok(answer)
 }
 
@@ -217,10 +208,8 @@ pub(super) async fn forget(link: Arc<Link>, name: Name) -> Result<(), StoreError
 
 /// The ticket is taken, but does not count: the core gives it back.
 fn halfway(error: StoreError) -> StoreError {
-    match error.is_broken() {
-        true => error,
-        false => StoreError::halfway(error.fault(), error.to_string()),
-    }
+    let fault = error.fault();
+    error.carried_out(fault)
 }
 
 /// Permits are at most 2³⁰.

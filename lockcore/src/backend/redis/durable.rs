@@ -119,11 +119,7 @@ pub(super) async fn renew(
     let lost = lost.filter(|(_, answer)| **answer == Renewed::Lost);
     let lost = lost.map(|(request, _)| request.id).collect();
     // The master has carried out the renewal, so the error must not be a refusal.
-    let error = match error.is_broken() {
-        true => error,
-        false => StoreError::halfway(Fault::Unknown, error.to_string()),
-    };
-    Err(error.with_lost(lost))
+    Err(error.carried_out(Fault::Unknown).with_lost(lost))
 }
 
 /// Reads or changes a counter. A read writes too: what it has read may not count yet, and must not
@@ -175,12 +171,8 @@ impl Member {
 
     /// As [`counts`](Self::counts), for a request that the core repeats with the same id.
     async fn counts_or_is_unknown(self) -> Result<(), StoreError> {
-        self.counts()
-            .await
-            .map_err(|error| match error.is_broken() {
-                true => error,
-                false => StoreError::halfway(Fault::Unknown, error.to_string()),
-            })
+        let counts = self.counts().await;
+        counts.map_err(|error| error.carried_out(Fault::Unknown))
     }
 
     /// Resolves when the write of this verb counts.
