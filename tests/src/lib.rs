@@ -42,6 +42,7 @@ pub mod candidate;
 pub mod certificates;
 pub mod child;
 mod daemon;
+mod elsewhere;
 pub mod eventually;
 pub mod fact;
 pub mod faketime;

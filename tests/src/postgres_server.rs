@@ -7,14 +7,13 @@
 
 mod pooler;
 
+use std::error::Error;
 use std::fs;
-use std::future::Future;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
-use std::thread;
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -24,6 +23,7 @@ use tokio_postgres::{Config, NoTls, SimpleQueryMessage};
 use crate::certificates::{Authority, Identity};
 use crate::child::LeashedChild;
 use crate::daemon::{self, Daemon, NotStarted};
+use crate::elsewhere::elsewhere;
 use crate::watch::SECRET;
 
 pub use pooler::Pooler;
@@ -182,16 +182,14 @@ impl PostgresServer {
     }
 
     /// Runs statements that may fail.
-    pub fn try_query(&self, statements: &str) -> Result<Vec<String>, tokio_postgres::Error> {
-        let (socket, statements) = (self.socket(), statements.to_owned());
-        elsewhere(async move {
-            let stream = tokio::net::UnixStream::connect(socket).await;
-            let stream = stream.map_err(|_| tokio_postgres::Error::__private_api_timeout())?;
+    pub fn try_query(&self, statements: &str) -> Result<Vec<String>, Box<dyn Error + Send + Sync>> {
+        elsewhere(async {
+            let stream = tokio::net::UnixStream::connect(self.socket()).await?;
             let mut login = Config::new();
             let login = login.user(HARNESS).dbname(DATABASE);
             let (client, connection) = login.connect_raw(stream, NoTls).await?;
             let driver = tokio::spawn(connection);
-            let told = client.simple_query(&statements).await?;
+            let told = client.simple_query(statements).await?;
             drop(client);
             let _ = driver.await;
             let rows = told.iter().filter_map(|message| match message {
@@ -349,15 +347,4 @@ fn folder_of_programs() -> Option<PathBuf> {
         .collect();
     folders.sort();
     folders.pop()
-}
-
-/// Runs a future on a thread of its own, because the caller may be on a runtime.
-fn elsewhere<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> T {
-    let thread = thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build();
-        runtime.unwrap().block_on(future)
-    });
-    thread.join().unwrap()
 }

@@ -1,13 +1,13 @@
 //! A SQLite file in a temporary folder. Tests read and damage it with connections of their own, as
 //! another program would.
 
-use std::future::Future;
 use std::path::{Path, PathBuf};
-use std::thread;
 
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Row as _};
 use tempfile::TempDir;
+
+use crate::elsewhere::elsewhere;
 
 /// The file and its folder.
 #[derive(Debug)]
@@ -104,18 +104,4 @@ async fn connect(path: &Path) -> SqliteConnection {
         .connect()
         .await
         .unwrap()
-}
-
-/// Runs the work on another thread. So this can be called inside and outside a runtime.
-fn elsewhere<T: Send>(work: impl Future<Output = T> + Send) -> T {
-    let runtime = || {
-        tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-    };
-    thread::scope(|scope| {
-        let done = scope.spawn(|| runtime().unwrap().block_on(work));
-        done.join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
 }

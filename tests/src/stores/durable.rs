@@ -10,6 +10,7 @@ use lockcore::backend::{self, Capability};
 
 use super::redis::{Redis, USER, grant, grant_durability};
 use super::{Histories, Marks, Server, ServerProcess, Shared, Store, Suite, Timings};
+use crate::elsewhere::elsewhere;
 use crate::redis_server::{self, RedisServer};
 use crate::watch::SECRET;
 
@@ -94,20 +95,11 @@ impl Pair {
 
     fn wait_until_acknowledged(&self) {
         let url = self.url();
-        // The thread has its own runtime. This code may already run on a runtime, and a thread
-        // cannot enter a second one.
-        let thread = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .unwrap();
+        elsewhere(async {
             let locks = Locks::builder().url(url).op_timeout(FIRST_ACKNOWLEDGEMENT);
             let locks = locks.build().unwrap();
-            runtime
-                .block_on(locks.ready(FIRST_ACKNOWLEDGEMENT))
-                .unwrap();
+            locks.ready(FIRST_ACKNOWLEDGEMENT).await.unwrap();
         });
-        thread.join().unwrap();
     }
 }
 

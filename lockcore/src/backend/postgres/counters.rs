@@ -34,9 +34,10 @@ pub(super) async fn count(link: Arc<Link>, count: Arc<Count>) -> Result<Counted,
         } => (was, data, life, answer, news),
     };
     let setting = link.durability.setting();
-    let channel = channel_of_counter(&count.name);
     link.calls().prepared(&calls::SET_COUNTER).await?;
-    link.calls().prepared(&calls::CHANGED).await?;
+    if news {
+        link.calls().prepared(&calls::CHANGED).await?;
+    }
     let set: [calls::Parameter<'_>; 5] = [
         &key,
         &data.as_bytes(),
@@ -48,10 +49,10 @@ pub(super) async fn count(link: Arc<Link>, count: Arc<Count>) -> Result<Counted,
     // Both requests are sent by the first poll, in this order. So if the future is dropped after
     // that, the clients that watch are told all the same. They may be told of a conflict, too. If
     // they cannot be told, they read the counter by themselves within a minute.
-    let channel: [calls::Parameter<'_>; 1] = [&channel];
     let tell = async {
         if news {
-            let _ = link.calls().ask(&calls::CHANGED, &channel).await;
+            let channel = channel_of_counter(&count.name);
+            let _ = link.calls().ask(&calls::CHANGED, &[&channel]).await;
         }
     };
     let warnings = link.ears.warnings();

@@ -72,14 +72,19 @@ pub(super) async fn primary(
 
 /// Sets up the session. The isolation is that which the verbs need, whatever the default of the
 /// database is. The core has its own deadlines. A timeout of the server would end the wait for a
-/// standby, and say that the request was carried out.
+/// standby, and say that the request was carried out, or end a connection that is not used for a
+/// while. Not every version has all of these timeouts.
 ///
 /// The queries of the verbs find their few rows by an index, one row after the other. Just after a
 /// vacuum the tables are nearly empty for the planner. It would then prefer plans that read all rows
 /// of a line, and sort them. The session keeps these plans while removed rows fill the table again.
+/// Where a table must be read, this makes the plan so dear for the planner that it would compile it,
+/// which takes longer than everything else (`jit`).
 const SESSION: &str = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED; \
-    SET synchronous_commit = off; SET statement_timeout = 0; SET lock_timeout = 0; \
-    SET client_min_messages = warning; SET enable_seqscan = off; SET enable_bitmapscan = off; \
+    SET synchronous_commit = off; SET client_min_messages = warning; \
+    SET enable_seqscan = off; SET enable_bitmapscan = off; SET jit = off; \
+    SELECT set_config(name, '0', false) FROM pg_settings WHERE name IN \
+    ('statement_timeout', 'lock_timeout', 'idle_session_timeout', 'transaction_timeout'); \
     SELECT pg_is_in_recovery(), current_setting('server_version_num'), pg_postmaster_start_time()";
 
 const OLDEST: u32 = 130_000;
@@ -114,7 +119,8 @@ pub(super) async fn dial(
     };
     let told = line.calls.client().simple_query(SESSION).await;
     let told = told.map_err(not_connected)?;
-    let row = told.iter().find_map(|message| match message {
+    // The last query is about the server.
+    let row = told.iter().rev().find_map(|message| match message {
         SimpleQueryMessage::Row(row) => Some(row),
         _ => None,
     });

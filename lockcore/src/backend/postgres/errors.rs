@@ -17,8 +17,8 @@ pub(super) const POOLER: &str = "the address is that of a pooler, which gives co
     server to others after each transaction; name the address of the server, or let the pooler \
     work in session mode";
 
-/// The failure of a request. Every verb is one transaction, so an error of the server means that
-/// the verb was not carried out, except where this says otherwise.
+/// The failure of a request. Every verb is one transaction. So where the code of an error is known
+/// here, the verb was not carried out, except where this says otherwise.
 pub(super) fn failed(error: PgError) -> StoreError {
     match error.as_db_error() {
         Some(error) => answered(error),
@@ -51,7 +51,8 @@ fn answered(error: &DbError) -> StoreError {
         ("57P01" | "57P02" | "57P05", _) => StoreError::broken(text),
         ("57P03", _) => StoreError::replace(Fault::Retry, text),
         ("54000", _) | (_, "53") => StoreError::new(Fault::Refused, text),
-        ("22023", _) | (_, "28" | "3D" | "3F" | "42") => {
+        // The name has characters that the encoding of the database does not have (22021, 22P05).
+        ("22023" | "22021" | "22P05", _) | (_, "28" | "3D" | "3F" | "42") => {
             StoreError::new(Fault::Config, format!("{text}{GUIDE}"))
         }
         _ if is_fatal(error) => StoreError::broken(text),

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_channel_of_a_counter_is_one_for_the_server() {
+    fn a_channel_of_a_counter_is_short_and_its_own() {
         let name = |text: &str| {
             Name::new(
                 crate::name::Namespace::new("test").unwrap(),

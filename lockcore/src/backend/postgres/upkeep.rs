@@ -11,8 +11,8 @@ use super::events::Ears;
 use crate::backend::events::Timer;
 use crate::backend::table::Row as _;
 
-/// A connection goes on to listen for this long, so that one that often waits does not begin and
-/// stop all the time.
+/// A connection looks so often whether anything waits, and stops to listen if nothing does. So one
+/// that often waits does not begin and stop all the time.
 const IDLE: Duration = Duration::from_secs(5);
 
 /// A step of the sweep follows so many requests that may make a row. It looks at four times as many

@@ -1,7 +1,7 @@
 -- The schema of lockcore for PostgreSQL 13 and later. A client that finds it missing runs this file, if it has the right.
 -- Otherwise a person runs it once, in the database of the URL: psql --single-transaction --file=lockcore1.sql
 --
--- All of it is wire format: a change makes another schema, with another number. Only the functions in the first list below
+-- All of it is wire format: a change makes another schema, with another number. Only the functions in the second list below
 -- are called by clients. A client needs USAGE on the schema and EXECUTE on these functions, and no right on a table.
 --
 -- Times are in microseconds. They are of the wall clock of the server, and are read when the name is locked.
@@ -522,10 +522,12 @@ BEGIN
         EXIT WHEN locked = 100;
     END LOOP;
     last := n;
-    DELETE FROM marks m WHERE m.id IN
-        (SELECT d.id FROM marks d WHERE d.expires_at <= now LIMIT 1000 FOR UPDATE SKIP LOCKED);
-    DELETE FROM counters c WHERE c.name IN
-        (SELECT d.name FROM counters d WHERE d.used + d.life < now / 1000000 LIMIT 1000 FOR UPDATE SKIP LOCKED);
+    -- These read the whole table, so they come once, behind the last name.
+    IF n IS NULL THEN
+        DELETE FROM marks m WHERE m.id IN (SELECT d.id FROM marks d WHERE d.expires_at <= now FOR UPDATE SKIP LOCKED);
+        DELETE FROM counters c WHERE c.name IN
+            (SELECT d.name FROM counters d WHERE d.used + d.life < now / 1000000 FOR UPDATE SKIP LOCKED);
+    END IF;
 END $f$;
 
 -- Functions may be called by everybody unless this is taken back.
