@@ -22,6 +22,8 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
+const MAX_HOLD: Duration = Duration::from_secs(5);
+
 type Fields = BTreeMap<String, String>;
 
 /// A span: its name, its fields, and the span around it.
@@ -187,11 +189,13 @@ async fn work_under_a_lock_runs_in_a_span_with_its_label_and_its_token() {
         })
         .await;
     ran.unwrap();
+    kit.clock().stop();
     let lost: Result<(), Error> = lock
         .clone()
-        .max_hold(Duration::from_millis(50))
+        .max_hold(MAX_HOLD)
         .run(async |_| {
             at("lost").await;
+            kit.clock().advance(MAX_HOLD);
             std::future::pending().await
         })
         .await;

@@ -9,7 +9,8 @@ use metrics::{
     SharedString, Unit,
 };
 
-/// The numbers of one series. A counter and a gauge have only a sum.
+/// The numbers of one series. A counter and a gauge are the sum; the count is that of
+/// the changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Number {
     pub(super) sum: f64,

@@ -28,7 +28,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_turn_does_not_count_after_a_gap_although_its_renewal_has_failed
         a_lock_held_by_a_turn_is_detached_when_the_store_says_that_it_holds
         a_lock_held_by_a_turn_can_be_downgraded_at_once
-        no_name_is_asked_for_if_not_everything_is_wanted
+        the_ticket_ahead_is_asked_for_only_to_wait_for_everything
     ]
 }
 
@@ -330,7 +330,7 @@ async fn a_lock_held_by_a_turn_can_be_downgraded_at_once(_: Store) {
     drop(not_answered);
 }
 
-async fn no_name_is_asked_for_if_not_everything_is_wanted(_: Store) {
+async fn the_ticket_ahead_is_asked_for_only_to_wait_for_everything(_: Store) {
     let (locks, mut store) = named();
     let (_holder, _) = holds(&locks.mutex("other"), &mut store).await; // connects
     for lock in [
