@@ -1,7 +1,7 @@
 //! The arguments, as clap reads them.
 
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
@@ -47,9 +47,14 @@ pub(crate) enum Command {
     Counter(Counter),
     /// Checks the store: connects, reads its settings, tries each operation, and says what to change
     Doctor,
+    Bench(Bench),
     /// Prints a completion script
     Completions {
         shell: clap_complete::Shell,
+    },
+    /// Writes the manual pages, one of each command, into a folder
+    Man {
+        folder: PathBuf,
     },
 }
 
@@ -292,6 +297,32 @@ pub(crate) enum Counter {
     },
     /// Prints the value, and each new value that it gets
     Watch { name: String },
+}
+
+/// Measures how fast the store is from here: round trips, and hand-overs between two clients.
+///
+/// The names are its own, and nothing of them stays in use. The two clients are in this process, on
+/// one thread, and take locks in strict order. A store that others use at the same time gets the
+/// load too.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Bench {
+    /// How long to measure in all
+    #[arg(long, value_parser = bench_time, default_value = "8s")]
+    pub(crate) time: Duration,
+    /// How many tasks work at the same time
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000), default_value_t = 16)]
+    pub(crate) tasks: u32,
+    /// One JSON object per line, with times in seconds
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+fn bench_time(text: &str) -> Result<Duration, String> {
+    let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    match (Duration::from_secs(1)..=Duration::from_secs(600)).contains(&time) {
+        true => Ok(time),
+        false => Err("from 1s to 10m".into()),
+    }
 }
 
 fn wait(text: &str) -> Result<Wait, humantime::DurationError> {

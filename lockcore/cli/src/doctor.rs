@@ -24,11 +24,7 @@ pub(crate) async fn doctor(locks: &Locks) -> Result<ExitCode, Exit> {
     locks.ready(PATIENCE).await?;
     say("connects, and its settings are read", Ok(began.elapsed()))?;
 
-    // A name of its own: nobody waits for it.
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    let name = format!("lockcore-doctor-{}-{}", std::process::id(), now.as_nanos());
+    let name = name_of_its_own("doctor");
     let lock = locks.mutex(&name).ttl(TTL);
     let (name, lock) = (&name, &lock);
     let mut failed = 0;
@@ -65,6 +61,18 @@ pub(crate) async fn doctor(locks: &Locks) -> Result<ExitCode, Exit> {
             format!("{failed} operations failed"),
         )),
     }
+}
+
+/// A name that nobody else uses, so nobody waits for it.
+pub(crate) fn name_of_its_own(command: &str) -> String {
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    format!(
+        "lockcore-{command}-{}-{}",
+        std::process::id(),
+        now.as_nanos()
+    )
 }
 
 async fn median<F, W>(work: F) -> Result<Duration, Error>

@@ -3,6 +3,7 @@
 //! its own.
 
 mod args;
+mod bench;
 mod child;
 mod counter;
 mod doctor;
@@ -23,7 +24,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{CommandFactory as _, Parser as _};
-use lockcore::Locks;
+use futures_util::future::try_join;
+use lockcore::{Fair, Locks};
 use tracing_subscriber::EnvFilter;
 
 use args::{Args, Command};
@@ -51,6 +53,7 @@ fn main() -> ExitCode {
     };
     let outcome = match args.command {
         Command::Completions { shell } => show::completions(shell, &mut Args::command()),
+        Command::Man { folder } => show::manual(&folder, Args::command()),
         command => with_client(command, args.namespace),
     };
     outcome.unwrap_or_else(Exit::report)
@@ -80,12 +83,18 @@ fn with_client(command: Command, namespace: Option<String>) -> Result<ExitCode, 
         if let Some(owner) = command.owner() {
             builder = builder.owner(owner);
         }
-        let locks = builder.build()?;
+        if let Command::Bench(_) = command {
+            builder = builder.fair(Fair::Strict);
+        }
+        // The second one connects only if it is used.
+        let clients = [builder.clone().build()?, builder.build()?];
         let mut signals = Signals::listen()?;
-        let outcome = carry_out(command, &locks, &mut signals).await;
+        let outcome = carry_out(command, &clients, &mut signals).await;
         // Signals that came until now have had their effect. The next one ends the tool at once.
         signals.forget();
-        if let Ok(Err(error)) = until_signal(&mut signals, locks.shutdown(END)).await {
+        let [one, other] = &clients;
+        let end = try_join(one.shutdown(END), other.shutdown(END));
+        if let Ok(Err(error)) = until_signal(&mut signals, end).await {
             // The outcome stands: a command that has run has run.
             eprintln!("lockcore: {error}");
         }
@@ -95,10 +104,11 @@ fn with_client(command: Command, namespace: Option<String>) -> Result<ExitCode, 
 
 async fn carry_out(
     command: Command,
-    locks: &Locks,
+    clients: &[Locks; 2],
     signals: &mut Signals,
 ) -> Result<ExitCode, Exit> {
     let done = |()| ExitCode::SUCCESS;
+    let [locks, _] = clients;
     match command {
         Command::Run(run) => run::run(locks, run, signals).await,
         Command::Elect(elect) => elect::elect(locks, elect, signals).await,
@@ -118,7 +128,10 @@ async fn carry_out(
             .await?
             .map(done),
         Command::Doctor => until_signal(signals, doctor::doctor(locks)).await?,
-        Command::Completions { .. } => Ok(ExitCode::SUCCESS), // no client
+        Command::Bench(bench) => until_signal(signals, bench::bench(clients, bench))
+            .await?
+            .map(done),
+        Command::Completions { .. } | Command::Man { .. } => Ok(ExitCode::SUCCESS), // no client
     }
 }
 

@@ -1,6 +1,7 @@
 //! What all commands need to print: names from outside, times, tables, and JSON.
 
 use std::io::{self, Write as _};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -183,6 +184,13 @@ pub(crate) fn completions(shell: Shell, command: &mut clap::Command) -> Result<E
     let mut script = Vec::new();
     clap_complete::generate(shell, command, "lockcore", &mut script);
     io::stdout().lock().write_all(&script)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Writes the manual pages.
+pub(crate) fn manual(folder: &Path, command: clap::Command) -> Result<ExitCode, Exit> {
+    std::fs::create_dir_all(folder)?;
+    clap_mangen::generate_to(command, folder)?;
     Ok(ExitCode::SUCCESS)
 }
 

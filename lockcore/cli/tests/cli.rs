@@ -354,6 +354,27 @@ fn doctor_tries_each_operation() {
 }
 
 #[test]
+fn bench_measures_round_trips_and_hand_overs() {
+    let shop = Shop::new();
+
+    let report = shop.prints(&["bench", "--time", "1s", "--tasks", "3", "--json"]);
+
+    assert_eq!(report.lines().count(), 4, "{report}");
+    assert!(!report.contains("\"times\":0"), "{report}");
+    assert_eq!(shop.prints(&["ls"]), "");
+}
+
+#[test]
+fn each_command_has_a_manual_page() {
+    let shop = Shop::new();
+
+    shop.prints(&["man", "pages"]);
+
+    assert!(shop.read("pages/lockcore.1").contains("lockcore\\-run(1)"));
+    assert!(shop.read("pages/lockcore-run.1").contains(".TH"));
+}
+
+#[test]
 fn each_kind_of_failure_has_its_exit_code() {
     let shop = Shop::new();
     let code = |url: &str, words: &[&str]| {

@@ -1,5 +1,5 @@
-//! Starts the tool, and waits for what it does. The store is a SQLite file in a temporary folder:
-//! it works across processes and needs no server.
+//! Starts the tool, and waits for what it does. By default the store is a SQLite file in a temporary
+//! folder: it works across processes and needs no server.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -12,12 +12,19 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct Shop {
     folder: TempDir,
+    url: String,
 }
 
 impl Shop {
     pub fn new() -> Self {
+        Self::at("sqlite:locks.db")
+    }
+
+    /// With the store at this URL.
+    pub fn at(url: impl Into<String>) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        Self { folder }
+        let url = url.into();
+        Self { folder, url }
     }
 
     pub fn path(&self, file: &str) -> PathBuf {
@@ -38,7 +45,7 @@ impl Shop {
                 tool.env_remove(variable);
             }
         }
-        tool.env("LOCK_URL", "sqlite:locks.db");
+        tool.env("LOCK_URL", &self.url);
         // A stalled machine must not look like a store that is down.
         tool.env("LOCK_OP_TIMEOUT", "8s");
         // As cron and service managers start it: without a terminal.
