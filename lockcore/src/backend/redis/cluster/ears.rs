@@ -5,7 +5,7 @@
 //! to the oldest request that is in flight. From then on, every answer would go to the wrong
 //! request. If a connection has only subscriptions, this costs nothing but another connection.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -44,7 +44,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Heard {
     /// The slots whose subscriptions the server has confirmed.
-    slots: HashSet<u16>,
+    slots: BTreeSet<u16>,
     /// The slots whose subscriptions the server has refused.
     refused: HashMap<u16, StoreError>,
     /// Why the connection is broken, if it is.
@@ -158,12 +158,13 @@ impl Shared {
             return error;
         }
         let serve = async {
+            let mut looked = Looked::default();
             while let Some(slot) = wished.recv().await {
                 let mut batch = HashSet::from([slot]);
                 while let Ok(slot) = wished.try_recv() {
                     batch.insert(slot);
                 }
-                if !self.subscribe(&connection, batch).await {
+                if !self.subscribe(&connection, batch, &mut looked).await {
                     return;
                 }
             }
@@ -175,10 +176,15 @@ impl Shared {
         server.because(Fault::Retry, "the connection for wake-ups is lost")
     }
 
-    /// Subscribes in these slots, and ends the subscriptions that no ticket needs any more. Returns
-    /// whether the connection can be used further.
-    async fn subscribe(&self, connection: &MultiplexedConnection, slots: HashSet<u16>) -> bool {
-        let unneeded = self.unneeded();
+    /// Subscribes in these slots, and ends a few of the subscriptions that no ticket needs any more.
+    /// Returns whether the connection can be used further.
+    async fn subscribe(
+        &self,
+        connection: &MultiplexedConnection,
+        slots: HashSet<u16>,
+        looked: &mut Looked,
+    ) -> bool {
+        let unneeded = self.unneeded(looked, slots.len());
         let requests = slots.iter().map(|slot| (PushKind::SSubscribe, *slot));
         let leaves = unneeded.iter().map(|slot| (PushKind::SUnsubscribe, *slot));
         let Context {
@@ -236,15 +242,16 @@ impl Shared {
         true
     }
 
-    /// The slots in which this receiver has no ticket any more that may get a message. From now on `hears` returns
-    /// `false` for them.
-    fn unneeded(&self) -> Vec<u16> {
-        let mut unneeded = HashSet::new();
+    /// Some slots in which this receiver has no ticket any more that may get a message. From now on
+    /// `hears` returns `false` for them. `begun` is how many subscriptions begin.
+    fn unneeded(&self, looked: &mut Looked, begun: usize) -> Vec<u16> {
+        let mut unneeded = Vec::new();
         self.heard.send_if_modified(|heard| {
-            let wanted = |slot: &u16| self.context.wants(*slot);
-            let (kept, left) = heard.slots.iter().copied().partition(wanted);
-            heard.slots = kept;
-            unneeded = left;
+            unneeded = looked.next(&heard.slots, begun);
+            unneeded.retain(|slot| !self.context.wants(*slot));
+            for slot in &unneeded {
+                heard.slots.remove(slot);
+            }
             false
         });
         // A new request first calls `Receivers::want` and then `hears`. If it called `hears` before
@@ -317,6 +324,23 @@ impl Shared {
     }
 }
 
+/// Which of the slots were looked at the last time: those before this one.
+#[derive(Debug, Default)]
+struct Looked(u16);
+
+impl Looked {
+    /// The next slots to look at, in a circle: twice as many as subscriptions begin. A circle is over
+    /// when half as many subscriptions have begun as there are slots. So at most about half of the
+    /// subscriptions are of slots that no ticket needs any more, and no subscription costs a look at
+    /// all of them.
+    fn next(&mut self, slots: &BTreeSet<u16>, begun: usize) -> Vec<u16> {
+        let circle = slots.range(self.0..).chain(slots.range(..self.0));
+        let next: Vec<_> = circle.take(2 * begun).copied().collect();
+        self.0 = next.last().map_or(0, |last| last + 1);
+        next
+    }
+}
+
 /// Whether this message is the answer to a request of this kind for this channel.
 fn is_answer(answer: &Value, asked: &PushKind, channel: &str) -> bool {
     let Value::Push { kind, data } = answer else {
@@ -329,6 +353,19 @@ fn is_answer(answer: &Value, asked: &PushKind, channel: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_subscription_looks_at_few_others_and_all_are_looked_at_in_turn() {
+        let slots: BTreeSet<u16> = (0..1_000).map(|at| 16_383 - 16 * at).collect();
+        let mut looked = Looked::default();
+
+        let nexts: Vec<_> = (0..500).map(|_| looked.next(&slots, 1)).collect();
+
+        assert!(nexts.iter().all(|next| next.len() == 2));
+        assert!(nexts.concat().into_iter().eq(slots.iter().copied()));
+        assert_eq!(looked.next(&slots, 5_000).len(), slots.len());
+        assert_eq!(looked.next(&BTreeSet::new(), 1), []);
+    }
 
     #[test]
     fn a_message_about_another_slot_or_of_another_kind_is_no_answer() {

@@ -16,7 +16,7 @@ use crate::clock::{Clock, Instant};
 
 /// How long a subscription stays, at least, after the last ticket that needed it has ended. So a
 /// name that callers often wait for does not cost a subscription each time. After that, it ends
-/// when the same connection next subscribes in a slot.
+/// when the same connection subscribes in other slots.
 const LINGER: Duration = Duration::from_secs(30);
 
 /// The receivers of a client, by their numbers. A connection that replaces another has the same
