@@ -38,7 +38,7 @@ use crate::clock::{Clock, Instant};
 use crate::counting::answered::Answered;
 use crate::name::Name;
 use crate::request::Id;
-pub(super) use repeat::{Repeating, repeated_all};
+pub(super) use repeat::{Repeating, for_each_by_itself, repeated_all};
 
 /// For how long the id of an answered change is held back. From the promotion of a replica until
 /// clients leave the old master it takes a second or two.

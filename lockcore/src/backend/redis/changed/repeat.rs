@@ -1,10 +1,14 @@
 //! How the changes of a counter are repeated at another master: in which order, and with which
 //! requests.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
+use futures_util::StreamExt as _;
 use futures_util::future::join_all;
-use tokio::sync::oneshot;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::{oneshot, watch};
 
 use super::{COUNTERS_AT_ONCE, Changed, LONGEST, Recent};
 use crate::backend::{BoxFuture, Count, CountOp, Counted, Fault, OnlyIf, Outcome, StoreError};
@@ -128,6 +132,44 @@ where
         }
     }
     are_done
+}
+
+/// Runs `repeat` for each of the `masters`, whenever there is a new map. None of them waits for
+/// another one, which may be slow or dead. A master whose future still runs when a map comes gets
+/// another one after it, because the map may give it more counters.
+pub(in super::super) async fn for_each_by_itself<M: Clone + Ord, F: Future<Output = ()>>(
+    mut new_maps: watch::Receiver<()>,
+    masters: impl Fn() -> Vec<M>,
+    repeat: impl Fn(M) -> F,
+) {
+    // The masters whose futures run, and of each whether it gets another one.
+    let mut busy = BTreeMap::new();
+    let mut running = FuturesUnordered::new();
+    loop {
+        let next = tokio::select! {
+            changed = new_maps.changed() => match changed {
+                Ok(()) => masters(),
+                Err(_) => return,
+            },
+            Some(master) = running.next() => match busy.remove(&master) {
+                Some(true) => vec![master],
+                _ => continue,
+            },
+        };
+        for master in next {
+            match busy.entry(master) {
+                Entry::Occupied(mut gets_another) => *gets_another.get_mut() = true,
+                Entry::Vacant(idle) => {
+                    let (master, repeated) = (idle.key().clone(), repeat(idle.key().clone()));
+                    idle.insert(false);
+                    running.push(async move {
+                        repeated.await;
+                        master
+                    });
+                }
+            }
+        }
+    }
 }
 
 /// Repeats a change. Returns what it has made, or `None` if it was not carried out.

@@ -415,3 +415,38 @@ fn a_counter_that_nobody_changes_any_more_is_forgotten() {
     assert_eq!((all.of.len(), all.number), (0, 0));
     assert_eq!(all.to_tell.take(&first.name), [first.id]);
 }
+
+/// Three maps. The first master never answers, and the second one gets more counters while it is
+/// asked.
+#[tokio::test]
+async fn a_master_that_does_not_answer_delays_the_repetition_at_no_other() {
+    let (maps, new_maps) = tokio::sync::watch::channel(());
+    let (begun, mut begins) = tokio::sync::mpsc::unbounded_channel();
+    let repeat = |master: &'static str| {
+        let (answer, answered) = tokio::sync::oneshot::channel::<()>();
+        begun.send((master, answer)).unwrap();
+        async move { drop(answered.await) }
+    };
+    let all = for_each_by_itself(new_maps, || vec!["dead", "live"], repeat);
+    let steps = async {
+        maps.send_replace(());
+        let (dead, _never_answers) = begins.recv().await.unwrap();
+        let (live, answers) = begins.recv().await.unwrap();
+        assert_eq!((dead, live), ("dead", "live"));
+        maps.send_replace(());
+        answers.send(()).unwrap();
+        // For the second map.
+        let (again, answers) = begins.recv().await.unwrap();
+        assert_eq!(again, "live");
+        answers.send(()).unwrap();
+        maps.send_replace(());
+        let (again, _) = begins.recv().await.unwrap();
+        assert_eq!(again, "live");
+        assert!(begins.try_recv().is_err(), "one at a time at each master");
+    };
+
+    tokio::select! {
+        done = tokio::time::timeout(Duration::from_secs(10), steps) => done.unwrap(),
+        () = all => panic!("it ends with the connection"),
+    }
+}

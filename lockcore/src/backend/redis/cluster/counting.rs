@@ -12,10 +12,13 @@ use super::routes::Routes;
 use super::slots;
 use super::task::Task;
 use crate::backend::events::Timer;
-use crate::backend::redis::changed::{Changed, CountAnswer, LOOKS_EVERY, Repeating, repeated_all};
+use crate::backend::redis::changed::{
+    Changed, CountAnswer, LOOKS_EVERY, Repeating, for_each_by_itself, repeated_all,
+};
 use crate::backend::redis::connection::RedisConnection;
 use crate::backend::redis::counters::{self, Publish};
 use crate::backend::redis::hop::Hop;
+use crate::backend::redis::views::Address;
 use crate::backend::{Count, Counted, Fault, StoreError};
 use crate::name::Name;
 use crate::pauses::Pauses;
@@ -92,25 +95,33 @@ impl Counting {
 
     /// Repeats the changes of all counters whose names are at other masters by now. It begins with
     /// each new map, on all connections. The changes of one counter are repeated by one of them at a
-    /// time.
-    ///
-    /// No caller waits for it. A new master may refuse the changes for some time. So it tries again
-    /// after a pause what has failed, until all is done or the changes are too old.
-    async fn repeats_changes(counting: Weak<Self>, mut new_maps: watch::Receiver<()>) {
-        while new_maps.changed().await.is_ok() {
-            let mut pauses = Pauses::default();
-            while let Some(here) = counting.upgrade()
-                && let Some(timer) = here.timer()
-                && !here.repeat_all_changes(&timer).await
-            {
-                drop(here); // the client may end during the pause
-                timer(pauses.draw()).await;
-            }
+    /// time. No caller waits for it.
+    async fn repeats_changes(counting: Weak<Self>, new_maps: watch::Receiver<()>) {
+        let masters = || match counting.upgrade() {
+            Some(here) => here.to_repeat().into_keys().collect(),
+            None => Vec::new(),
+        };
+        let repeat = |master| Self::repeats_at(counting.clone(), master);
+        for_each_by_itself(new_maps, masters, repeat).await;
+    }
+
+    /// Repeats the changes of the counters of one master. A new master may refuse the changes for
+    /// some time. So it tries again after a pause what has failed, until all is done or the changes
+    /// are too old.
+    async fn repeats_at(counting: Weak<Self>, master: Option<Address>) {
+        let mut pauses = Pauses::default();
+        while let Some(here) = counting.upgrade()
+            && let Some(timer) = here.timer()
+            && let Some(names) = here.to_repeat().remove(&master)
+            && !repeated_all(&names, |name| here.repeat_changes(name, &timer)).await
+        {
+            drop(here); // the client may end during the pause
+            timer(pauses.draw()).await;
         }
     }
 
-    /// Tries each of them once, at all masters at the same time. Returns whether all were repeated.
-    async fn repeat_all_changes(self: &Arc<Self>, timer: &Timer) -> bool {
+    /// The counters with changes to repeat, by the master that has their slot now, if one has it.
+    fn to_repeat(&self) -> BTreeMap<Option<Address>, Vec<Name>> {
         let map = self.routes.map();
         let has = |old: &str, name: &Name| {
             let new = map.master(slots::of_name(name));
@@ -118,12 +129,10 @@ impl Counting {
         };
         let mut names_at: BTreeMap<_, Vec<Name>> = BTreeMap::new();
         for name in self.changed().names(has) {
-            let master = map.master(slots::of_name(&name));
+            let master = map.master(slots::of_name(&name)).cloned();
             names_at.entry(master).or_default().push(name);
         }
-        let repeat = |name| self.repeat_changes(name, timer);
-        let repeated = names_at.values().map(|names| repeated_all(names, repeat));
-        join_all(repeated).await.into_iter().all(|is_done| is_done)
+        names_at
     }
 
     /// Repeats the changes of a counter that an earlier master of its slot has acknowledged.
@@ -152,12 +161,14 @@ impl Counting {
                     let _ = noted.changed().await; // an error is impossible: `changed` is here
                 }
                 Some(looks) => {
-                    for look in looks {
+                    // At all masters at the same time, because one of them may not answer.
+                    let looks = looks.into_iter().map(|look| async {
                         tokio::select! {
                             _ = here.count(look) => {} // if this fails, the next look comes soon
                             () = timer(here.routes.context.op_timeout) => {}
                         }
-                    }
+                    });
+                    join_all(looks).await;
                     drop(here);
                 }
             }
