@@ -463,7 +463,12 @@ fn meant_by(variable: &str) -> Option<&'static str> {
     let other = OTHER_NAMES.iter().find(|(other, _)| *other == written);
     match other {
         Some((_, meant)) => Some(meant),
-        None => meant::nearest(&written, VARIABLES),
+        // Without the prefix, because letters that all variables have say nothing.
+        None => {
+            let of = |ours: &'static str| ours.trim_start_matches(PREFIXES[0]);
+            let nearest = meant::nearest(name, VARIABLES.map(of))?;
+            VARIABLES.into_iter().find(|ours| of(ours) == nearest)
+        }
     }
 }
 

@@ -80,6 +80,18 @@ fn a_variable_that_only_resembles_ours_is_a_warning_that_names_the_right_one() {
 }
 
 #[test]
+fn a_variable_of_another_program_is_told_of_none_of_ours() {
+    for variable in [
+        "LOCK_DIR", "LOCK_TMP", "LOCK_UID", "LOCK_TAG", "LOCK_DRY", "LOCK_",
+    ] {
+        let builder = from(&[("LOCK_URL", "memory:"), (variable, "1")]).unwrap();
+        assert_eq!(builder.doubts(true), [""; 0], "{variable}");
+        let error = message(&[(variable, "1")]);
+        assert!(!error.contains("did you mean"), "{error}");
+    }
+}
+
+#[test]
 fn without_a_url_the_error_names_the_variables_that_resemble_ours() {
     let message = message(&[("LOCK_URI", "memory:"), ("LOCK_LEASE", "1s")]);
     for part in [
