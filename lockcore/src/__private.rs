@@ -37,14 +37,17 @@ impl<T: Into<String>> IntoKey for T {
              `{{id.unwrap_or(0)}}`",
     note = "if it is a type parameter, give it the bound `std::fmt::Display`"
 )]
-pub trait KeyPart: Display {}
+pub trait KeyPart<N>: Display {}
 
 #[diagnostic::do_not_recommend]
-impl<T: Display + ?Sized> KeyPart for T {}
+impl<T: Display + ?Sized, N> KeyPart<N> for T {}
 
 /// The value that `format!` gets for a part. It hides the type from `format!`, because for a type
 /// that is not [`Display`] the compiler would suggest `{:?}`.
-pub fn key_part<'a, T: KeyPart + ?Sized>(part: &'a &T) -> &'a dyn Display {
+///
+/// `N` is the type of a closure. Nobody can write such a type in a bound. So for a type parameter
+/// the compiler does not suggest the bound `KeyPart`, which is private.
+pub fn key_part<'a, N, T: KeyPart<N> + ?Sized>(part: &'a &T, _unnameable: N) -> &'a dyn Display {
     part
 }
 

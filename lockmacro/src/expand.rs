@@ -297,7 +297,7 @@ fn keys(model: &Model, names_of_arguments: &[Ident]) -> (TokenStream, TokenStrea
                 let expr = &argument.expr;
                 let span = template.literal.span();
                 match argument.is_displayed {
-                    true => quote_spanned!(span=> #lockcore::__private::key_part(&&#expr)),
+                    true => quote_spanned!(span=> #lockcore::__private::key_part(&&#expr, || ())),
                     false => expr.to_token_stream(),
                 }
             });
