@@ -219,7 +219,7 @@ impl Seeds {
                 ),
                 false => ("without TLS", "write rediss+cluster://"),
             };
-            let text = format_args!("it names nodes that have no port {given}; {needed}");
+            let text = format!("it names nodes that have no port {given}; {needed}");
             return Err(server.mistake(text));
         }
         Ok(map)

@@ -482,9 +482,8 @@ impl Nodes {
                 None => views[at] = View::Up(node.clone()),
                 Some(other) => {
                     let other = self.address(other);
-                    let reason = format_args!(
-                        "{TWICE} as {other}, and would vote twice; name each server once"
-                    );
+                    let reason =
+                        format!("{TWICE} as {other}, and would vote twice; name each server once");
                     outcome = Err(self.servers[at].mistake(reason));
                 }
             }
