@@ -38,6 +38,7 @@ pub(crate) enum Command {
     Ls(Ls),
     Inspect(Inspect),
     Watch(Watch),
+    Top(Top),
     Revoke(Revoke),
     Release(Release),
     Elect(Elect),
@@ -224,6 +225,20 @@ pub(crate) struct Watch {
     /// One JSON object per line
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Shows the names in use all the time, sorted by how many wait, and the line of each.
+///
+/// The keys are at the bottom of the screen. A holder can be asked for its lock. Each look costs the
+/// store a request per name, so the looks are less frequent if there are many names.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Top {
+    /// Only names that begin with this
+    #[arg(default_value = "")]
+    pub(crate) prefix: String,
+    /// The shortest time between two looks
+    #[arg(long, value_parser = pause, default_value = "1s")]
+    pub(crate) every: Duration,
 }
 
 /// Asks a holder to give its lock up, and waits until it has.

@@ -17,6 +17,7 @@ mod run;
 mod show;
 mod signals;
 mod supervise;
+mod top;
 mod watch;
 
 use std::future::Future;
@@ -119,6 +120,7 @@ async fn carry_out(
         Command::Watch(watch) => until_signal(signals, watch::watch(locks, watch))
             .await?
             .map(done),
+        Command::Top(top) => until_signal(signals, top::top(locks, top)).await?.map(done),
         Command::Revoke(revoke) => until_signal(signals, revoke::revoke(locks, revoke)).await?,
         Command::Release(release) => until_signal(signals, revoke::release(locks, release)).await?,
         Command::Latch(latch) => until_signal(signals, latch::latch(locks, latch))

@@ -365,6 +365,15 @@ fn bench_measures_round_trips_and_hand_overs() {
 }
 
 #[test]
+fn top_needs_a_terminal() {
+    let top = Shop::new().outcome(&["top"]);
+
+    assert_eq!(top.status.code(), Some(64));
+    let said = String::from_utf8(top.stderr).unwrap();
+    assert!(said.contains("lockcore watch"), "{said}");
+}
+
+#[test]
 fn each_command_has_a_manual_page() {
     let shop = Shop::new();
 

@@ -1,11 +1,10 @@
-//! The tool with stores that have a server.
+//! The tool with stores that have a server, and on a terminal.
 
 #![allow(
     clippy::unwrap_used,
     reason = "the helpers of the tests too: a panic is the report"
 )]
 
-#[allow(dead_code, reason = "the other test program uses the rest")]
 mod kit;
 
 use libtest_mimic::{Arguments, Conclusion, Trial};
@@ -43,11 +42,69 @@ fn main() -> std::process::ExitCode {
         on("postgres", PostgresServer::available(), |go| {
             go(PostgresServer::start().url());
         }),
+        on_a_terminal(),
     ];
     let arguments = Arguments::from_args();
     let Conclusion { num_failed, .. } =
         libtest_mimic::run(&arguments, trials.into_iter().flatten().collect());
     u8::from(num_failed > 0).into()
+}
+
+fn on_a_terminal() -> Vec<Trial> {
+    let tmux = std::process::Command::new("tmux").arg("-V").output();
+    let needs = tmux
+        .map(drop)
+        .map_err(|_| "tmux is not installed".to_owned());
+    let facts: [Fact; 2] = [
+        ("top_shows_a_line_and_asks_its_holder", top),
+        ("top_fits_a_narrow_terminal_and_ends_with_ctrl_c", narrow),
+    ];
+    let trial = |(name, body): Fact| {
+        fact(format!("terminal::{name}"), needs.clone(), move || {
+            body(&Shop::new())
+        })
+    };
+    facts.map(trial).into()
+}
+
+fn top(shop: &Shop) {
+    let holder = ["run", "--on-revoke", "term", "order:1", "sleep", "1000"];
+    let mut holder = shop.start(&holder);
+    shop.ticket("order:1", true);
+    let _other = shop.start(&["run", "stock", "sleep", "1000"]);
+    let _next = shop.start(&["run", "--wait", "forever", "order:1", "sleep", "1000"]);
+    shop.ticket("order:1", false);
+    shop.ticket("stock", true);
+
+    let screen = shop.screen(80, 12, &["top"]);
+    screen.shows("2 names, by waiters");
+    let text = screen.text();
+    assert!(text.find("order:1") < text.find("stock"), "{text}");
+    screen.press(&["Enter"]);
+    screen.shows("order:1: 1 hold, 1 wait");
+    screen.press(&["r"]);
+    screen.shows("to give the lock up within 30s? y or n");
+    screen.press(&["y"]);
+
+    screen.shows("has ended");
+    screen.shows("order:1: 1 hold, 0 wait");
+    holder.ended();
+    screen.press(&["q"]);
+    screen.ends();
+}
+
+fn narrow(shop: &Shop) {
+    let _holder = shop.start(&["run", "order:1", "sleep", "1000"]);
+    shop.ticket("order:1", true);
+
+    let screen = shop.screen(80, 12, &["top", "order:"]);
+    screen.shows("HELD BY");
+    screen.resize(40);
+    screen.shows("WAITERS  LONGEST WAIT\n");
+    screen.press(&["/", "x"]);
+    screen.shows("0 names of order:, with \"x\"");
+    screen.press(&["C-c"]);
+    screen.ends();
 }
 
 fn revoke(shop: &Shop) {

@@ -1,6 +1,8 @@
 //! Starts the tool, and waits for what it does. By default the store is a SQLite file in a temporary
 //! folder: it works across processes and needs no server.
 
+#![allow(dead_code, reason = "each test program uses a part")]
+
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -78,6 +80,31 @@ impl Shop {
         Running(child)
     }
 
+    /// The tool on a terminal of this size, in tmux.
+    pub fn screen(&self, columns: u32, rows: u32, words: &[&str]) -> Screen {
+        let screen = Screen {
+            socket: self.path("tmux"),
+        };
+        let tool = self.tool(words);
+        let mut tmux = screen.tmux(&["new-session", "-d", "-s", "top"]);
+        tmux.args(["-x", &columns.to_string(), "-y", &rows.to_string()]);
+        tmux.arg(tool.get_program()).args(tool.get_args());
+        // The server of tmux passes its own variables on.
+        for (variable, value) in tool.get_envs() {
+            match value {
+                Some(value) => tmux.env(variable, value),
+                None => tmux.env_remove(variable),
+            };
+        }
+        assert!(
+            tmux.current_dir(self.folder.path())
+                .status()
+                .unwrap()
+                .success()
+        );
+        screen
+    }
+
     /// Waits until a holder or waiter of a name is there, and returns its ticket.
     pub fn ticket(&self, name: &str, holds: bool) -> String {
         let mark = format!("\"holds\":{holds}");
@@ -117,6 +144,65 @@ pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 pub fn runs(pid: &str) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
     stat.is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+/// A terminal in tmux. It ends with the test.
+pub struct Screen {
+    socket: PathBuf,
+}
+
+impl Screen {
+    fn tmux(&self, words: &[&str]) -> Command {
+        let mut tmux = Command::new("tmux");
+        tmux.arg("-S").arg(&self.socket).args(["-f", "/dev/null"]);
+        tmux.args(words);
+        tmux
+    }
+
+    /// Presses keys, by their names in tmux.
+    pub fn press(&self, keys: &[&str]) {
+        let pressed = self.tmux(&["send-keys", "-t", "top"]).args(keys).status();
+        assert!(pressed.unwrap().success());
+    }
+
+    pub fn resize(&self, columns: u32) {
+        let columns = columns.to_string();
+        let words = ["resize-window", "-t", "top", "-x", &columns];
+        assert!(self.tmux(&words).status().unwrap().success());
+    }
+
+    /// What is on the screen.
+    pub fn text(&self) -> String {
+        let text = self.tmux(&["capture-pane", "-p", "-t", "top"]).output();
+        String::from_utf8(text.unwrap().stdout).unwrap()
+    }
+
+    /// Waits until this is on the screen.
+    pub fn shows(&self, part: &str) {
+        let began = Instant::now();
+        while !self.text().contains(part) {
+            assert!(
+                began.elapsed() < PATIENCE,
+                "no {part:?} in\n{}",
+                self.text()
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Waits until the tool has ended.
+    pub fn ends(&self) {
+        until("the end of the session", || {
+            let there = self.tmux(&["has-session", "-t", "top"]).output().unwrap();
+            (!there.status.success()).then_some(())
+        });
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        let _ = self.tmux(&["kill-server"]).output();
+    }
 }
 
 pub struct Running(Child);

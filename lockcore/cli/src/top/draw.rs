@@ -1,0 +1,217 @@
+//! Draws the live view. Without colours: what stands out is bold or reversed, on every terminal.
+
+use lockcore::TicketInfo;
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout};
+use ratatui::style::{Modifier, Style};
+use ratatui::text::Line;
+use ratatui::widgets::{Row, Table, TableState};
+
+use super::view::{Page, Summary, View};
+use crate::{ls, show};
+
+/// A column: its head, its width, and the narrowest screen that has it.
+struct Column {
+    head: &'static str,
+    width: Constraint,
+    from: u16,
+}
+
+const fn column(head: &'static str, width: Constraint, from: u16) -> Column {
+    Column { head, width, from }
+}
+
+const NAMES: [Column; 6] = [
+    column("NAME", Constraint::Fill(2), 0),
+    column("HOLDERS", Constraint::Length(7), 50),
+    column("WAITERS", Constraint::Length(7), 0),
+    column("HELD FOR", Constraint::Length(9), 60),
+    column("LONGEST WAIT", Constraint::Length(12), 0),
+    column("HELD BY", Constraint::Fill(3), 80),
+];
+
+const LINE: [Column; 6] = [
+    column("", Constraint::Length(5), 0),
+    column("TICKET", Constraint::Length(17), 0),
+    column("PERMITS", Constraint::Length(8), 60),
+    column("SINCE", Constraint::Length(9), 0),
+    column("LEASE ENDS IN", Constraint::Length(13), 80),
+    column("OWNER", Constraint::Fill(1), 50),
+];
+
+pub(super) fn draw(frame: &mut Frame<'_>, view: &View) {
+    let [head, body, foot] = Layout::vertical([
+        Constraint::Length(1),
+        Constraint::Min(0),
+        Constraint::Length(1),
+    ])
+    .areas(frame.area());
+    let (columns, rows): (&[Column], Vec<[String; 6]>) = match &view.page {
+        Page::Names { .. } => {
+            let names = view.names().into_iter();
+            (&NAMES, names.map(name_row).collect())
+        }
+        Page::Line { name, .. } => (&LINE, view.line(name).iter().map(line_row).collect()),
+    };
+    let width = frame.area().width;
+    let fit: Vec<usize> = (0..columns.len())
+        .filter(|at| columns[*at].from <= width)
+        .collect();
+    let heads = fit.iter().map(|at| columns[*at].head);
+    let cells = |row: &[String; 6]| Row::new(fit.iter().map(|at| row[*at].clone()));
+    let table = Table::new(
+        rows.iter().map(cells),
+        fit.iter().map(|at| columns[*at].width),
+    )
+    .header(Row::new(heads).style(Modifier::BOLD))
+    .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED))
+    .column_spacing(2);
+    let mut state = TableState::new().with_selected(view.cursor());
+    frame.render_widget(Line::from(title(view)), head);
+    frame.render_stateful_widget(table, body, &mut state);
+    frame.render_widget(Line::from(bottom(view)), foot);
+}
+
+fn name_row((used, line): &ls::Used) -> [String; 6] {
+    let Summary {
+        holders,
+        waiters,
+        held_for,
+        longest_wait,
+    } = Summary::of(line);
+    let span = |time: Option<_>| time.map_or_else(String::new, show::span);
+    [
+        ls::shown(used),
+        holders.to_string(),
+        waiters.to_string(),
+        span(held_for),
+        span(longest_wait),
+        ls::held_by(used, line),
+    ]
+}
+
+fn line_row(place: &TicketInfo) -> [String; 6] {
+    let asked = if place.asked_back.is_some() {
+        ", asked for it"
+    } else {
+        ""
+    };
+    [
+        if place.granted { "holds" } else { "waits" }.into(),
+        place.ticket.to_string(),
+        show::permits(place),
+        place.age.map_or_else(String::new, show::span),
+        show::span(place.remaining),
+        format!("{}{asked}", show::owner(place)),
+    ]
+}
+
+fn title(view: &View) -> String {
+    let names = view.names().len();
+    match &view.page {
+        Page::Names { typing } => {
+            let of = match view.prefix.as_str() {
+                "" => String::new(),
+                prefix => format!(" of {}", show::on_one_line(prefix)),
+            };
+            let filter = match (view.filter.as_str(), typing) {
+                ("", false) => String::new(),
+                (text, _) => format!(", with \"{}\"", show::on_one_line(text)),
+            };
+            format!("{names} names{of}{filter}, by {}", view.sort.text())
+        }
+        Page::Line { name, .. } => {
+            let Summary {
+                holders, waiters, ..
+            } = Summary::of(view.line(name));
+            let name = show::on_one_line(name);
+            match holders + waiters {
+                0 => format!("{name}: free"),
+                _ => format!("{name}: {holders} hold, {waiters} wait"),
+            }
+        }
+    }
+}
+
+/// A question, what is wrong, what has happened, or which keys there are.
+fn bottom(view: &View) -> String {
+    let keys = match &view.page {
+        Page::Line {
+            ask: Some(ticket), ..
+        } => {
+            return format!("ask ticket {ticket} to give the lock up within 30s? y or n");
+        }
+        Page::Names { typing: true } => "type a part of a name; enter keeps it, esc clears it",
+        Page::Names { typing: false } => "enter line  / filter  s sort  q quit",
+        Page::Line { .. } => "esc back  r ask the holder  q quit",
+    };
+    view.message().unwrap_or(keys).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+    use ratatui::crossterm::event::KeyCode;
+
+    use super::*;
+    use crate::top::view::tests::{press, shop};
+
+    fn screen(view: &View, width: u16) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(width, 7)).unwrap();
+        terminal.draw(|frame| draw(frame, view)).unwrap();
+        let lines = terminal.backend().buffer().content.chunks(width.into());
+        let text = |line: &[ratatui::buffer::Cell]| -> String {
+            let text: String = line.iter().map(ratatui::buffer::Cell::symbol).collect();
+            format!("{}\n", text.trim_end())
+        };
+        lines.map(text).collect()
+    }
+
+    #[test]
+    fn a_wide_screen_shows_who_holds_and_a_narrow_one_the_waits() {
+        let view = shop();
+        assert_eq!(
+            screen(&view, 80),
+            "\
+3 names, by waiters
+NAME            HOLDERS  WAITERS  HELD FOR   LONGEST WAIT  HELD BY
+order:2         1        2        3s         2s            shop-1/4711/1
+stock           1        1        4s         30s           shop-1/4711/1
+order:1         1        0        1m 10s                   shop-1/4711/1
+
+enter line  / filter  s sort  q quit
+"
+        );
+        assert_eq!(
+            screen(&view, 40),
+            "\
+3 names, by waiters
+NAME               WAITERS  LONGEST WAIT
+order:2            2        2s
+stock              1        30s
+order:1            0
+
+enter line  / filter  s sort  q quit
+"
+        );
+    }
+
+    #[test]
+    fn a_line_is_shown_in_order_and_a_question_before_a_holder_is_asked() {
+        let mut view = shop();
+        press(&mut view, &[KeyCode::Enter, KeyCode::Char('r')]);
+        assert_eq!(
+            screen(&view, 60),
+            "\
+order:2: 1 hold, 2 wait
+       TICKET             PERMITS   SINCE      OWNER
+holds  6                  all       3s         shop-1/4711/1
+waits  7                  all       2s         shop-1/4711/1
+waits  8                  all       1s         shop-1/4711/1
+
+ask ticket 6 to give the lock up within 30s? y or n
+"
+        );
+    }
+}

@@ -1,0 +1,396 @@
+//! What the live view knows, and what keys do to it.
+
+use std::cmp::Reverse;
+use std::time::Duration;
+
+use lockcore::TicketInfo;
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+
+use crate::ls::Used;
+use crate::show;
+
+/// How far a page key moves.
+const PAGE: usize = 10;
+
+/// What the loop has to do for a key.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Do {
+    Quit,
+    Revoke { name: String, ticket: u64 },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sort {
+    Waiters,
+    LongestWait,
+    HeldFor,
+    Name,
+}
+
+impl Sort {
+    fn next(self) -> Self {
+        match self {
+            Self::Waiters => Self::LongestWait,
+            Self::LongestWait => Self::HeldFor,
+            Self::HeldFor => Self::Name,
+            Self::Name => Self::Waiters,
+        }
+    }
+
+    pub(super) fn text(self) -> &'static str {
+        match self {
+            Self::Waiters => "waiters",
+            Self::LongestWait => "longest wait",
+            Self::HeldFor => "held for",
+            Self::Name => "name",
+        }
+    }
+}
+
+/// What is on the screen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Page {
+    /// All names. While the person types, the keys change the filter.
+    Names { typing: bool },
+    /// The line of one name. If the person has to confirm that a ticket is asked for, that ticket.
+    Line { name: String, ask: Option<u64> },
+}
+
+#[derive(Debug)]
+pub(super) struct View {
+    pub(super) prefix: String,
+    pub(super) filter: String,
+    pub(super) sort: Sort,
+    pub(super) page: Page,
+    used: Vec<Used>,
+    /// The name and the ticket that the cursor is on. It stays there when the order changes.
+    name: Option<String>,
+    ticket: Option<u64>,
+    /// What became of the last request of the person.
+    told: Option<String>,
+    /// Why the last look at the store has failed.
+    failure: Option<String>,
+}
+
+/// What the list of names shows of a line.
+pub(super) struct Summary {
+    pub(super) holders: usize,
+    pub(super) waiters: usize,
+    pub(super) held_for: Option<Duration>,
+    pub(super) longest_wait: Option<Duration>,
+}
+
+impl Summary {
+    pub(super) fn of(line: &[TicketInfo]) -> Self {
+        let places = |holds: bool| line.iter().filter(move |place| place.granted == holds);
+        Self {
+            holders: places(true).count(),
+            waiters: places(false).count(),
+            held_for: places(true).filter_map(|place| place.age).max(),
+            longest_wait: places(false).filter_map(|place| place.age).max(),
+        }
+    }
+}
+
+impl View {
+    pub(super) fn new(prefix: String) -> Self {
+        Self {
+            prefix,
+            filter: String::new(),
+            sort: Sort::Waiters,
+            page: Page::Names { typing: false },
+            used: Vec::new(),
+            name: None,
+            ticket: None,
+            told: None,
+            failure: None,
+        }
+    }
+
+    pub(super) fn looked(&mut self, used: Vec<Used>) {
+        self.failure = None;
+        self.used = used;
+        self.order();
+    }
+
+    /// The last look at the store has failed. What was seen before stays on the screen.
+    pub(super) fn failed(&mut self, text: &str) {
+        self.failure = Some(show::on_one_line(text));
+    }
+
+    pub(super) fn told(&mut self, text: String) {
+        self.told = Some(text);
+    }
+
+    /// What is wrong, or what has happened.
+    pub(super) fn message(&self) -> Option<&str> {
+        self.failure.as_deref().or(self.told.as_deref())
+    }
+
+    /// The names that pass the filter, in order.
+    pub(super) fn names(&self) -> Vec<&Used> {
+        let passes = |(name, _): &&Used| name.name.contains(&self.filter);
+        self.used.iter().filter(passes).collect()
+    }
+
+    /// The line of a name. Empty if the name is free by now.
+    pub(super) fn line(&self, name: &str) -> &[TicketInfo] {
+        let used = self.used.iter().find(|(used, _)| used.name == name);
+        used.map_or(&[], |(_, line)| line)
+    }
+
+    /// The place of the cursor in the list of names, or in the line.
+    pub(super) fn cursor(&self) -> usize {
+        let place = match &self.page {
+            Page::Names { .. } => {
+                let is_it = |(used, _): &&Used| Some(&used.name) == self.name.as_ref();
+                self.names().iter().position(is_it)
+            }
+            Page::Line { name, .. } => {
+                let is_it = |place: &TicketInfo| Some(place.ticket) == self.ticket;
+                self.line(name).iter().position(is_it)
+            }
+        };
+        place.unwrap_or(0)
+    }
+
+    fn order(&mut self) {
+        let sort = self.sort;
+        self.used.sort_by(|(one, line), (other, other_line)| {
+            let (one_is, other_is) = (Summary::of(line), Summary::of(other_line));
+            let by_name = || one.name.cmp(&other.name);
+            match sort {
+                Sort::Waiters => Reverse(one_is.waiters).cmp(&Reverse(other_is.waiters)),
+                Sort::LongestWait => {
+                    Reverse(one_is.longest_wait).cmp(&Reverse(other_is.longest_wait))
+                }
+                Sort::HeldFor => Reverse(one_is.held_for).cmp(&Reverse(other_is.held_for)),
+                Sort::Name => by_name(),
+            }
+            .then_with(by_name)
+        });
+    }
+
+    /// Moves the cursor to this place, or to the last one.
+    fn move_to(&mut self, place: usize) {
+        match &self.page {
+            Page::Names { .. } => {
+                let names = self.names();
+                let at = names.get(place).or(names.last());
+                self.name = at.map(|(used, _)| used.name.clone());
+            }
+            Page::Line { name, .. } => {
+                let line = self.line(name);
+                let at = line.get(place).or(line.last());
+                self.ticket = at.map(|place| place.ticket);
+            }
+        }
+    }
+
+    /// What to do for a key, if the loop has to do something.
+    pub(super) fn press(&mut self, key: KeyEvent) -> Option<Do> {
+        // In a raw terminal, Ctrl-C is no signal.
+        if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) {
+            return Some(Do::Quit);
+        }
+        self.told = None;
+        match self.page.clone() {
+            Page::Names { typing: true } => self.type_filter(key.code),
+            Page::Line {
+                name,
+                ask: Some(ticket),
+            } => {
+                self.page = Page::Line {
+                    name: name.clone(),
+                    ask: None,
+                };
+                return (key.code == KeyCode::Char('y')).then_some(Do::Revoke { name, ticket });
+            }
+            page => match key.code {
+                KeyCode::Char('q') => return Some(Do::Quit),
+                KeyCode::Up | KeyCode::Char('k') => self.move_to(self.cursor().saturating_sub(1)),
+                KeyCode::Down | KeyCode::Char('j') => self.move_to(self.cursor() + 1),
+                KeyCode::PageUp => self.move_to(self.cursor().saturating_sub(PAGE)),
+                KeyCode::PageDown => self.move_to(self.cursor() + PAGE),
+                KeyCode::Home => self.move_to(0),
+                KeyCode::End => self.move_to(usize::MAX),
+                code => match page {
+                    Page::Names { .. } => self.press_in_names(code),
+                    Page::Line { name, .. } => self.press_in_line(name, code),
+                },
+            },
+        }
+        None
+    }
+
+    fn type_filter(&mut self, code: KeyCode) {
+        match code {
+            KeyCode::Char(c) => self.filter.push(c),
+            KeyCode::Backspace => drop(self.filter.pop()),
+            KeyCode::Esc => {
+                self.filter.clear();
+                self.page = Page::Names { typing: false };
+            }
+            KeyCode::Enter => self.page = Page::Names { typing: false },
+            _ => {}
+        }
+    }
+
+    fn press_in_names(&mut self, code: KeyCode) {
+        match code {
+            KeyCode::Char('/') => self.page = Page::Names { typing: true },
+            KeyCode::Char('s') => {
+                self.sort = self.sort.next();
+                self.order();
+            }
+            KeyCode::Esc => self.filter.clear(),
+            KeyCode::Enter => {
+                let names = self.names();
+                if let Some((used, _)) = names.get(self.cursor()) {
+                    let name = used.name.clone();
+                    self.name = Some(name.clone());
+                    self.ticket = None;
+                    self.page = Page::Line { name, ask: None };
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn press_in_line(&mut self, name: String, code: KeyCode) {
+        match code {
+            KeyCode::Esc | KeyCode::Backspace => self.page = Page::Names { typing: false },
+            KeyCode::Char('r') => match self.line(&name).get(self.cursor()) {
+                Some(place) if place.granted => {
+                    let ask = Some(place.ticket);
+                    self.page = Page::Line { name, ask };
+                }
+                _ => self.told("only a holder can be asked".into()),
+            },
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use lockcore::NameInUse;
+    use ratatui::crossterm::event::KeyCode;
+
+    use super::*;
+
+    fn place(ticket: u64, granted: bool, age: u64) -> TicketInfo {
+        let all = 1 << 30;
+        let lease = Duration::from_secs(9);
+        TicketInfo::new(ticket, granted, all, all, lease, "shop-1/4711/1".into())
+            .with_age(Duration::from_secs(age))
+    }
+
+    pub(in crate::top) fn used(name: &str, line: &[(u64, bool, u64)]) -> Used {
+        let line = line
+            .iter()
+            .map(|(ticket, granted, age)| place(*ticket, *granted, *age));
+        (NameInUse::new(name.into()), line.collect())
+    }
+
+    pub(in crate::top) fn shop() -> View {
+        let mut view = View::new(String::new());
+        view.looked(vec![
+            used("order:1", &[(5, true, 70)]),
+            used("order:2", &[(6, true, 3), (7, false, 2), (8, false, 1)]),
+            used("stock", &[(9, true, 4), (10, false, 30)]),
+        ]);
+        view
+    }
+
+    pub(in crate::top) fn press(view: &mut View, keys: &[KeyCode]) -> Option<Do> {
+        let pressed = keys.iter().map(|key| view.press(KeyEvent::from(*key)));
+        pressed.last().flatten()
+    }
+
+    fn shown(view: &View) -> Vec<&str> {
+        let names = view.names().into_iter();
+        names.map(|(used, _)| used.name.as_str()).collect()
+    }
+
+    #[test]
+    fn names_are_sorted_and_filtered() {
+        let mut view = shop();
+        assert_eq!(shown(&view), ["order:2", "stock", "order:1"]);
+        press(&mut view, &[KeyCode::Char('s')]);
+        assert_eq!(shown(&view), ["stock", "order:2", "order:1"]);
+        press(&mut view, &[KeyCode::Char('s')]);
+        assert_eq!(shown(&view), ["order:1", "stock", "order:2"]);
+        press(&mut view, &[KeyCode::Char('s')]);
+        assert_eq!(shown(&view), ["order:1", "order:2", "stock"]);
+
+        press(
+            &mut view,
+            &[KeyCode::Char('/'), KeyCode::Char('q'), KeyCode::Char('k')],
+        );
+        assert!(
+            shown(&view).is_empty(),
+            "a key that is typed does nothing else"
+        );
+        press(
+            &mut view,
+            &[KeyCode::Backspace, KeyCode::Backspace, KeyCode::Char('k')],
+        );
+        assert_eq!(shown(&view), ["stock"]);
+        press(&mut view, &[KeyCode::Esc]);
+        assert_eq!(shown(&view).len(), 3);
+    }
+
+    #[test]
+    fn the_cursor_stays_on_its_name() {
+        let mut view = shop();
+        press(&mut view, &[KeyCode::Down]);
+        assert_eq!(view.cursor(), 1);
+
+        view.looked(vec![
+            used("order:1", &[(5, true, 70)]),
+            used("stock", &[(9, true, 4), (10, false, 30)]),
+        ]);
+        assert_eq!(view.cursor(), 0);
+
+        view.looked(Vec::new());
+        assert_eq!(
+            press(&mut view, &[KeyCode::Down, KeyCode::End, KeyCode::Enter]),
+            None
+        );
+        assert_eq!(view.page, Page::Names { typing: false });
+    }
+
+    #[test]
+    fn a_holder_is_asked_for_its_lock_only_after_a_question() {
+        let mut view = shop();
+        press(&mut view, &[KeyCode::Enter, KeyCode::Char('r')]);
+        assert_eq!(press(&mut view, &[KeyCode::Char('n')]), None);
+        let revoke = Do::Revoke {
+            name: "order:2".into(),
+            ticket: 6,
+        };
+        assert_eq!(
+            press(&mut view, &[KeyCode::Char('r'), KeyCode::Char('y')]),
+            Some(revoke)
+        );
+        assert_eq!(press(&mut view, &[KeyCode::Char('y')]), None, "asked once");
+
+        press(&mut view, &[KeyCode::Down, KeyCode::Char('r')]);
+        assert_eq!(view.message(), Some("only a holder can be asked"));
+        assert_eq!(press(&mut view, &[KeyCode::Char('y')]), None);
+    }
+
+    #[test]
+    fn a_failure_stays_until_the_store_answers() {
+        let mut view = shop();
+        view.failed("no answer");
+        view.told("asked".into());
+        press(&mut view, &[KeyCode::Down]);
+        assert_eq!(view.message(), Some("no answer"));
+        assert_eq!(shown(&view).len(), 3);
+
+        view.looked(Vec::new());
+        assert_eq!(view.message(), None);
+    }
+}
