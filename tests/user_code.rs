@@ -13,8 +13,9 @@ use std::task::{Context, Wake, Waker};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
+use lockcore::events::Event;
 use lockcore::testing::Store;
-use lockcore::{ErrorKind, Event, Guard, Locks};
+use lockcore::{ErrorKind, Guard, Locks};
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Metadata, Subscriber};

@@ -25,7 +25,7 @@ use futures_util::stream;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use lockcore::Locks;
-use lockcore_tower::{Held, Key, LockLayer};
+use lockcore_tower::{HeldLock, Key, LockLayer};
 use tokio::net::TcpListener;
 
 type Failure = Box<dyn Error + Send + Sync>;
@@ -74,8 +74,8 @@ async fn look(State(work): State<Work>, Path(id): Path<u64>) -> String {
     format!("order {id}\n")
 }
 
-/// `Held` has the fencing token; pass it on with every write.
-async fn settle(State(work): State<Work>, Path(id): Path<u64>, held: Held) -> String {
+/// `HeldLock` has the fencing token; pass it on with every write.
+async fn settle(State(work): State<Work>, Path(id): Path<u64>, held: HeldLock) -> String {
     let _visit = work.orders.visit("settle", id);
     tokio::time::sleep(work.step).await;
     format!("order {id} settled by grant {}\n", held.grant_id())

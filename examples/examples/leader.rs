@@ -20,7 +20,9 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use examples::expect;
-use lockcore::{Held, Leaders, Locks, Written};
+use lockcore::election::Leaders;
+use lockcore::value::Written;
+use lockcore::{Held, Locks};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, stdin};
 use tokio::process::{Child, Command};
 

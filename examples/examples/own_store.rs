@@ -12,7 +12,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lockcore::Locks;
-use lockcore::backend::queue::{NoTicket, Queue};
+use lockcore::backend::queue::{NewTicket, NoTicket, Queue};
 use lockcore::backend::{
     Answer, Backend, Capability, Connection, Departure, Enqueued, EventSink, Fault, Id, Name, News,
     Released, Renewed, Request, StoreError, TicketInfo, Wake,
@@ -203,10 +203,15 @@ impl Tickets {
         let floor = self.floor(request);
         let queue = self.names.entry(request.name.clone()).or_default();
         if queue.find(request.id).is_none() {
-            let id = request.id;
-            let (permits, capacity) = (request.permits.get(), request.capacity.get());
-            let end = now + nanos(request.ttl);
-            let taken = queue.enqueue(id, permits, capacity, end, floor, request.wait, owner);
+            let taken = queue.enqueue(NewTicket {
+                id: request.id,
+                permits: request.permits.get(),
+                capacity: request.capacity.get(),
+                expires_at: now + nanos(request.ttl),
+                floor,
+                wait: request.wait,
+                payload: owner,
+            });
             match taken {
                 Ok((number, _)) => self.last = number,
                 Err(NoTicket::Busy) => {

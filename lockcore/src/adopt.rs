@@ -1,4 +1,7 @@
-//! Taking over a lock that another process has detached. The detach is in `hold`.
+//! Giving a held lock to another process: [`Guard::detach`] on one side, [`Locks::adopt`] on the
+//! other.
+
+// The detach is in `hold`.
 
 use humantime::format_duration;
 use tracing::Instrument;
@@ -11,6 +14,8 @@ use crate::error::Error;
 use crate::hold::Guard;
 use crate::locks::Locks;
 use crate::options::{OnLost, OnRevoke, SHORTEST_TTL};
+
+pub use crate::hold::DetachError;
 
 impl Locks {
     /// Takes over a lock that another process, or another client of this one, has detached. `text`

@@ -13,6 +13,65 @@ use crate::hold::Guard;
 use crate::lock::Lock;
 use crate::options::Wait;
 
+/// One of several locks. Made by [`Locks::any`](crate::Locks::any).
+///
+/// A list of names is a pool of resources, and the caller gets one of them. If the resources need
+/// no names, use a [semaphore](crate::Locks::semaphore): it costs one request instead of one per
+/// name.
+///
+/// The locks are asked for one after the other, in the order of the list. If a store does not
+/// answer for a tenth of an operation timeout, the locks of other clients are asked for meanwhile.
+/// If it does not answer for half of one, the other locks of the same client are asked for too. So
+/// a free lock of a store that works is found soon, and all locks of a client that does not answer
+/// take one operation timeout together.
+///
+/// The caller gets one guard, never two. If the store grants a second lock to this caller at the
+/// same moment, the client releases the second lock at once.
+#[derive(Clone, Debug)]
+#[must_use = "no lock is taken until `acquire` is awaited"]
+pub struct AnyLock(Vec<Lock>);
+
+impl AnyLock {
+    pub(crate) fn new(locks: Vec<Lock>) -> Self {
+        Self(locks)
+    }
+
+    /// Takes the first lock in the list that is free. If none is free, waits for all of them, and
+    /// takes the first that is granted. If the store of some locks fails, waits for the others that
+    /// somebody holds.
+    ///
+    /// Each lock waits as long as it is [set](Lock::wait) to, counted from the call.
+    ///
+    /// # Errors
+    ///
+    /// If no lock is granted: the first error other than [`Busy`](crate::ErrorKind::Busy) and
+    /// [`Timeout`](crate::ErrorKind::Timeout), or else the error of the lock that has waited
+    /// longest. [`Config`](crate::ErrorKind::Config) for an empty list, and for a lock that can
+    /// never be taken.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves nothing behind, as with a single lock.
+    pub async fn acquire(&self) -> Result<Guard, Error> {
+        acquire(&self.0, true).await
+    }
+
+    /// Takes the first lock in the list that is free, and waits for none. As
+    /// [`acquire`](Self::acquire) in all other respects.
+    ///
+    /// # Errors
+    ///
+    /// [`Busy`](crate::ErrorKind::Busy) when none of the locks is free, and the errors of
+    /// [`acquire`](Self::acquire).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`acquire`](Self::acquire).
+    pub async fn try_acquire(&self) -> Result<Guard, Error> {
+        acquire(&self.0, false).await
+    }
+}
+
 /// Takes the first lock that is free. If no lock is free and `waits` is true, waits at the same
 /// time for all locks that somebody holds.
 ///
@@ -32,7 +91,7 @@ use crate::options::Wait;
 /// others are dropped without a further poll. A request that is in flight, or was granted, is
 /// cleaned up by this drop, as in a single acquire. The same is true if the future of this call is
 /// dropped.
-pub(crate) async fn acquire(locks: &[Lock], waits: bool) -> Result<Guard, Error> {
+async fn acquire(locks: &[Lock], waits: bool) -> Result<Guard, Error> {
     // If one of the locks can never be taken, none is asked for.
     for lock in locks {
         lock.check()?;

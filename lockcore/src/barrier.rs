@@ -1,4 +1,6 @@
-//! The barrier: parties wait until all of them have come. The rule for this is in `places`.
+//! The barrier: parties wait until all of them have come.
+
+// The rule for this is in `places`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,11 +22,11 @@ use crate::places::{MOST_PARTIES, Places};
 ///
 /// All users of the name must state the same number of parties. While the barrier is in use,
 /// another number is refused with [`CapacityMismatch`](crate::ErrorKind::CapacityMismatch). The
-/// barrier uses the locks and the [`Counter`](crate::Counter) of its name, so nothing else may have
-/// that name.
+/// barrier uses the locks and the [`Counter`](crate::counter::Counter) of its name, so nothing else
+/// may have that name.
 ///
-/// A failover of Redis may lose places and the [`Counter`](crate::Counter). A party whose place or
-/// round is lost gets an error.
+/// A failover of Redis may lose places and the [`Counter`](crate::counter::Counter). A party whose
+/// place or round is lost gets an error.
 ///
 /// Each party costs three requests to the store per round. Each client with waiting parties costs
 /// about eight more requests, for any number of parties, and each round costs two more. The parties

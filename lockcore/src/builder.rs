@@ -298,10 +298,11 @@ impl Builder {
         self
     }
 
-    /// The text that [`Locks::inspect`] shows as the [`owner_text`](crate::TicketInfo::owner_text)
-    /// of this client's tickets. It may say which application this is, which version, and which
-    /// replica. At most 64 bytes of UTF-8 without control characters and line breaks. The default
-    /// is empty: no text. A lock may have [another](crate::Lock::owner).
+    /// The text that [`Locks::inspect`] shows as the
+    /// [`owner_text`](crate::inspect::TicketInfo::owner_text) of this client's tickets. It may say
+    /// which application this is, which version, and which replica. At most 64 bytes of UTF-8
+    /// without control characters and line breaks. The default is empty: no text. A lock may have
+    /// [another](crate::Lock::owner).
     ///
     /// The text is not a part of any name. Everybody who may read the store can read it, so it must
     /// contain no secrets.

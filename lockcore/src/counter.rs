@@ -15,9 +15,9 @@ use crate::options::Wait;
 
 /// A number at the store that many processes change. Each change is one atomic step.
 ///
-/// The value is from −(2⁵³ − 1) to 2⁵³ − 1. A counter that nobody has set or changed is 0. The
-/// counter of a name has nothing to do with locks on that name, but a [`Latch`](crate::Latch) of
-/// the same name is this counter.
+/// The count is from −(2⁵³ − 1) to 2⁵³ − 1. A counter that nobody has set or changed is 0. The
+/// counter of a name has nothing to do with locks on that name, but a
+/// [`Latch`](crate::latch::Latch) of the same name is this counter.
 ///
 /// A change counts once, even if its answer is lost and the client sends it again. The store keeps
 /// a counter for at least 30 days after its last use, or for as long as [`keep`](Self::keep) says,
@@ -45,7 +45,7 @@ use crate::options::Wait;
 /// let locks = lockcore::Locks::connect("memory:")?;
 /// let visits = locks.counter("visits");
 /// visits.add(2).await?;
-/// assert_eq!(visits.add(1).await?.value, 3);
+/// assert_eq!(visits.add(1).await?.count, 3);
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
@@ -58,19 +58,19 @@ pub struct Counter {
     keep: Option<Duration>,
 }
 
-/// The value of a counter, and the version for a [change on condition](Counter::compare_and_set).
+/// The count of a counter, and the version for a [change on condition](Counter::compare_and_set).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct CounterValue {
-    /// The value.
-    pub value: i64,
+pub struct CounterReading {
+    /// The count.
+    pub count: i64,
     /// The number of the last change, which rises with every change, even if a change sets the
-    /// value that the counter has already. 0 if there is no such counter.
+    /// count that the counter has already. 0 if there is no such counter.
     pub version: u64,
 }
 
 impl Counter {
-    /// The largest value of a counter: 2⁵³ − 1. The smallest is its negative.
+    /// The largest count of a counter: 2⁵³ − 1. The smallest is its negative.
     pub const MAX: i64 = MAX_COUNT;
 
     pub(crate) fn new(client: &Arc<Client>, name: String) -> Self {
@@ -111,7 +111,7 @@ impl Counter {
     ///
     /// let locks = lockcore::Locks::connect("memory:")?;
     /// let invoices = locks.counter("invoices").keep(10 * YEAR);
-    /// assert_eq!(invoices.add(1).await?.value, 1);
+    /// assert_eq!(invoices.add(1).await?.count, 1);
     /// # Ok(()) }
     /// ```
     pub fn keep(mut self, keep: Duration) -> Self {
@@ -131,11 +131,11 @@ impl Counter {
     /// # Cancel safety
     ///
     /// Safe: it only reads.
-    pub async fn get(&self) -> Result<CounterValue, Error> {
-        self.change(CountOp::Read).await.map(CounterValue::of)
+    pub async fn get(&self) -> Result<CounterReading, Error> {
+        self.change(CountOp::Read).await.map(CounterReading::of)
     }
 
-    /// Adds a number to the counter. The number may be negative. Returns the new value.
+    /// Adds a number to the counter. The number may be negative. Returns the new count.
     ///
     /// # Errors
     ///
@@ -150,9 +150,9 @@ impl Counter {
     ///
     /// Not safe: if the future is dropped after it was polled, the change may have been made or
     /// not.
-    pub async fn add(&self, delta: i64) -> Result<CounterValue, Error> {
+    pub async fn add(&self, delta: i64) -> Result<CounterReading, Error> {
         let op = CountOp::Add { delta, floor: None };
-        self.change(op).await.map(CounterValue::of)
+        self.change(op).await.map(CounterReading::of)
     }
 
     /// Sets the counter, without a condition.
@@ -164,14 +164,14 @@ impl Counter {
     /// # Cancel safety
     ///
     /// Not safe, as [`add`](Self::add).
-    pub async fn set(&self, value: i64) -> Result<CounterValue, Error> {
+    pub async fn set(&self, count: i64) -> Result<CounterReading, Error> {
         let only_if = None;
-        let op = CountOp::Set { value, only_if };
-        self.change(op).await.map(CounterValue::of)
+        let op = CountOp::Set { count, only_if };
+        self.change(op).await.map(CounterReading::of)
     }
 
     /// Sets the counter if nobody has changed it since it had this version. Otherwise nothing is
-    /// changed, and the inner result is `Err` with the present value and version.
+    /// changed, and the inner result is `Err` with the present count and version.
     ///
     /// # Errors
     ///
@@ -189,29 +189,29 @@ impl Counter {
     /// let locks = lockcore::Locks::connect("memory:")?;
     /// let highest = locks.counter("highest");
     /// let mut seen = highest.get().await?;
-    /// while seen.value < 42 {
+    /// while seen.count < 42 {
     ///     seen = match highest.compare_and_set(seen.version, 42).await? {
     ///         Ok(now) | Err(now) => now,
     ///     };
     /// }
-    /// assert_eq!(highest.get().await?.value, 42);
+    /// assert_eq!(highest.get().await?.count, 42);
     /// # Ok(()) }
     /// ```
     pub async fn compare_and_set(
         &self,
         version: u64,
-        value: i64,
-    ) -> Result<Result<CounterValue, CounterValue>, Error> {
+        count: i64,
+    ) -> Result<Result<CounterReading, CounterReading>, Error> {
         let only_if = Some(OnlyIf::Version(version));
-        let counted = self.change(CountOp::Set { value, only_if }).await?;
+        let counted = self.change(CountOp::Set { count, only_if }).await?;
         Ok(match counted.outcome {
-            Outcome::Applied => Ok(CounterValue::of(counted)),
-            Outcome::Kept | Outcome::Overflow => Err(CounterValue::of(counted)),
+            Outcome::Applied => Ok(CounterReading::of(counted)),
+            Outcome::Kept | Outcome::Overflow => Err(CounterReading::of(counted)),
         })
     }
 
-    /// Follows the value of the counter: the present value, and later ones when it changes. Nothing
-    /// happens at the store before the first call of [`next`](Changes::next).
+    /// Follows the count: the present one, and later ones when it changes. Nothing
+    /// happens at the store before the first call of [`next`](CounterChanges::next).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -219,13 +219,13 @@ impl Counter {
     /// let locks = lockcore::Locks::connect("memory:")?;
     /// let jobs = locks.counter("jobs");
     /// let mut changes = jobs.changes();
-    /// assert_eq!(changes.next().await?.value, 0);
+    /// assert_eq!(changes.next().await?.count, 0);
     /// jobs.add(3).await?;
-    /// assert_eq!(changes.next().await?.value, 3);
+    /// assert_eq!(changes.next().await?.count, 3);
     /// # Ok(()) }
     /// ```
-    pub fn changes(&self) -> Changes {
-        Changes(self.follow())
+    pub fn changes(&self) -> CounterChanges {
+        CounterChanges(self.follow())
     }
 
     pub(crate) fn follow(&self) -> Following {
@@ -271,10 +271,10 @@ impl Counter {
     }
 }
 
-impl CounterValue {
+impl CounterReading {
     fn of(counted: Counted) -> Self {
         Self {
-            value: counted.value,
+            count: counted.count,
             version: counted.version,
         }
     }
@@ -287,11 +287,11 @@ impl CounterValue {
 /// counter share these messages. If a store cannot send messages (see its page in the
 /// [guide](crate::guide)), the client asks it ten times a second.
 #[derive(Debug)]
-pub struct Changes(Following);
+pub struct CounterChanges(Following);
 
-impl Changes {
-    /// The value of the counter if it has changed since the last call, or else as soon as it
-    /// changes. The first call returns the present value.
+impl CounterChanges {
+    /// The count if it has changed since the last call, or else as soon as it
+    /// changes. The first call returns the present count.
     ///
     /// If several changes follow each other fast, the call may return only the last of them. If the
     /// store is down, the call waits until the store is back.
@@ -305,8 +305,8 @@ impl Changes {
     /// # Cancel safety
     ///
     /// Safe: if the future is dropped, the next call returns what this call would have returned.
-    pub async fn next(&mut self) -> Result<CounterValue, Error> {
-        self.0.next().await.map(CounterValue::of)
+    pub async fn next(&mut self) -> Result<CounterReading, Error> {
+        self.0.next().await.map(CounterReading::of)
     }
 }
 

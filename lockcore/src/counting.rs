@@ -14,7 +14,7 @@ use crate::name::Name;
 use crate::request::Id;
 use crate::token::FencingToken;
 
-/// The largest value of a counter: 2⁵³ − 1. The smallest is its negative. A double represents all
+/// The largest count of a counter: 2⁵³ − 1. The smallest is its negative. A double represents all
 /// values between them exactly. Scripts and JSON keep numbers in doubles.
 pub const MAX_COUNT: i64 = (1 << 53) - 1;
 
@@ -90,19 +90,19 @@ impl Count {
 pub enum CountOp {
     /// Only answer.
     Read,
-    /// Add to the value.
+    /// Add to the count.
     Add {
         /// The number to add. It may be negative.
         delta: i64,
-        /// The lower bound of the sum. A smaller sum becomes the floor. A value that is at or below
+        /// The lower bound of the sum. A smaller sum becomes the floor. A count that is at or below
         /// the floor is not made smaller. A `delta` that is positive ignores the floor.
         floor: Option<i64>,
     },
-    /// Set the value. If the condition holds, the counter gets a new generation, even if the value
+    /// Set the count. If the condition holds, the counter gets a new generation, even if the count
     /// is the same.
     Set {
-        /// The new value.
-        value: i64,
+        /// The new count.
+        count: i64,
         /// The condition. If it does not hold, nothing is changed. `None` for no condition.
         only_if: Option<OnlyIf>,
     },
@@ -134,8 +134,8 @@ impl Written {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnlyIf {
-    /// The counter has this value.
-    Value(i64),
+    /// The counter has this count.
+    Count(i64),
     /// Nobody has changed the counter since it had this version.
     Version(u64),
 }
@@ -145,12 +145,12 @@ pub enum OnlyIf {
 #[must_use]
 #[non_exhaustive]
 pub struct Counted {
-    /// The value.
-    pub value: i64,
+    /// The count.
+    pub count: i64,
     /// Changes whenever the counter is set or created. The same generation never comes twice. 0 if
     /// there is no such counter.
     pub generation: u64,
-    /// Rises with every change of the value or the generation. 0 if there is no such counter.
+    /// Rises with every change of the count or the generation. 0 if there is no such counter.
     pub version: u64,
     /// The effect of the request.
     pub outcome: Outcome,
@@ -160,9 +160,9 @@ pub struct Counted {
 
 impl Counted {
     /// A counter as it is after a request, without a written value.
-    pub const fn new(value: i64, generation: u64, version: u64, outcome: Outcome) -> Self {
+    pub const fn new(count: i64, generation: u64, version: u64, outcome: Outcome) -> Self {
         Self {
-            value,
+            count,
             generation,
             version,
             outcome,
@@ -185,7 +185,7 @@ pub enum Outcome {
     Applied,
     /// Nothing was changed, because of the floor, the condition, or a text with a greater token.
     Kept,
-    /// Nothing was changed, because the value would be beyond [`MAX_COUNT`] or its negative, or
+    /// Nothing was changed, because the count would be beyond [`MAX_COUNT`] or its negative, or
     /// because the text is too long.
     Overflow,
 }
@@ -193,7 +193,7 @@ pub enum Outcome {
 /// A counter as a store keeps it, with the changes that it remembers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Record {
-    value: i64,
+    count: i64,
     generation: u64,
     version: u64,
     /// For how many seconds the record is kept after its last use.
@@ -266,7 +266,7 @@ impl Record {
         }
         match change {
             Change::Nothing => {}
-            Change::Add(value) | Change::Set(value) => self.value = value,
+            Change::Add(count) | Change::Set(count) => self.count = count,
             Change::Write(written) => self.written = Some(written),
         }
         let answer = self.counted(outcome);
@@ -279,34 +279,34 @@ impl Record {
 
     /// The effect of an operation. `None` if it only reads.
     fn change(&self, op: &CountOp) -> Option<(Outcome, Change)> {
-        let fits = |value: i64| value.unsigned_abs() <= MAX_COUNT.unsigned_abs();
+        let fits = |count: i64| count.unsigned_abs() <= MAX_COUNT.unsigned_abs();
         let refused = |outcome| (outcome, Change::Nothing);
         Some(match *op {
             CountOp::Read => return None,
             CountOp::Add { delta, .. } if !fits(delta) => refused(Outcome::Overflow),
             CountOp::Add { delta, floor } => {
                 // The sum of both fits into 64 bits.
-                let sum = self.value + delta;
+                let sum = self.count + delta;
                 let sum = match floor {
-                    Some(floor) if delta < 0 => sum.max(floor.min(self.value)),
+                    Some(floor) if delta < 0 => sum.max(floor.min(self.count)),
                     _ => sum,
                 };
                 match sum {
                     sum if !fits(sum) => refused(Outcome::Overflow),
-                    sum if sum != self.value => (Outcome::Applied, Change::Add(sum)),
+                    sum if sum != self.count => (Outcome::Applied, Change::Add(sum)),
                     _ if delta == 0 => (Outcome::Applied, Change::Nothing),
                     _ => refused(Outcome::Kept),
                 }
             }
-            CountOp::Set { value, only_if } => {
+            CountOp::Set { count, only_if } => {
                 let may = match only_if {
                     None => true,
-                    Some(OnlyIf::Value(value)) => self.value == value,
+                    Some(OnlyIf::Count(count)) => self.count == count,
                     Some(OnlyIf::Version(version)) => self.version == version,
                 };
                 match may {
-                    _ if !fits(value) => refused(Outcome::Overflow),
-                    true => (Outcome::Applied, Change::Set(value)),
+                    _ if !fits(count) => refused(Outcome::Overflow),
+                    true => (Outcome::Applied, Change::Set(count)),
                     false => refused(Outcome::Kept),
                 }
             }
@@ -319,7 +319,7 @@ impl Record {
     }
 
     fn counted(&self, outcome: Outcome) -> Counted {
-        Counted::new(self.value, self.generation, self.version, outcome)
+        Counted::new(self.count, self.generation, self.version, outcome)
     }
 
     fn forget_old(&mut self, now: u64) {
@@ -392,7 +392,7 @@ impl Record {
         }
     }
 
-    /// The record as text. The first line has value, generation, version and keep, and each
+    /// The record as text. The first line has count, generation, version and keep, and each
     /// remembered change has a line. If there is a written value, a line with `=` and its token follows, and
     /// then the text of the value, unchanged. This is a wire format.
     #[cfg_attr(
@@ -401,16 +401,16 @@ impl Record {
     )]
     pub(crate) fn encode(&self) -> String {
         let Self {
-            value,
+            count,
             generation,
             version,
             keep,
             ..
         } = self;
-        let mut text = format!("{value} {generation} {version} {keep}\n");
+        let mut text = format!("{count} {generation} {version} {keep}\n");
         for (id, (at, answer)) in &self.remembered {
             let Counted {
-                value,
+                count,
                 generation,
                 version,
                 outcome,
@@ -422,7 +422,7 @@ impl Record {
                 Outcome::Overflow => 'o',
             };
             // Writing into a string does not fail.
-            let _ = writeln!(text, "{id} {at} {outcome} {value} {generation} {version}");
+            let _ = writeln!(text, "{id} {at} {outcome} {count} {generation} {version}");
         }
         if let Some(Written {
             token,
@@ -453,7 +453,7 @@ impl Record {
         let mut fields = lines.next()?.split(' ');
         let mut record = Self {
             written,
-            value: fields.next()?.parse().ok()?,
+            count: fields.next()?.parse().ok()?,
             generation: fields.next()?.parse().ok()?,
             version: fields.next()?.parse().ok()?,
             keep: fields.next()?.parse().ok()?,
@@ -469,15 +469,15 @@ impl Record {
                 "o" => Outcome::Overflow,
                 _ => return None,
             };
-            let value = fields.next()?.parse().ok()?;
+            let count = fields.next()?.parse().ok()?;
             let generation = fields.next()?.parse().ok()?;
-            let answer = Counted::new(value, generation, fields.next()?.parse().ok()?, outcome);
+            let answer = Counted::new(count, generation, fields.next()?.parse().ok()?, outcome);
             record.remembered.insert(id, (at, answer));
         }
-        // With this check the next value and the next version are valid numbers too.
+        // With this check the next count and the next version are valid numbers too.
         let most = MAX_COUNT.unsigned_abs();
         let [_, longest] = KEEPS;
-        let is_sound = record.value.unsigned_abs() <= most
+        let is_sound = record.count.unsigned_abs() <= most
             && record.version <= most
             && record.keep <= longest.as_secs();
         is_sound.then_some(record)
@@ -502,7 +502,7 @@ mod tests {
     fn a_record_is_read_back_as_it_was_written() {
         let mut record = Record::default();
         let set = CountOp::Set {
-            value: -5,
+            count: -5,
             only_if: None,
         };
         for op in [set, add(MAX_COUNT), add(3 - MAX_COUNT), add(-MAX_COUNT)] {
@@ -562,7 +562,7 @@ mod tests {
         let _ = record.carry_out(&first, 1_000, 1);
         let _ = record.carry_out(&second, 1_000, 1);
         let repeated = record.carry_out(&first, 2_000, 1);
-        assert!(matches!(repeated, Carried::Answered(answer) if answer.value == 1));
+        assert!(matches!(repeated, Carried::Answered(answer) if answer.count == 1));
 
         let mut third = count(add(1));
         third.answered = vec![second.id];
@@ -578,7 +578,7 @@ mod tests {
     #[test]
     fn a_set_states_how_long_the_record_is_kept_and_an_add_makes_it_only_longer() {
         let hours = |hours: u64| Duration::from_secs(hours * 3_600);
-        let set = |only_if| CountOp::Set { value: 1, only_if };
+        let set = |only_if| CountOp::Set { count: 1, only_if };
         let mut record = Record::default();
         let mut unstated = Record::default();
         let _ = unstated.carry_out(&count(add(1)), 5, 1);
@@ -590,7 +590,7 @@ mod tests {
             (set(None), Some(hours(1)), hours(1)),
             (set(None), None, hours(1)),
             (add(1), None, hours(1)),
-            (set(Some(OnlyIf::Value(9))), Some(hours(9)), hours(1)),
+            (set(Some(OnlyIf::Count(9))), Some(hours(9)), hours(1)),
             (add(1), Some(Duration::MAX), KEEPS[1]),
             (set(None), Some(Duration::ZERO), KEEPS[0]),
         ] {
@@ -628,7 +628,7 @@ mod tests {
         };
         let mut record = Record::default();
         let mut carried = |op| match record.carry_out(&count(op), 5, 1) {
-            Carried::Changed { answer, news } => (answer.value, answer.outcome, news),
+            Carried::Changed { answer, news } => (answer.count, answer.outcome, news),
             other => panic!("{other:?}"),
         };
         assert_eq!(carried(floored(-1)), (0, Outcome::Kept, false));

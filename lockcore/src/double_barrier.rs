@@ -1,4 +1,6 @@
-//! The double barrier: parties enter together and leave together. The rule for this is in `places`.
+//! The double barrier: parties enter together and leave together.
+
+// The rule for this is in `places`.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -13,13 +15,13 @@ use crate::places::{Party, Places};
 /// A barrier with two sides, for a number of parties in one process or in many. The parties enter
 /// when all of them have come, and leave when all of them are done.
 ///
-/// In all other respects it is a [`Barrier`](crate::Barrier). A party keeps its place from
+/// In all other respects it is a [`Barrier`](crate::barrier::Barrier). A party keeps its place from
 /// [`enter`](Self::enter) until all parties have left. So the parties of the next round enter only
 /// after that. A party may stay inside for as long as it likes: its client reads the counter of the
 /// name once an hour, so that the store keeps it.
 ///
 /// ```
-/// use lockcore::Left;
+/// use lockcore::double_barrier::Left;
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), lockcore::Error> {
@@ -86,7 +88,7 @@ impl DoubleBarrier {
     ///
     /// # Errors
     ///
-    /// As [`Barrier::wait_for_all`](crate::Barrier::wait_for_all).
+    /// As [`Barrier::wait_for_all`](crate::barrier::Barrier::wait_for_all).
     ///
     /// # Cancel safety
     ///

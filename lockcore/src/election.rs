@@ -1,6 +1,7 @@
-//! The election: many candidates campaign, and one of them leads. It uses the mutex of a name, and
-//! the value beside it, which every new leader writes. So the store tells the observers of each
-//! leader. The observers are in `observe`.
+//! The election: many candidates campaign, and one of them leads.
+
+// It uses the mutex of a name, and the value beside it, which every new leader writes. So the store
+// tells the observers of each leader. The observers are in `observe`.
 
 mod observe;
 
@@ -17,7 +18,7 @@ use crate::client::shared::Shared;
 use crate::client::table::AtEnd;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, LostReason};
-use crate::hold::{Guard, Held, NotDetached, Release};
+use crate::hold::{DetachError, Guard, Held, Release};
 use crate::lock::Lock;
 use crate::locks::Locks;
 use crate::name::Name;
@@ -362,7 +363,7 @@ fn tell_observers_at_end(shared: &Shared, guard: &Guard) {
     let touch = AtEnd {
         counter: request.name.value(),
         op: CountOp::Set {
-            value: 0, // the number of this record, which nobody uses
+            count: 0, // the number of this record, which nobody uses
             only_if: None,
         },
     };
@@ -447,7 +448,7 @@ impl Leader {
     /// # Cancel safety
     ///
     /// As [`resign`](Self::resign).
-    pub async fn detach(self) -> Result<String, NotDetached> {
+    pub async fn detach(self) -> Result<String, DetachError> {
         self.guard.detach().await
     }
 }

@@ -35,7 +35,7 @@ pub enum ErrorKind {
     ///   [handing the lock over](crate::Guard::detach).
     Busy,
     /// The caller waited as long as allowed, in the store's line or in the lane of this process.
-    /// Nothing is held. For a [`Latch`](crate::Latch): the count is not zero yet.
+    /// Nothing is held. For a [`Latch`](crate::latch::Latch): the count is not zero yet.
     Timeout,
     /// The lock was held, and was then lost: somebody else may hold it now. Or the client was shut
     /// down before the lock was taken. [`Error::was_held`] tells which of the two it is.
@@ -44,8 +44,8 @@ pub enum ErrorKind {
     Unavailable,
     /// The request was sent, and its answer never came, so the store may have granted the lock. The
     /// client sends a release, and repeats it until the store acknowledges it or the lease has run
-    /// out. For a [`Counter`](crate::Counter), and for the value of a lock: the change was made
-    /// once, or not at all.
+    /// out. For a [`Counter`](crate::counter::Counter), and for the value of a lock: the change was
+    /// made once, or not at all.
     Unknown,
     /// The name is in use with another capacity. Nothing is held.
     CapacityMismatch,

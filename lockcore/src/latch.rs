@@ -90,9 +90,9 @@ impl Latch {
     ///
     /// Not safe: if the future is dropped after it was polled, the latch may have been set or not.
     pub async fn try_set(&self, count: u64) -> Result<bool, Error> {
-        let value = self.size(count)?;
-        let only_if = Some(OnlyIf::Value(0));
-        let counted = self.0.change(CountOp::Set { value, only_if }).await?;
+        let count = self.size(count)?;
+        let only_if = Some(OnlyIf::Count(0));
+        let counted = self.0.change(CountOp::Set { count, only_if }).await?;
         Ok(counted.outcome == Outcome::Applied)
     }
 
@@ -125,7 +125,7 @@ impl Latch {
             delta: -self.size(by)?,
             floor: Some(0),
         };
-        self.0.change(op).await.map(|counted| rest(counted.value))
+        self.0.change(op).await.map(|counted| rest(counted.count))
     }
 
     /// Returns the count. It is 0 also for a latch that nobody has set.
@@ -138,7 +138,7 @@ impl Latch {
     ///
     /// Safe: it only reads.
     pub async fn count(&self) -> Result<u64, Error> {
-        self.0.get().await.map(|now| rest(now.value))
+        self.0.get().await.map(|now| rest(now.count))
     }
 
     /// Sets the count to zero. Callers that wait return, and the latch can be [set](Self::try_set)
@@ -184,7 +184,7 @@ impl Latch {
     /// Reads the count once.
     async fn is_zero(&self) -> Result<(), Error> {
         let counted = self.0.change(CountOp::Read).await?;
-        match (counted.generation, counted.value) {
+        match (counted.generation, counted.count) {
             (0, _) => Err(never_set()),
             (_, ..=0) => Ok(()),
             _ => Err(Error::not_zero(Duration::ZERO)),
@@ -211,7 +211,7 @@ impl Latch {
                 if before == 0 {
                     return Err(never_set());
                 }
-                if counted.value <= 0 || counted.generation != before {
+                if counted.count <= 0 || counted.generation != before {
                     return Ok(());
                 }
             }
@@ -251,6 +251,6 @@ fn never_set() -> Error {
 
 /// Returns the count of a latch. The counter may be negative if somebody has changed it as a plain
 /// counter.
-fn rest(value: i64) -> u64 {
-    u64::try_from(value).unwrap_or(0)
+fn rest(count: i64) -> u64 {
+    u64::try_from(count).unwrap_or(0)
 }

@@ -36,15 +36,15 @@
 //! | hold a lock over several steps | [`Lock::acquire`] → [`Guard`] |
 //! | lock per HTTP request | the crate `lockcore-tower` |
 //! | exclude all others, share among readers, limit the number of holders | [`Locks::mutex`], [`Locks::rwlock`], [`Locks::semaphore`] |
-//! | take several locks at once, or one of several | [`Locks::all`], [`Locks::acquire_any`] |
+//! | take several locks at once, or one of several | [`Locks::all`]; [`Locks::any`] |
 //! | take a held lock again, or use it in a spawned task | [`Lock::reentrant`], [`Held::scope`], [`Guard::reenter`] |
 //! | check that the running code holds a lock | [`held`], [`Locks::held`] |
 //! | make sure that the lease lasts for the next minutes | [`Held::ensure`], [`Guard::extend`] |
 //! | let a resource refuse a late write | [`fencing`], [`Held::fencing_token`] |
 //! | turn a write lock into a read lock; turn a read lock into a write lock, if there is no other reader | [`Guard::downgrade`]; [`Guard::try_upgrade`] |
 //! | give some permits back and keep the rest | [`Guard::release_permits`] |
-//! | see how many permits are free, or take them all | [`Semaphore::available`], [`Semaphore::drain`] |
-//! | change how many permits there are, while they are in use | [`Semaphore::resize`] |
+//! | see how many permits are free, or take them all | [`Semaphore::available`](semaphore::Semaphore::available), [`Semaphore::drain`](semaphore::Semaphore::drain) |
+//! | change how many permits there are, while they are in use | [`Semaphore::resize`](semaphore::Semaphore::resize) |
 //! | give a held lock to another process | [`Guard::detach`], [`Locks::adopt`] |
 //! | choose whether a process may serve its own tasks first | [`Fair`] |
 //! | test what your code does when it loses its lock | [`testing`] (feature `testing`), [`with_default`] |
@@ -104,26 +104,27 @@ mod stop;
 pub mod testing;
 
 // The public API: locks as values, work that runs under them, the client and its configuration.
-mod adopt;
+pub mod adopt;
 mod any;
-mod barrier;
+pub mod barrier;
 mod builder;
 mod carry;
-mod counter;
-mod double_barrier;
-mod election;
-mod latch;
-mod list;
+pub mod counter;
+pub mod double_barrier;
+pub mod election;
+pub mod events;
+pub mod inspect;
+pub mod latch;
 mod lock;
 mod locks;
-mod multi;
+pub mod multi;
 mod places;
-mod revoke;
+pub mod revoke;
 mod run;
-mod rwlock;
-mod semaphore;
+pub mod rwlock;
+pub mod semaphore;
 mod upgrade;
-mod value;
+pub mod value;
 
 // The locks that the running code holds already.
 mod scope;
@@ -170,32 +171,19 @@ mod token;
 #[cfg(test)]
 mod loom;
 
-pub use backend::{AskedBack, NameInUse, TicketInfo, Written};
-pub use barrier::{Barrier, BarrierWaitResult};
 pub use builder::Builder;
-pub use client::events::{Event, EventListener, GrantEvent, GrantListener};
-pub use counter::{Changes, Counter, CounterValue};
-pub use double_barrier::{DoubleBarrier, Inside, Left};
-pub use election::{Election, Leader, Leaders};
 pub use error::{Error, ErrorKind, LostReason};
-pub use hold::{Guard, Held, NotDetached, Release};
-pub use latch::Latch;
-pub use list::NamesInUse;
+pub use hold::{Guard, Held, Release};
 pub use lock::Lock;
 #[cfg(feature = "macros")]
 pub use lockmacro::distributed_lock;
 pub use locks::Locks;
-pub use multi::{MultiGuard, MultiHeld, MultiLock};
 pub use options::{Fair, OnLost, OnRevoke, Wait};
 pub use process_default::{default_locks, set_default, shutdown, with_default};
-pub use rwlock::RwLock;
 pub use scope::held;
-pub use semaphore::Semaphore;
 #[cfg(feature = "signal")]
 pub use stop::stop_signal;
-pub use token::{FencingToken, GrantId, ParseTokenError};
-pub use upgrade::Upgraded;
-pub use value::{LockValue, ValueChanges};
+pub use token::{FencingToken, GrantId};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
@@ -205,7 +193,8 @@ struct Readme;
 /// module does not compile.
 #[cfg(test)]
 mod futures_are_send {
-    use crate::{Error, Guard, Locks, MultiGuard};
+    use crate::multi::MultiGuard;
+    use crate::{Error, Guard, Locks};
 
     fn spawnable<T: Send>(_: &T) {}
 
@@ -244,7 +233,7 @@ mod futures_are_send {
         spawnable(&several.scope(async {}));
         spawnable(&several.release());
         spawnable(&other.run(async { Ok::<_, Error>(()) }));
-        spawnable(&Locks::acquire_any([locks.mutex("x")]));
+        spawnable(&Locks::any([locks.mutex("x")]).acquire());
         spawnable(&locks.inspect("x"));
         spawnable(&locks.semaphore("x", 1).available());
         spawnable(&locks.semaphore("x", 1).drain());

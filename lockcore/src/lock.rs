@@ -241,9 +241,9 @@ impl Lock {
     }
 
     /// The text that [`Locks::inspect`](crate::Locks::inspect) shows as the
-    /// [`owner_text`](crate::TicketInfo::owner_text) of the ticket, for example the name of the
-    /// job, or the id of the request. At most 64 bytes of UTF-8 without control characters and line
-    /// breaks. With any other text, a request for the lock fails with
+    /// [`owner_text`](crate::inspect::TicketInfo::owner_text) of the ticket, for example the name
+    /// of the job, or the id of the request. At most 64 bytes of UTF-8 without control characters
+    /// and line breaks. With any other text, a request for the lock fails with
     /// [`Config`](crate::ErrorKind::Config). An empty text means no text. Default: the client's
     /// default ([`Builder::owner`](crate::Builder::owner), `LOCK_OWNER`).
     ///
@@ -322,7 +322,7 @@ impl Lock {
     /// # Examples
     ///
     /// ```
-    /// use lockcore::GrantEvent;
+    /// use lockcore::events::GrantEvent;
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), lockcore::Error> {

@@ -4,15 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::acquire::handle::Client;
-use crate::any;
-use crate::backend::{StoreError, TicketInfo};
+use crate::any::AnyLock;
+use crate::backend::StoreError;
 use crate::barrier::Barrier;
 use crate::client::calls::Where;
 use crate::client::events::EventListener;
 use crate::counter::Counter;
 use crate::double_barrier::DoubleBarrier;
 use crate::error::Error;
-use crate::hold::{Guard, Held};
+use crate::hold::Held;
 use crate::latch::Latch;
 use crate::lock::Lock;
 use crate::multi::MultiLock;
@@ -141,36 +141,8 @@ impl Locks {
         MultiLock::new(locks.into_iter().collect())
     }
 
-    /// Takes one of several locks: the first in the list that is free. If none is free, waits for
-    /// all of them, and takes the first that is granted. So a list of names is a pool of resources,
-    /// and the caller gets one of them. The locks may belong to different clients. If the store of
-    /// some locks fails, the call waits for the others that somebody holds.
-    ///
-    /// The call asks for one lock after the other. If a store does not answer for a tenth of an
-    /// operation timeout, the call goes on with the locks of other clients. If it does not answer
-    /// for half of one, the call also asks for the other locks of the same client. So a free lock of
-    /// a store that works is found soon, and all locks of a client that does not answer take one
-    /// operation timeout together.
-    ///
-    /// Each lock waits as long as it is [set](Lock::wait) to, counted from the call. The caller gets
-    /// one guard, never two. If the store grants a second lock to this caller at the same moment,
-    /// the client releases the second lock at once.
-    ///
-    /// If the resources need no names, use a [semaphore](Self::semaphore): it costs one request
-    /// instead of one per name.
-    ///
-    /// # Errors
-    ///
-    /// If no lock is granted: the first error other than [`Busy`](crate::ErrorKind::Busy) and
-    /// [`Timeout`](crate::ErrorKind::Timeout), or else the error of the lock that has waited
-    /// longest. [`Config`](crate::ErrorKind::Config) for an empty list, and for a lock that can
-    /// never be taken.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future leaves nothing behind, as with a single lock.
-    ///
-    /// # Examples
+    /// One of several locks: the first that is free, or the first that is granted. See [`AnyLock`].
+    /// The locks may belong to different clients, and so to different stores.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -178,31 +150,14 @@ impl Locks {
     /// use lockcore::Locks;
     ///
     /// let locks = Locks::connect("memory:")?;
-    /// let printers = ["printer:1", "printer:2"].map(|name| locks.mutex(name));
-    /// let one = Locks::acquire_any(printers.clone()).await?;
-    /// let other = Locks::acquire_any(printers).await?;
+    /// let printers = Locks::any(["printer:1", "printer:2"].map(|name| locks.mutex(name)));
+    /// let one = printers.acquire().await?;
+    /// let other = printers.acquire().await?;
     /// assert_eq!((one.name(), other.name()), ("printer:1", "printer:2"));
     /// # Ok(()) }
     /// ```
-    pub async fn acquire_any(locks: impl IntoIterator<Item = Lock>) -> Result<Guard, Error> {
-        let locks: Vec<Lock> = locks.into_iter().collect();
-        any::acquire(&locks, true).await
-    }
-
-    /// Takes the first of several locks that is free, and waits for none. As
-    /// [`acquire_any`](Self::acquire_any) in all other respects.
-    ///
-    /// # Errors
-    ///
-    /// [`Busy`](crate::ErrorKind::Busy) when none of the locks is free, and the errors of
-    /// [`acquire_any`](Self::acquire_any).
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`acquire_any`](Self::acquire_any).
-    pub async fn try_acquire_any(locks: impl IntoIterator<Item = Lock>) -> Result<Guard, Error> {
-        let locks: Vec<Lock> = locks.into_iter().collect();
-        any::acquire(&locks, false).await
+    pub fn any(locks: impl IntoIterator<Item = Lock>) -> AnyLock {
+        AnyLock::new(locks.into_iter().collect())
     }
 
     /// How long a lock of this client waits if it does not set its own wait (`LOCK_WAIT`). This is
@@ -234,31 +189,6 @@ impl Locks {
     #[must_use]
     pub fn held(&self, name: &str) -> Option<Held> {
         scope::held_that(|held| held.is_of_client(&self.0) && held.name() == name)
-    }
-
-    /// Shows the holders and the waiters of a name, the oldest first. This is a snapshot, which may
-    /// be out of date when it arrives. Show it to people; do not base decisions on it.
-    ///
-    /// [`TicketInfo::owner`] names the machine, the process and the client.
-    /// [`TicketInfo::owner_text`] is the text that the application has set. A ticket that is handed
-    /// over inside a process keeps its owner. To read the text that the holder has written beside
-    /// the lock, use [`value`](Self::value).
-    ///
-    /// # Errors
-    ///
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) and [`Config`](crate::ErrorKind::Config).
-    ///
-    /// # Cancel safety
-    ///
-    /// Safe: it only reads.
-    pub async fn inspect(&self, name: impl Into<String>) -> Result<Vec<TicketInfo>, Error> {
-        let name = self.name(name)?;
-        let mut places = self.0.shared.inspect(&name).await?;
-        let ours = |place: &&mut TicketInfo| place.owner == self.0.owner.client;
-        if let Some(youngest) = places.iter_mut().rev().find(ours) {
-            youngest.local_waiters = self.0.lanes.waiting(&name);
-        }
-        Ok(places)
     }
 
     pub(crate) fn name(&self, name: impl Into<String>) -> Result<Name, Error> {

@@ -1,5 +1,7 @@
-//! Several locks at once, all or none. This file has the order in which they are taken, their
-//! common time limit, and the loss of one of them. Work under them is in `run`.
+//! Several locks at once: all of them, or one of them.
+
+// This file has the order in which all of several locks are taken, their common time limit, and the
+// loss of one of them. Taking one of several is in `any`, and work under them in `run`.
 
 use std::fmt;
 use std::future::Future;
@@ -14,6 +16,8 @@ use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::{Guard, Held, Release};
 use crate::lock::Lock;
 use crate::options::Wait;
+
+pub use crate::any::AnyLock;
 
 /// Several locks that are taken together, all or none of them. Made by
 /// [`Locks::all`](crate::Locks::all).

@@ -31,7 +31,7 @@
 //! - *A party agrees and dies*: the round is completed with this party. It was waiting when the
 //!   last had come.
 //! - *Several parties list and change the counter at the same time*: the condition lets only one
-//!   change through. The others get the new value with the refusal.
+//!   change through. The others get the new count with the refusal.
 //! - *An answer is lost*: the client sends the same change again, and it counts once. All parties,
 //!   and also the sender, learn the state of the round from the counter, and not from the answer.
 //! - *Parties come while a round is proposed or complete*: they may get places, because parties
@@ -327,19 +327,19 @@ impl Party {
     /// Begins the stay inside of a double barrier. The counter is not watched meanwhile. It is read
     /// now and then, because a store removes a counter that nobody uses.
     ///
-    /// If the place ends before the party has left, the keeper sets the counter to the value that it
-    /// has. So the others that leave or look for missing parties learn of the end.
+    /// If the place ends before the party has left, the keeper sets the counter to the count that
+    /// it has. So the others that leave or look for missing parties learn of the end.
     pub(crate) fn enter(mut self) -> Self {
         self.watching = None;
         let shared = Arc::clone(&self.places.counter.client().shared);
         let name = self.guard.lease().request.name.clone();
         let wait = self.places.counter.wait;
         let keeper = shared.keeper.clone();
-        let value = self.seen.value;
-        let only_if = Some(OnlyIf::Value(value));
+        let count = self.seen.count;
+        let only_if = Some(OnlyIf::Count(count));
         let change = AtEnd {
             counter: name.clone(),
-            op: CountOp::Set { value, only_if },
+            op: CountOp::Set { count, only_if },
         };
         shared.change_at_end(self.guard.lease().request.id, change);
         let upkeep = async move {
@@ -409,8 +409,8 @@ impl Party {
     }
 
     fn round(&self) -> Result<Round, Error> {
-        let youngest = self.seen.value.unsigned_abs();
-        let is_proposed = self.seen.value < 0;
+        let youngest = self.seen.count.unsigned_abs();
+        let is_proposed = self.seen.count < 0;
         let concerns_this = youngest >= self.ticket && self.seen.version > self.before;
         match self.last {
             Some(last) if youngest != last => Ok(Round::GivenUp),
@@ -466,7 +466,7 @@ impl Party {
         loop {
             match self.give_up_proposal(last).await {
                 Ok(true) => return Ok(Gathered::Again),
-                Ok(false) if self.has_agreed && self.seen.value == signed(last)? => {
+                Ok(false) if self.has_agreed && self.seen.count == signed(last)? => {
                     return Ok(Gathered::All);
                 }
                 // There may have been other rounds since, so whether this one was completed is
@@ -481,7 +481,7 @@ impl Party {
     /// whether this call has done it.
     async fn give_up_proposal(&mut self, last: u64) -> Result<bool, Error> {
         let proposed = -signed(last)?;
-        while self.seen.value == proposed {
+        while self.seen.count == proposed {
             if self.set(0).await? {
                 return Ok(true);
             }
@@ -515,7 +515,7 @@ impl Party {
             return Ok(false);
         };
         self.give_up_proposal(last).await?;
-        let is_complete = self.seen.value == signed(last)?;
+        let is_complete = self.seen.count == signed(last)?;
         if is_complete && !self.has_agreed {
             self.agree().await?;
         }
@@ -572,18 +572,18 @@ impl Party {
     ///
     /// 1. The party reduces its own place to [`LEAVING`]. Then it lists the places of the round.
     /// 2. If a place is whole, its party has not left yet. This party tries again later.
-    /// 3. If all parties have left, this party makes the value of the counter negative. The counter
+    /// 3. If all parties have left, this party makes the count of the counter negative. The counter
     ///    keeps this fact, because the places become free one after the other. A party that lists
     ///    them later would take a free place for that of a missing party.
-    /// 4. If a place is not there although the value is not negative, its party is missing. Before
-    ///    this party says so, it writes the value again. After that, no party that has listed the
-    ///    places before can make the value negative: see [`outrun`](Self::outrun).
+    /// 4. If a place is not there although the count is not negative, its party is missing. Before
+    ///    this party says so, it writes the count again. After that, no party that has listed the
+    ///    places before can make the count negative: see [`outrun`](Self::outrun).
     ///
     /// So all parties get the same answer.
     async fn try_to_leave(&mut self) -> Result<Leaving, Error> {
         let last = self.last.unwrap_or_default();
         let youngest = signed(last)?;
-        if self.seen.value != youngest {
+        if self.seen.count != youngest {
             return self.after_the_end(youngest).await;
         }
         self.guard.keep_permits(LEAVING).await?;
@@ -595,8 +595,8 @@ impl Party {
             self.set(-youngest).await?;
             return Ok(Leaving::Again);
         }
-        self.outrun(|party| party.seen.value != youngest).await?;
-        match self.seen.value == youngest {
+        self.outrun(|party| party.seen.count != youngest).await?;
+        match self.seen.count == youngest {
             true => Ok(Leaving::Done(false)),
             false => Ok(Leaving::Again),
         }
@@ -625,7 +625,7 @@ impl Party {
     /// Handles a counter that has changed since the round was complete. The change says that the
     /// parties of this round are not inside.
     async fn after_the_end(&mut self, youngest: i64) -> Result<Leaving, Error> {
-        if self.seen.value == -youngest {
+        if self.seen.count == -youngest {
             return Ok(Leaving::Done(true));
         }
         // A later round is complete. This cannot be while a place of this round exists. So this
@@ -681,7 +681,7 @@ impl Party {
         // second attempt is refused too, somebody has changed the counter during the call, and
         // older reads are invalid.
         for _ in 0..2 {
-            if self.set(self.seen.value).await? || is_decided(self) {
+            if self.set(self.seen.count).await? || is_decided(self) {
                 break;
             }
         }
@@ -734,9 +734,9 @@ impl Party {
 
     /// Sets the counter if nobody has changed it since `seen`. Returns whether the counter was set.
     /// In both cases, `seen` has the counter from the answer.
-    async fn set(&mut self, value: i64) -> Result<bool, Error> {
+    async fn set(&mut self, count: i64) -> Result<bool, Error> {
         let only_if = Some(OnlyIf::Version(self.seen.version));
-        let counted = self.count(CountOp::Set { value, only_if }).await?;
+        let counted = self.count(CountOp::Set { count, only_if }).await?;
         let is_applied = counted.outcome == Outcome::Applied;
         self.learn(counted)?;
         Ok(is_applied)
@@ -828,7 +828,7 @@ fn is_loss_of_place(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Lost(Expired | Taken))
 }
 
-/// The number of a ticket as a value of the counter.
+/// The number of a ticket as a count of the counter.
 fn signed(ticket: u64) -> Result<i64, Error> {
     i64::try_from(ticket).map_err(|_| lost_data())
 }

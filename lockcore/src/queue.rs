@@ -53,6 +53,25 @@ pub struct Ticket<T> {
     pub payload: T,
 }
 
+/// A request for a ticket: see [`Queue::enqueue`].
+#[derive(Clone, Debug)]
+pub struct NewTicket<T> {
+    /// The identity of the request, which no ticket of the queue has.
+    pub id: Id,
+    /// How many permits it takes.
+    pub permits: u32,
+    /// The capacity that it states.
+    pub capacity: u32,
+    /// When the ticket ends if it is not renewed.
+    pub expires_at: u64,
+    /// The least number that the ticket may get.
+    pub floor: u64,
+    /// Whether it waits in line if its permits are not free.
+    pub wait: bool,
+    /// The caller's data.
+    pub payload: T,
+}
+
 /// Why [`Queue::enqueue`] took no ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -115,22 +134,18 @@ impl<T> Default for Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// Adds a ticket at the end, with a number of at least `floor`. Returns the number, and whether
-    /// the ticket holds at once. Call [`expire`](Self::expire) first.
+    /// Adds a ticket at the end. Returns its number, and whether it holds at once. Call
+    /// [`expire`](Self::expire) first.
     ///
     /// # Errors
     /// [`NoTicket`], after which the queue is unchanged.
-    #[allow(clippy::too_many_arguments)] // a ticket's fields; a struct would only rename them
-    pub fn enqueue(
-        &mut self,
-        id: Id,
-        permits: u32,
-        capacity: u32,
-        expires_at: u64,
-        floor: u64,
-        wait: bool,
-        payload: T,
-    ) -> Result<(u64, bool), NoTicket> {
+    pub fn enqueue(&mut self, new: NewTicket<T>) -> Result<(u64, bool), NoTicket> {
+        let NewTicket {
+            id,
+            permits,
+            capacity,
+            ..
+        } = new;
         let limit = match (self.stored, self.tickets.front()) {
             (Some(stored), _) if capacity == FULL.get() => {
                 return Err(NoTicket::CapacityMismatch(stored));
@@ -143,11 +158,11 @@ impl<T> Queue<T> {
         };
         let nobody_waits = self.granted == self.tickets.len();
         let holds = nobody_waits && self.permits_out + u64::from(permits) <= u64::from(limit);
-        let may_wait = wait && self.tickets.len() < MOST_TICKETS;
+        let may_wait = new.wait && self.tickets.len() < MOST_TICKETS;
         if !holds && !may_wait {
             return Err(NoTicket::Busy);
         }
-        let number = (self.last + 1).max(floor);
+        let number = (self.last + 1).max(new.floor);
         if number > MAX_TICKET {
             return Err(NoTicket::Exhausted);
         }
@@ -157,8 +172,8 @@ impl<T> Queue<T> {
             id,
             permits,
             capacity,
-            expires_at,
-            payload,
+            expires_at: new.expires_at,
+            payload: new.payload,
         });
         match &mut self.numbers {
             Some(numbers) => {
@@ -372,14 +387,26 @@ mod tests {
         Id::draw().unwrap()
     }
 
+    fn new(id: Id, permits: u32, capacity: u32, expires_at: u64) -> NewTicket<()> {
+        NewTicket {
+            id,
+            permits,
+            capacity,
+            expires_at,
+            floor: 0,
+            wait: true,
+            payload: (),
+        }
+    }
+
     #[test]
     fn a_small_request_does_not_pass_a_large_one_that_waits() {
         let mut queue = Queue::default();
         let first = id();
-        assert!(queue.enqueue(first, 3, 5, 10, 0, true, ()).unwrap().1);
-        assert!(!queue.enqueue(id(), 4, 5, 10, 0, true, ()).unwrap().1);
+        assert!(queue.enqueue(new(first, 3, 5, 10)).unwrap().1);
+        assert!(!queue.enqueue(new(id(), 4, 5, 10)).unwrap().1);
 
-        assert!(!queue.enqueue(id(), 1, 5, 10, 0, true, ()).unwrap().1);
+        assert!(!queue.enqueue(new(id(), 1, 5, 10)).unwrap().1);
         assert_eq!(queue.remove(first), (true, 2));
     }
 
@@ -388,9 +415,9 @@ mod tests {
         for others in [1, 2 * SHORT] {
             let mut queue = Queue::default();
             let (first, renamed) = (id(), id());
-            let (number, _) = queue.enqueue(first, 5, 5, 10, 0, true, ()).unwrap();
+            let (number, _) = queue.enqueue(new(first, 5, 5, 10)).unwrap();
             for _ in 0..others {
-                queue.enqueue(id(), 5, 5, 10, 0, true, ()).unwrap();
+                queue.enqueue(new(id(), 5, 5, 10)).unwrap();
             }
 
             assert!(queue.rename(first, renamed));
@@ -408,10 +435,10 @@ mod tests {
         const FULL: u32 = 1 << 30;
         let mut queue = Queue::default();
         let writer = id();
-        queue.enqueue(id(), 1, FULL, 10, 0, true, ()).unwrap();
-        queue.enqueue(writer, FULL, FULL, 10, 0, true, ()).unwrap();
-        queue.enqueue(id(), 1, FULL, 10, 0, true, ()).unwrap();
-        queue.enqueue(id(), 1, FULL, 10, 0, true, ()).unwrap();
+        queue.enqueue(new(id(), 1, FULL, 10)).unwrap();
+        queue.enqueue(new(writer, FULL, FULL, 10)).unwrap();
+        queue.enqueue(new(id(), 1, FULL, 10)).unwrap();
+        queue.enqueue(new(id(), 1, FULL, 10)).unwrap();
 
         assert_eq!(queue.remove(writer), (true, 2));
         assert_eq!(granted(&queue), [true; 3]);
@@ -422,9 +449,9 @@ mod tests {
         const FULL: u32 = 1 << 30;
         let mut queue = Queue::default();
         let holder = id();
-        queue.enqueue(holder, FULL, FULL, 10, 0, true, ()).unwrap();
+        queue.enqueue(new(holder, FULL, FULL, 10)).unwrap();
         for permits in [1, 1, FULL, 1] {
-            queue.enqueue(id(), permits, FULL, 10, 0, true, ()).unwrap();
+            queue.enqueue(new(id(), permits, FULL, 10)).unwrap();
         }
 
         assert_eq!(queue.shrink(holder, 1), 2);
@@ -436,9 +463,9 @@ mod tests {
     #[test]
     fn a_dead_waiter_goes_away_as_a_dead_holder_does() {
         let mut queue = Queue::default();
-        queue.enqueue(id(), 1, 1, 10, 0, true, ()).unwrap();
-        queue.enqueue(id(), 1, 1, 10, 0, true, ()).unwrap();
-        queue.enqueue(id(), 1, 1, 20, 0, true, ()).unwrap();
+        queue.enqueue(new(id(), 1, 1, 10)).unwrap();
+        queue.enqueue(new(id(), 1, 1, 10)).unwrap();
+        queue.enqueue(new(id(), 1, 1, 20)).unwrap();
 
         assert_eq!(queue.expire(10), 1);
         assert_eq!(granted(&queue), [true]);
@@ -448,12 +475,25 @@ mod tests {
     fn numbers_rise_over_an_empty_queue_and_end_instead_of_wrapping() {
         let mut queue = Queue::default();
         let first = id();
-        let (number, _) = queue.enqueue(first, 1, 1, 10, 100, true, ()).unwrap();
+        let (number, _) = queue
+            .enqueue(NewTicket {
+                floor: 100,
+                ..new(first, 1, 1, 10)
+            })
+            .unwrap();
         queue.remove(first);
-        let (next, _) = queue.enqueue(id(), 1, 1, 10, 50, true, ()).unwrap();
+        let (next, _) = queue
+            .enqueue(NewTicket {
+                floor: 50,
+                ..new(id(), 1, 1, 10)
+            })
+            .unwrap();
         assert!(next > number);
 
-        let beyond = queue.enqueue(id(), 1, 1, 10, MAX_TICKET + 1, true, ());
+        let beyond = queue.enqueue(NewTicket {
+            floor: MAX_TICKET + 1,
+            ..new(id(), 1, 1, 10)
+        });
         assert_eq!(beyond, Err(NoTicket::Exhausted));
     }
 
@@ -469,9 +509,9 @@ mod tests {
             for now in 0..2_000_u64 {
                 let grows = now % 1_000 < 500;
                 if random.u8(0..10) < if grows { 8 } else { 1 } {
-                    let (new, end) = (id(), now + random.u64(1..800));
-                    queue.enqueue(new, 1, 3, end, 0, true, ()).unwrap();
-                    all.push((new, Some(end)));
+                    let (added, end) = (id(), now + random.u64(1..800));
+                    queue.enqueue(new(added, 1, 3, end)).unwrap();
+                    all.push((added, Some(end)));
                 } else if let Some((old, end)) = random.choice(&mut all) {
                     assert_eq!(queue.remove(*old).0, end.take().is_some(), "seed {seed}");
                 }
@@ -500,18 +540,18 @@ mod tests {
         let mut queue = Queue::default();
         let ids: Vec<Id> = (0..4).map(|_| id()).collect();
         for id in &ids[..2] {
-            assert!(queue.enqueue(*id, 5, 10, 10, 0, true, ()).unwrap().1);
+            assert!(queue.enqueue(new(*id, 5, 10, 10)).unwrap().1);
         }
-        assert!(!queue.enqueue(ids[2], 5, 10, 10, 0, true, ()).unwrap().1);
+        assert!(!queue.enqueue(new(ids[2], 5, 10, 10)).unwrap().1);
 
         assert_eq!(queue.resize(Some(15)), 1);
         assert_eq!(granted(&queue), [true; 3]);
         assert_eq!(queue.resize(Some(3)), 0);
         assert_eq!(granted(&queue), [true; 3]);
         // A request with another capacity is accepted now, but a request for a mutex is refused.
-        let (number, holds) = queue.enqueue(ids[3], 2, 7, 10, 0, true, ()).unwrap();
+        let (number, holds) = queue.enqueue(new(ids[3], 2, 7, 10)).unwrap();
         assert!(number > 0 && !holds);
-        let mutex = queue.enqueue(id(), 1, FULL.get(), 10, 0, true, ());
+        let mutex = queue.enqueue(new(id(), 1, FULL.get(), 10));
         assert_eq!(mutex, Err(NoTicket::CapacityMismatch(3)));
 
         assert_eq!(queue.remove(ids[0]), (true, 0));
@@ -519,7 +559,7 @@ mod tests {
         assert_eq!(queue.remove(ids[2]), (true, 1));
         // The stored capacity stays when the line is empty, until it is removed.
         queue.remove(ids[3]);
-        assert!(!queue.enqueue(ids[0], 4, 10, 10, 0, true, ()).unwrap().1);
+        assert!(!queue.enqueue(new(ids[0], 4, 10, 10)).unwrap().1);
         assert_eq!(queue.resize(None), 1);
     }
 
@@ -536,7 +576,10 @@ mod tests {
                 match random.u8(0..6) {
                     0..=2 => {
                         let (permits, end) = (random.u32(1..4), now + random.u64(1..30));
-                        let _ = queue.enqueue(id(), permits, 4, end, 0, random.bool(), ());
+                        let _ = queue.enqueue(NewTicket {
+                            wait: random.bool(),
+                            ..new(id(), permits, 4, end)
+                        });
                     }
                     3 if !queue.is_empty() => {
                         let at = random.usize(..queue.tickets.len());
@@ -572,7 +615,10 @@ mod tests {
                         let permits = random.u32(1..=capacity);
                         let expires_at = now + random.u64(1..20);
                         let wait = random.bool();
-                        let _ = queue.enqueue(id(), permits, capacity, expires_at, 0, wait, ());
+                        let _ = queue.enqueue(NewTicket {
+                            wait,
+                            ..new(id(), permits, capacity, expires_at)
+                        });
                     }
                     2 if !queue.is_empty() => {
                         let at = random.usize(..queue.tickets.len());

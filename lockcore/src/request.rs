@@ -123,7 +123,7 @@ pub struct Request {
     pub highest_seen: u64,
     /// The owner of the ticket, for people: `host/pid/client`, followed by a space and the
     /// application's text, if the application has set one. It has no control characters and no line
-    /// breaks. [`TicketInfo::new`](crate::TicketInfo::new) splits it again.
+    /// breaks. [`TicketInfo::new`](crate::inspect::TicketInfo::new) splits it again.
     pub owner: Arc<str>,
 }
 

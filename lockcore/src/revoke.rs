@@ -1,11 +1,13 @@
-//! Ending the grant of another caller: by a request to the holder, or at once. `Locks::inspect` in
-//! `locks` shows the holder of a lock. What the holder does is in `hold`.
+//! Ending the grant of another caller: by a request to the holder ([`Locks::revoke`]), or at once
+//! ([`Locks::force_release`]). [`Locks::inspect`] shows the holder of a lock.
+
+// What the holder does is in `hold`.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::{AskedBack, Departure, Released, StoreError, TicketInfo};
+use crate::backend::{Departure, Released, StoreError, TicketInfo};
 use crate::client::calls::Where;
 use crate::clock::Instant;
 use crate::error::Error;
@@ -15,6 +17,8 @@ use crate::name::Name;
 use crate::owner;
 use crate::pauses::Pauses;
 use crate::request::{Id, Request};
+
+pub use crate::backend::AskedBack;
 
 /// The pauses between two reads of a ticket that was asked back. They begin short, so this caller
 /// soon sees that a holder has given up at once. They grow, so a long grace costs about two
@@ -27,7 +31,7 @@ const LONGEST_GRACE: Duration = Duration::from_secs(86_400);
 
 impl Locks {
     /// Asks the holder of a lock to give it up. If the holder does not, takes the lock away.
-    /// `ticket` names the grant: [`TicketInfo::ticket`](crate::TicketInfo::ticket), or
+    /// `ticket` names the grant: [`TicketInfo::ticket`](crate::inspect::TicketInfo::ticket), or
     /// [`GrantId::ticket`](crate::GrantId::ticket). `why` is one line for people, up to 64 bytes.
     /// `grace` is up to a day.
     ///

@@ -1,4 +1,6 @@
-//! The read/write lock: a reader takes one permit of [`FULL`], a writer all of them.
+//! The read/write lock: many readers, or one writer.
+
+// A reader takes one permit of `FULL`, a writer all of them. Upgrades are in `upgrade`.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -6,6 +8,8 @@ use std::sync::Arc;
 use crate::acquire::handle::Client;
 use crate::lock::Lock;
 use crate::request::FULL;
+
+pub use crate::upgrade::UpgradedGuard;
 
 /// A read/write lock on a name. Its write side *is* the mutex on that name.
 ///

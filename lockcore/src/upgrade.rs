@@ -14,8 +14,8 @@ use crate::token::FencingToken;
 
 impl Guard {
     /// Makes a reader a writer for a while, if it is alone: nobody else holds the lock, and nobody
-    /// waits. Nobody else gets the lock in between. When the returned [`Upgraded`] is released or
-    /// dropped, this guard is a reader again.
+    /// waits. Nobody else gets the lock in between. When the returned [`UpgradedGuard`] is released
+    /// or dropped, this guard is a reader again.
     ///
     /// It never waits. If two readers could wait to become writers, each would wait for ever for
     /// the end of the other's read hold. If the reader is not alone, or if somebody waits, it gets
@@ -65,23 +65,24 @@ impl Guard {
     /// # drop(other);
     /// # Ok(()) }
     /// ```
-    pub async fn try_upgrade(&mut self) -> Result<Upgraded<'_>, Error> {
+    pub async fn try_upgrade(&mut self) -> Result<UpgradedGuard<'_>, Error> {
         self.may_upgrade().map_err(|error| self.failed(error))?;
         let rest = self.rest().await;
         let rest = rest.map_err(|error| self.failed(error))?;
         let held = self.held();
-        Ok(Upgraded::of(Reader::Borrowed(self), held, rest))
+        Ok(UpgradedGuard::of(Reader::Borrowed(self), held, rest))
     }
 }
 
 impl Held {
     /// [`Guard::try_upgrade`] for code that has a view, such as the body of
-    /// [`Lock::run`](crate::Lock::run). While the [`Upgraded`] exists, the read hold stays, even if
-    /// its guard ends.
+    /// [`Lock::run`](crate::Lock::run). While the [`UpgradedGuard`] exists, the read hold stays,
+    /// even if its guard ends.
     ///
     /// The write permits are a ticket of their own, which can be lost or asked back alone. `run`
     /// stops its body when the *read* hold is lost. So write inside of
-    /// [`while_held`](MultiHeld::while_held) of the `Upgraded`, which stops when either is lost.
+    /// [`while_held`](MultiHeld::while_held) of the `UpgradedGuard`, which stops when either is
+    /// lost.
     ///
     /// # Errors
     ///
@@ -113,14 +114,14 @@ impl Held {
     ///     .await?;
     /// # Ok(()) }
     /// ```
-    pub async fn try_upgrade(&self) -> Result<Upgraded<'static>, Error> {
+    pub async fn try_upgrade(&self) -> Result<UpgradedGuard<'static>, Error> {
         self.may_upgrade().map_err(|error| self.failed(error))?;
         let over = || self.lost_for(LostReason::Released);
         // It is made before the request, so that the read hold cannot end during the request.
         let reader = self.guard(false).ok_or_else(over)?;
         let rest = self.rest().await;
         let rest = rest.map_err(|error| self.failed(error))?;
-        Ok(Upgraded::of(Reader::Own(reader), self.clone(), rest))
+        Ok(UpgradedGuard::of(Reader::Own(reader), self.clone(), rest))
     }
 
     /// Checks what needs no request. After this call no other task of this process gets the reader's
@@ -179,7 +180,7 @@ impl Held {
 /// of the permits. The view counts as lost when one of the two is lost.
 #[derive(Debug)]
 #[must_use = "the lock is only read again as soon as this is dropped; bind it to a variable"]
-pub struct Upgraded<'a> {
+pub struct UpgradedGuard<'a> {
     held: MultiHeld,
     rest: Guard,
     token: FencingToken,
@@ -195,7 +196,7 @@ enum Reader<'a> {
     Own(#[expect(dead_code, reason = "only kept")] Guard),
 }
 
-impl<'a> Upgraded<'a> {
+impl<'a> UpgradedGuard<'a> {
     fn of(reader: Reader<'a>, read: Held, rest: Guard) -> Self {
         Self {
             held: MultiHeld::of([read, rest.held()]),
@@ -268,7 +269,7 @@ impl<'a> Upgraded<'a> {
     }
 }
 
-impl Deref for Upgraded<'_> {
+impl Deref for UpgradedGuard<'_> {
     type Target = MultiHeld;
 
     fn deref(&self) -> &MultiHeld {

@@ -1,24 +1,27 @@
-//! The value beside a lock, for callers that do not hold the lock. The holder's side is in
-//! `hold/value`.
+//! The value beside a lock: a text that its holder writes, and anybody can read.
+
+// The holder's side is in `hold/value`.
 
 use std::sync::Arc;
 
 use crate::acquire::handle::Client;
-use crate::backend::{CountOp, Counted, Written};
+use crate::backend::{CountOp, Counted};
 use crate::counter::{Counter, Following};
 use crate::error::Error;
 use crate::name::Name;
+
+pub use crate::backend::Written;
 
 /// The value of a lock: a text that its holder has [written](crate::Held::set_value), with the
 /// fencing token of that holder. Anybody can read it and follow its changes, whether or not the
 /// lock is held.
 ///
 /// The value stays when the lock is released. [`Locks::inspect`](crate::Locks::inspect) tells who
-/// holds the lock now. If the [`TicketInfo::ticket`](crate::TicketInfo::ticket) of this holder is
-/// the [ticket](crate::FencingToken::ticket) of the value's token, this holder has written the
-/// value.
+/// holds the lock now. If the [`TicketInfo::ticket`](crate::inspect::TicketInfo::ticket) of this
+/// holder is the [ticket](crate::FencingToken::ticket) of the value's token, this holder has
+/// written the value.
 ///
-/// The value has nothing to do with the [`Counter`](crate::Counter) of the same name.
+/// The value has nothing to do with the [`Counter`] of the same name.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -47,7 +50,7 @@ impl LockValue {
     ///
     /// # Errors
     ///
-    /// As [`Counter::get`](crate::Counter::get).
+    /// As [`Counter::get`](crate::counter::Counter::get).
     ///
     /// # Cancel safety
     ///
@@ -63,7 +66,7 @@ impl LockValue {
 
     /// Follows the value: the present value, and later ones when it changes. Nothing happens at the
     /// store before the first call of [`next`](ValueChanges::next). It costs as much as
-    /// [`Counter::changes`](crate::Counter::changes).
+    /// [`Counter::changes`](crate::counter::Counter::changes).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -100,7 +103,7 @@ impl ValueChanges {
     ///
     /// # Errors
     ///
-    /// As [`Changes::next`](crate::Changes::next).
+    /// As [`CounterChanges::next`](crate::counter::CounterChanges::next).
     ///
     /// # Cancel safety
     ///

@@ -577,7 +577,7 @@ fn unlocked(args: &Args, mut function: Function) -> TokenStream {
     let held = held.map(|held| {
         let lockcore = lockcore(args.crate_path.as_ref());
         let mut ty = match args.name("keys") {
-            Some(_) => quote_spanned!(site=> #lockcore::MultiHeld),
+            Some(_) => quote_spanned!(site=> #lockcore::multi::MultiHeld),
             None => quote_spanned!(site=> #lockcore::Held),
         };
         if args.name("when").is_some() {

@@ -201,7 +201,7 @@ use proc_macro::TokenStream;
 /// ## `permits` and `of`
 ///
 /// A semaphore: calls with the same key run at the same time as long as there are permits for them.
-/// Every user of the name has to state the same `of`; see `lockcore::Semaphore`.
+/// Every user of the name has to state the same `of`; see `lockcore::semaphore::Semaphore`.
 ///
 /// ```
 /// # use lockcore::{Error, distributed_lock};
@@ -389,9 +389,9 @@ use proc_macro::TokenStream;
 /// ## `held`
 ///
 /// The name of a new variable for the body. It is a `lockcore::Held`, which has the fencing token
-/// and the rest of the lease. No argument may have this name. With `keys` it is a `lockcore::MultiHeld`. With `when` it is an
-/// `Option`. If `#[axum::debug_handler]` stands above this attribute, it reports that it cannot find the variable: write it
-/// below.
+/// and the rest of the lease. No argument may have this name. With `keys` it is a
+/// `lockcore::multi::MultiHeld`. With `when` it is an `Option`. If `#[axum::debug_handler]` stands
+/// above this attribute, it reports that it cannot find the variable: write it below.
 ///
 /// ```
 /// # use lockcore::{Error, FencingToken, distributed_lock};

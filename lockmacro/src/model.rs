@@ -219,8 +219,8 @@ fn known_number<'a>(
     number: Option<&'a Given>,
     mistakes: &mut Mistakes,
 ) -> Option<(u32, &'a LitInt)> {
-    // The value of `lockcore::Semaphore::MAX_PERMITS`, because this crate cannot depend on
-    // `lockcore`.
+    // The value of `lockcore::semaphore::Semaphore::MAX_PERMITS`, because this crate cannot depend
+    // on `lockcore`.
     const MOST: u32 = (1 << 30) - 1;
     let literal = match literal(&number?.value)? {
         Lit::Int(literal) => literal,

@@ -55,16 +55,16 @@ async fn the_first_name_that_is_free_is_taken(store: Store) {
     let (locks, other) = (store.client(), store.client());
     let in_the_way = other.mutex("a").acquire().await.unwrap();
 
-    let second = Locks::acquire_any(pool(&locks)).await.unwrap();
-    let third = Locks::try_acquire_any(pool(&locks)).await.unwrap();
+    let second = Locks::any(pool(&locks)).acquire().await.unwrap();
+    let third = Locks::any(pool(&locks)).try_acquire().await.unwrap();
     assert_eq!((second.name(), third.name()), ("b", "c"));
-    let error = Locks::try_acquire_any(pool(&locks)).await;
+    let error = Locks::any(pool(&locks)).try_acquire().await;
     assert_eq!(kind(error), ErrorKind::Busy);
     let short = pool(&locks).map(|lock| lock.wait(Duration::from_millis(500)));
-    assert_eq!(kind(Locks::acquire_any(short).await), ErrorKind::Timeout);
+    assert_eq!(kind(Locks::any(short).acquire().await), ErrorKind::Timeout);
 
     give_back(in_the_way).await;
-    let first = Locks::acquire_any(pool(&locks)).await.unwrap();
+    let first = Locks::any(pool(&locks)).acquire().await.unwrap();
     assert_eq!(first.name(), "a");
     for guard in [first, second, third] {
         give_back(guard).await;
@@ -79,8 +79,8 @@ async fn a_free_first_lock_costs_one_request(store: Store) {
     for waits in [true, false] {
         let before = counts.enqueued();
         let guard = match waits {
-            true => Locks::acquire_any(pool(&locks)).await,
-            false => Locks::try_acquire_any(pool(&locks)).await,
+            true => Locks::any(pool(&locks)).acquire().await,
+            false => Locks::any(pool(&locks)).try_acquire().await,
         };
         assert_eq!(counts.enqueued() - before, 1);
         give_back(guard.unwrap()).await;
@@ -93,7 +93,10 @@ async fn a_caller_that_waits_for_any_gets_the_name_that_is_released_and_no_other
     for name in NAMES {
         held.push(other.mutex(name).acquire().await.unwrap());
     }
-    let waiting = tokio::spawn(Locks::acquire_any(pool(&locks)));
+    let waiting = tokio::spawn({
+        let any = Locks::any(pool(&locks));
+        async move { any.acquire().await }
+    });
     for name in NAMES {
         tickets(&locks, name, 2).await;
     }
@@ -125,7 +128,8 @@ async fn any_of_several_dropped_at_any_poll_leaves_nothing(store: Store) {
             async || {
                 let short = Duration::from_millis(50);
                 let wanted = names.iter().map(|name| locks.mutex(*name).wait(short));
-                Locks::acquire_any(wanted.collect::<Vec<_>>())
+                let any = Locks::any(wanted);
+                async move { any.acquire().await }
             },
             async || {
                 for (name, left) in [("a", 1), ("b", 0)] {
@@ -148,7 +152,7 @@ async fn a_store_that_fails_does_not_end_the_wait_for_locks_of_another(_: Store)
 
     fails.fail_next(Verb::Enqueue, Fault::Refused);
     let waiting = [there.clone(), locks.mutex("a").wait(SOON)];
-    let waiting = tokio::spawn(Locks::acquire_any(waiting));
+    let waiting = tokio::spawn(async move { Locks::any(waiting).acquire().await });
     tickets(&locks, "a", 2).await;
     give_back(in_the_way).await;
     let guard = waiting.await.unwrap().unwrap();
@@ -158,7 +162,7 @@ async fn a_store_that_fails_does_not_end_the_wait_for_locks_of_another(_: Store)
     fails.fail_next(Verb::Enqueue, Fault::Refused);
     let short = Duration::from_millis(50);
     let both = [there, other.mutex("a").wait(short)];
-    let error = Locks::acquire_any(both).await;
+    let error = Locks::any(both).acquire().await;
     assert_eq!(kind(error), ErrorKind::Unavailable);
     give_back(guard).await;
     tickets(&locks, "a", 0).await;
@@ -278,8 +282,8 @@ async fn first_is_silent(kit: &Kit, wanted: Vec<Lock>, waits: bool) -> (Any, Vec
         .collect();
     let any = tokio::spawn(async move {
         match waits {
-            true => Locks::acquire_any(wanted).await,
-            false => Locks::try_acquire_any(wanted).await,
+            true => Locks::any(wanted).acquire().await,
+            false => Locks::any(wanted).try_acquire().await,
         }
     });
     soon(requests[0].arrived()).await;
@@ -290,8 +294,8 @@ async fn a_mistake_in_one_of_several_is_reported_and_nothing_is_taken(store: Sto
     let locks = store.client();
     let names = ["a", ""].map(|name| locks.mutex(name));
 
-    assert_eq!(kind(Locks::acquire_any(names).await), ErrorKind::Config);
-    assert_eq!(kind(Locks::acquire_any([]).await), ErrorKind::Config);
+    assert_eq!(kind(Locks::any(names).acquire().await), ErrorKind::Config);
+    assert_eq!(kind(Locks::any([]).acquire().await), ErrorKind::Config);
 
     assert_nothing_left(&store, &locks, "a").await;
 }

@@ -9,7 +9,8 @@ mod servers;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
-use lockcore::{Barrier, BarrierWaitResult, Error, ErrorKind};
+use lockcore::barrier::{Barrier, BarrierWaitResult};
+use lockcore::{Error, ErrorKind};
 use tokio::task::JoinHandle;
 
 use crate::giving_up::polled;

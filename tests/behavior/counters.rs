@@ -94,7 +94,7 @@ async fn changes_of_several_processes_all_count(store: Store) {
         adder.expect("DONE", 3 * SOON);
     }
     let sum = store.client().counter("sum").get().await.unwrap();
-    assert_eq!(sum.value, 4 * EACH);
+    assert_eq!(sum.count, 4 * EACH);
 }
 
 /// Each writer has a connection of its own, and the default timeouts.
@@ -114,7 +114,7 @@ async fn twenty_writers_of_one_counter_all_count(store: Store) {
         writer.await.unwrap();
     }
     let sum = store.client().counter("a").get().await.unwrap();
-    assert_eq!(sum.value, 20 * EACH);
+    assert_eq!(sum.count, 20 * EACH);
 }
 
 /// A store remembers 5,000 changes whose answers may not have come, and a server of Redis up to
@@ -126,7 +126,7 @@ async fn a_burst_of_more_changes_than_a_store_remembers_counts_whole(store: Stor
 
     let changes = join_all((0..BURST).map(|_| counter.add(1))).await;
 
-    let mut values: Vec<_> = changes.into_iter().map(|now| now.unwrap().value).collect();
+    let mut values: Vec<_> = changes.into_iter().map(|now| now.unwrap().count).collect();
     values.sort_unstable();
     assert!(values.into_iter().eq(1..=BURST));
 }

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::{Error, ErrorKind, Fair, GrantEvent, Guard, Locks, LostReason};
+use lockcore::events::GrantEvent;
+use lockcore::{Error, ErrorKind, Fair, Guard, Locks, LostReason};
 use tests::eventually::eventually;
 use tests::stalls::awake_since;
 use tests::witness::{FencedResource, Witness};

@@ -12,7 +12,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use libtest_mimic::Trial;
-use lockcore::{Election, Error, ErrorKind, Held, Leader, Locks, OnRevoke, Release, Written};
+use lockcore::election::{Election, Leader};
+use lockcore::value::Written;
+use lockcore::{Error, ErrorKind, Held, Locks, OnRevoke, Release};
 use tests::witness::{FencedResource, Witness};
 use tokio::sync::mpsc;
 

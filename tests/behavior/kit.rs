@@ -274,8 +274,8 @@ async fn a_wait_through_outages_covers_refusals_and_no_mistakes(_: Store) {
     }
     // One of several locks.
     kit.fail_next(Verb::Enqueue, Fault::Refused);
-    let any = Locks::acquire_any([locks.mutex("a")]);
-    give_back(soon(any).await.unwrap()).await;
+    let any = Locks::any([locks.mutex("a")]);
+    give_back(soon(any.acquire()).await.unwrap()).await;
     tickets(&locks, "a", 0).await;
 }
 

@@ -4,7 +4,8 @@
 use std::any::Any;
 use std::time::Duration;
 
-use lockcore::{Event, Locks};
+use lockcore::Locks;
+use lockcore::events::Event;
 use tests::eventually::eventually;
 use tests::proxy::Proxy;
 use tests::redis_server::RedisServer;

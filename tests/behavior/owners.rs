@@ -4,7 +4,8 @@
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::{ErrorKind, Locks, TicketInfo};
+use lockcore::inspect::TicketInfo;
+use lockcore::{ErrorKind, Locks};
 
 use crate::store::{
     A_FEW_MILLIS, Kind, SOON, Store, assert_nothing_left, begin, give_back, kind, tickets,

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
+use lockcore::semaphore::Semaphore;
 use lockcore::testing::{Store as Kit, Verb};
-use lockcore::{ErrorKind, Locks, Semaphore};
+use lockcore::{ErrorKind, Locks};
 use tests::eventually::eventually;
 use tests::witness::Witness;
 use tokio::task::JoinSet;

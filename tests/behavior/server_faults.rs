@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use libtest_mimic::Trial;
-use lockcore::{Builder, ErrorKind, Event, EventListener, Locks, LostReason, Release};
+use lockcore::events::{Event, EventListener};
+use lockcore::{Builder, ErrorKind, Locks, LostReason, Release};
 use tests::eventually::eventually;
 use tests::proxy::Proxy;
 use tests::stalls::awake_since;
@@ -80,8 +81,8 @@ async fn a_free_lock_of_another_server_is_found_behind_twenty_of_a_silent_one(st
         for waits in [true, false] {
             let asked = Instant::now();
             let guard = match waits {
-                true => Locks::acquire_any(wanted.clone()).await,
-                false => Locks::try_acquire_any(wanted.clone()).await,
+                true => Locks::any(wanted.clone()).acquire().await,
+                false => Locks::any(wanted.clone()).try_acquire().await,
             };
             // A tenth of an operation timeout. A lock that takes a whole one comes too late.
             assert!(awake_since(asked) < SOON, "{:?}", awake_since(asked));

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::{Error, ErrorKind, Guard, Held, Locks, LostReason, Release, Upgraded, Written};
+use lockcore::rwlock::UpgradedGuard;
+use lockcore::value::Written;
+use lockcore::{Error, ErrorKind, Guard, Held, Locks, LostReason, Release};
 use tests::stalls::awake_since;
 use tests::witness::Witness;
 use tokio::task::JoinSet;
@@ -73,7 +75,7 @@ async fn a_reader_that_is_alone_writes_and_then_reads_on(store: Store) {
 
 /// Upgrades a reader that is alone. A release at a quorum does not wait for the slowest node, and an
 /// upgrade needs all nodes. So there the upgrade is repeated until that node has the release too.
-async fn upgraded(store: &Store, held: &Held) -> Result<Upgraded<'static>, Error> {
+async fn upgraded(store: &Store, held: &Held) -> Result<UpgradedGuard<'static>, Error> {
     let by = Instant::now() + SOON;
     loop {
         match held.try_upgrade().await {

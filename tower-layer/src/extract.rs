@@ -12,44 +12,44 @@ use http::request::Parts;
 /// Extracts the lock that the request holds, with its fencing token and its remaining time.
 ///
 /// With several lock layers, this is the lock of the innermost layer. If the key lets requests pass
-/// without a lock, extract `Option<Held>`. Under a layer that takes [several
-/// locks](crate::LockLayer::all), extract [`MultiHeld`].
+/// without a lock, extract `Option<HeldLock>`. Under a layer that takes [several
+/// locks](crate::LockLayer::all), extract [`HeldLocks`].
 ///
 /// ```
-/// use lockcore_tower::Held;
+/// use lockcore_tower::HeldLock;
 ///
-/// async fn settle(held: Held) -> String {
+/// async fn settle(held: HeldLock) -> String {
 ///     format!("settled by grant {}", held.grant_id())
 /// }
 /// # let _: axum::Router = axum::Router::new().route("/", axum::routing::post(settle));
 /// ```
 #[derive(Clone, Debug)]
-pub struct Held(pub lockcore::Held);
+pub struct HeldLock(pub lockcore::Held);
 
 /// Extracts the locks that the request holds under a layer that takes
 /// [several](crate::LockLayer::all): the fencing token of each, and their remaining time.
 ///
 /// With several such layers, these are the locks of the innermost layer. If the keys let requests
-/// pass without a lock, extract `Option<MultiHeld>`.
+/// pass without a lock, extract `Option<HeldLocks>`.
 ///
 /// ```
-/// use lockcore_tower::MultiHeld;
+/// use lockcore_tower::HeldLocks;
 ///
-/// async fn transfer(held: MultiHeld) -> String {
+/// async fn transfer(held: HeldLocks) -> String {
 ///     let grants = held.iter().map(|lock| format!("{} by grant {}", lock.name(), lock.grant_id()));
 ///     grants.collect::<Vec<_>>().join(", ")
 /// }
 /// # let _: axum::Router = axum::Router::new().route("/", axum::routing::post(transfer));
 /// ```
 #[derive(Clone, Debug)]
-pub struct MultiHeld(pub lockcore::MultiHeld);
+pub struct HeldLocks(pub lockcore::multi::MultiHeld);
 
 macro_rules! extracts {
-    ($extractor:ident) => {
+    ($extractor:ident, $held:ty) => {
         impl Deref for $extractor {
-            type Target = lockcore::$extractor;
+            type Target = $held;
 
-            fn deref(&self) -> &lockcore::$extractor {
+            fn deref(&self) -> &$held {
                 &self.0
             }
         }
@@ -75,10 +75,10 @@ macro_rules! extracts {
     };
 }
 
-extracts!(Held);
-extracts!(MultiHeld);
+extracts!(HeldLock, lockcore::Held);
+extracts!(HeldLocks, lockcore::multi::MultiHeld);
 
-/// The rejection of [`Held`] and [`MultiHeld`] for a request without a lock. The answer is 500.
+/// The rejection of [`HeldLock`] and [`HeldLocks`] for a request without a lock. The answer is 500.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NotLocked;
@@ -87,8 +87,8 @@ impl fmt::Display for NotLocked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(
             "this request holds no lock: its route has no LockLayer, or the layer's key let it pass; \
-             extract Option<Held> if that is meant. Under LockLayer::all extract MultiHeld instead of Held, under \
-             LockLayer::new Held",
+             extract Option<HeldLock> if that is meant. Under LockLayer::all extract HeldLocks instead of HeldLock, under \
+             LockLayer::new HeldLock",
         )
     }
 }

@@ -6,7 +6,8 @@ use std::slice;
 
 use futures_util::future::Either;
 use http::Extensions;
-use lockcore::{Error, ErrorKind, Guard, Held, Lock, LostReason, MultiGuard, MultiHeld, MultiLock};
+use lockcore::multi::{MultiGuard, MultiHeld, MultiLock};
+use lockcore::{Error, ErrorKind, Guard, Held, Lock, LostReason};
 
 /// The names that one request locks.
 #[derive(Debug)]

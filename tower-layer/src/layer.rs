@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderName, Response, StatusCode};
-use lockcore::{Locks, OnLost, OnRevoke, Semaphore, Wait};
+use lockcore::semaphore::Semaphore;
+use lockcore::{Locks, OnLost, OnRevoke, Wait};
 use tower_layer::Layer;
 
 use crate::header;
@@ -55,9 +56,9 @@ impl LockLayer {
     /// holds the locks that it already has. If a name is found twice, it is locked once. If a
     /// request has no name, it passes **without a lock**.
     ///
-    /// The handler finds a [`lockcore::MultiHeld`] in the extensions of its request (in axum: the
-    /// extractor `MultiHeld`). It contains the fencing token of each name. The extensions contain
-    /// no [`lockcore::Held`].
+    /// The handler finds a [`lockcore::multi::MultiHeld`] in the extensions of its request (in
+    /// axum: the extractor `HeldLocks`). It contains the fencing token of each name. The extensions
+    /// contain no [`lockcore::Held`].
     ///
     /// The options apply to all locks together:
     ///

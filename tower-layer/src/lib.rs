@@ -11,9 +11,9 @@
 //! use axum::extract::Path;
 //! use axum::routing::post;
 //! use lockcore::Locks;
-//! use lockcore_tower::{Held, Key, LockLayer};
+//! use lockcore_tower::{HeldLock, Key, LockLayer};
 //!
-//! async fn settle(Path(id): Path<u64>, held: Held) -> String {
+//! async fn settle(Path(id): Path<u64>, held: HeldLock) -> String {
 //!     // No other request for this order is being handled, in any process.
 //!     format!("order {id} settled by grant {}", held.grant_id())
 //! }
@@ -134,9 +134,9 @@
 #![cfg_attr(feature = "axum", doc = "```")]
 #![cfg_attr(not(feature = "axum"), doc = "```ignore")]
 //! use axum::{Router, routing::post};
-//! use lockcore_tower::{Key, LockLayer, MultiHeld};
+//! use lockcore_tower::{Key, LockLayer, HeldLocks};
 //!
-//! async fn transfer(held: MultiHeld) -> Result<String, lockcore_tower::Problem> {
+//! async fn transfer(held: HeldLocks) -> Result<String, lockcore_tower::Problem> {
 //!     // No other request that names one of the two accounts is being handled.
 //!     let mut booked = String::new();
 //!     for account in held.iter() {
@@ -392,7 +392,7 @@
 //! # Features
 //!
 //! `axum` adds `Key::path_as`, `Key::path`, `Key::matched_path`, the same in templates, and the
-//! extractors `Held` and `MultiHeld`. It also adds `Problem` and `ProblemWithoutKey`, for handlers
+//! extractors `HeldLock` and `HeldLocks`. It also adds `Problem` and `ProblemWithoutKey`, for handlers
 //! that take locks themselves. `tonic` adds the functions `status` and `status_without_key`, for
 //! the same purpose. No feature changes what the layer does. Apart from `lockcore`, the crate
 //! depends on the small crates that tower and hyper are made of, and on a Bloom filter.
@@ -441,7 +441,7 @@ mod waiters;
 pub use body::LockBody;
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
-pub use extract::{Held, MultiHeld, NotLocked};
+pub use extract::{HeldLock, HeldLocks, NotLocked};
 pub use fence::{FenceLayer, FenceService, TokenFuture, TokenLayer, TokenService};
 pub use frame::BoxError;
 pub use future::ResponseFuture;

@@ -23,7 +23,7 @@ use http_body_util::{BodyExt, Empty};
 use hyper::client::conn::http1::SendRequest;
 use hyper_util::rt::TokioIo;
 use lockcore::Locks;
-use lockcore_tower::{Held, Key, LockLayer, MultiHeld};
+use lockcore_tower::{HeldLock, HeldLocks, Key, LockLayer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 use tower::ServiceExt;
@@ -205,7 +205,7 @@ async fn every_place_that_axum_has_for_a_layer_knows_the_parameter() {
 #[tokio::test]
 async fn the_route_names_the_lock_in_every_place_that_axum_has_for_a_layer() {
     let layer = LockLayer::new(memory(), Key::matched_path());
-    let name = async |held: Held| held.name().to_owned();
+    let name = async |held: HeldLock| held.name().to_owned();
     let route = || Router::new().route("/orders/{id}", get(name));
 
     let apps = [
@@ -292,7 +292,7 @@ async fn the_last_of_two_parameters_with_one_name_names_the_lock() {
     let inner = Router::new()
         .route(
             "/{id}",
-            get(async |held: Held, parameters: Parameters| {
+            get(async |held: HeldLock, parameters: Parameters| {
                 format!("{} {}", held.name(), parameters["id"])
             }),
         )
@@ -328,7 +328,7 @@ async fn a_template_joins_path_and_query() {
     let app = Router::new()
         .route(
             "/orders/{id}",
-            get(async |held: Held| held.name().to_owned()),
+            get(async |held: HeldLock| held.name().to_owned()),
         )
         .route_layer(LockLayer::new(locks, key));
 
@@ -346,7 +346,7 @@ async fn a_route_without_the_parameter_is_refused_unless_the_key_is_optional() {
     let route = || {
         Router::new().route(
             "/orders",
-            get(async |held: Option<Held>| held.is_none().to_string()),
+            get(async |held: Option<HeldLock>| held.is_none().to_string()),
         )
     };
 
@@ -391,7 +391,7 @@ async fn the_extractor_gives_the_lock_to_the_handler() {
     let app = Router::new()
         .route(
             "/orders/{id}",
-            get(async |held: Held| format!("{} {}", held.name(), held.grant_id())),
+            get(async |held: HeldLock| format!("{} {}", held.name(), held.grant_id())),
         )
         .route_layer(by_id(&locks));
 
@@ -415,7 +415,7 @@ async fn the_extractor_gives_several_locks_to_the_handler() {
     let app = Router::new()
         .route(
             "/transfers/{from}/{to}",
-            get(async |held: MultiHeld, unlocked: Option<Held>| {
+            get(async |held: HeldLocks, unlocked: Option<HeldLock>| {
                 assert!(unlocked.is_none() && held.is_valid());
                 let names = held.iter().map(|lock| lock.name().to_owned());
                 names.collect::<Vec<_>>().join(" ")
@@ -442,8 +442,8 @@ async fn the_extractor_gives_several_locks_to_the_handler() {
 
 #[tokio::test]
 async fn the_extractor_of_several_locks_under_a_layer_of_one_is_answered_with_500() {
-    let several = async |held: Option<MultiHeld>, _: MultiHeld| drop(held);
-    let one = async |_: Held| ();
+    let several = async |held: Option<HeldLocks>, _: HeldLocks| drop(held);
+    let one = async |_: HeldLock| ();
     let both = [
         Router::new().route("/{id}", get(several).route_layer(by_id(&memory()))),
         Router::new().route(
@@ -456,13 +456,13 @@ async fn the_extractor_of_several_locks_under_a_layer_of_one_is_answered_with_50
         let response = ask(app, "/42").await;
         assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
         let text = response.into_body().collect().await.unwrap().to_bytes();
-        assert!(str::from_utf8(&text).unwrap().contains("MultiHeld"));
+        assert!(str::from_utf8(&text).unwrap().contains("HeldLocks"));
     }
 }
 
 #[tokio::test]
 async fn the_extractor_without_a_layer_is_answered_with_500_that_says_so() {
-    let app = Router::new().route("/", get(async |_: Held| ()));
+    let app = Router::new().route("/", get(async |_: HeldLock| ()));
 
     let response = ask(app, "/").await;
 

@@ -21,7 +21,8 @@ use http::{HeaderMap, Request, StatusCode, Uri};
 use http_body_util::Empty;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
-use lockcore::{FencingToken, Locks, TicketInfo};
+use lockcore::inspect::TicketInfo;
+use lockcore::{FencingToken, Locks};
 use lockcore_tower::{FenceLayer, Key, LockLayer, TOKEN_HEADER};
 use tokio::net::TcpListener;
 

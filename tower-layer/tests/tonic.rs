@@ -79,7 +79,7 @@ impl Service<http::Request<Body>> for Orders {
 }
 
 async fn settle(request: Request<String>) -> Result<Response<String>, Status> {
-    if let Some(held) = request.extensions().get::<lockcore::MultiHeld>() {
+    if let Some(held) = request.extensions().get::<lockcore::multi::MultiHeld>() {
         let names = held.iter().map(|lock| lock.name().to_owned());
         return Ok(Response::new(names.collect::<Vec<_>>().join(" ")));
     }

@@ -12,7 +12,7 @@ use axum::middleware::map_request;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{Router, post};
 use lockcore::distributed_lock;
-use lockcore_tower::{Held, Key, LockLayer};
+use lockcore_tower::{HeldLock, Key, LockLayer};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -80,7 +80,7 @@ async fn sell_locked(
     State(shop): State<Arc<Shop>>,
     Path((item, client)): Path<(String, u32)>,
     Extension(Arrived(arrived)): Extension<Arrived>,
-    held: Held,
+    held: HeldLock,
 ) -> Result<Response, BuyError> {
     let waited = arrived.elapsed();
     let buyer = shop.buyer(client, Through::Layer);

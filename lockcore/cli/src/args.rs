@@ -296,21 +296,21 @@ pub(crate) enum Latch {
 /// A number that many processes change
 #[derive(Debug, Subcommand)]
 pub(crate) enum Counter {
-    /// Prints the value
+    /// Prints the count
     Get { name: String },
-    /// Adds to the value, and prints the new one
+    /// Adds to the count, and prints the new one
     Add {
         name: String,
         #[arg(default_value_t = 1, allow_negative_numbers = true)]
         by: i64,
     },
-    /// Sets the value
+    /// Sets the count
     Set {
         name: String,
         #[arg(allow_negative_numbers = true)]
-        value: i64,
+        count: i64,
     },
-    /// Prints the value, and each new value that it gets
+    /// Prints the count, and each new one
     Watch { name: String },
 }
 

@@ -1,6 +1,7 @@
 //! `lockcore inspect`: the line of one name.
 
-use lockcore::{Locks, TicketInfo};
+use lockcore::Locks;
+use lockcore::inspect::TicketInfo;
 
 use crate::args::Inspect;
 use crate::exit::Exit;

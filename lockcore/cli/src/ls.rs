@@ -1,7 +1,8 @@
 //! `lockcore ls`: the names in use.
 
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
-use lockcore::{Locks, NameInUse, TicketInfo};
+use lockcore::Locks;
+use lockcore::inspect::{NameInUse, TicketInfo};
 use serde::Serialize;
 
 use crate::args::Ls;

@@ -6,7 +6,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap_complete::Shell;
-use lockcore::{Semaphore, TicketInfo};
+use lockcore::inspect::TicketInfo;
+use lockcore::semaphore::Semaphore;
 use serde::Serialize;
 use unicode_width::UnicodeWidthStr as _;
 

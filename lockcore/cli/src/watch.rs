@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 
-use lockcore::{Locks, TicketInfo};
+use lockcore::Locks;
+use lockcore::inspect::TicketInfo;
 use serde::Serialize;
 use tokio::time::{MissedTickBehavior, interval};
 

@@ -64,7 +64,7 @@ pub(crate) mod zookeeper;
 /// The rule as plain code: the tickets of one name in order, and which of them hold. No clock and
 /// no I/O: time is a number that the caller passes in.
 pub mod queue {
-    pub use crate::queue::{MOST_TICKETS, NoTicket, Queue, Ticket, granted, granted_of};
+    pub use crate::queue::{MOST_TICKETS, NewTicket, NoTicket, Queue, Ticket, granted, granted_of};
 }
 
 use std::fmt;

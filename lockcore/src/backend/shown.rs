@@ -19,8 +19,8 @@ pub struct TicketInfo {
     /// The number of permits that the ticket holds or waits for.
     pub permits: u32,
     /// The capacity that counts for the ticket: the capacity that is
-    /// [stored](crate::Semaphore::resize) for the name, or else the capacity in the ticket's
-    /// request.
+    /// [stored](crate::semaphore::Semaphore::resize) for the name, or else the capacity in the
+    /// ticket's request.
     pub capacity: u32,
     /// How long the ticket lives without a renewal.
     pub remaining: Duration,

@@ -130,7 +130,7 @@ impl Shared {
             self.answered().note(name, &[count.id]);
         }
         match answer.outcome {
-            Outcome::Overflow => Err(overflow(answer.value)),
+            Outcome::Overflow => Err(overflow(answer.count)),
             Outcome::Applied | Outcome::Kept => Ok(answer),
         }
     }
@@ -193,8 +193,8 @@ pub(crate) fn check_value(text: &str) -> Result<(), Error> {
     )))
 }
 
-fn overflow(value: i64) -> Error {
+fn overflow(count: i64) -> Error {
     Error::config(format!(
-        "the counter is at {value} and would pass {MAX_COUNT} or -{MAX_COUNT}; nothing was changed"
+        "the counter is at {count} and would pass {MAX_COUNT} or -{MAX_COUNT}; nothing was changed"
     ))
 }

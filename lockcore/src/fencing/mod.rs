@@ -36,5 +36,7 @@
 pub mod redis;
 pub mod sql;
 
+pub use crate::token::ParseTokenError;
+
 #[cfg(doc)]
 use crate::FencingToken;

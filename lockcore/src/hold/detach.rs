@@ -80,10 +80,10 @@ impl Guard {
     /// guard.release().await?;
     /// # Ok(()) }
     /// ```
-    pub async fn detach(mut self) -> Result<String, NotDetached> {
+    pub async fn detach(mut self) -> Result<String, DetachError> {
         match self.detached().await {
             Ok(text) => Ok(text),
-            Err(error) => Err(NotDetached {
+            Err(error) => Err(DetachError {
                 error: self.failed(error),
                 guard: self,
             }),
@@ -234,12 +234,12 @@ impl Guard {
 /// # Ok(()) }
 /// ```
 #[derive(Debug)]
-pub struct NotDetached {
+pub struct DetachError {
     error: Error,
     guard: Guard,
 }
 
-impl NotDetached {
+impl DetachError {
     /// Why the lock was not detached.
     #[must_use]
     pub fn error(&self) -> &Error {
@@ -252,16 +252,16 @@ impl NotDetached {
     }
 }
 
-impl fmt::Display for NotDetached {
+impl fmt::Display for DetachError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.error.fmt(f)
     }
 }
 
-impl std::error::Error for NotDetached {}
+impl std::error::Error for DetachError {}
 
-impl From<NotDetached> for Error {
-    fn from(refused: NotDetached) -> Self {
+impl From<DetachError> for Error {
+    fn from(refused: DetachError) -> Self {
         refused.error
     }
 }

@@ -9,7 +9,7 @@ mod lifecycle;
 mod value;
 mod warned;
 
-pub use detach::NotDetached;
+pub use detach::DetachError;
 pub use guard::Release;
 pub use lifecycle::{Guard, Held};
 pub(crate) use lifecycle::{INNER_PERMITS, InnerPermits};

@@ -30,7 +30,7 @@ pub enum Verb {
     /// Remove tickets.
     Release,
     /// Read the tickets of a name. [`Locks::inspect`](crate::Locks::inspect) does this, and also
-    /// barriers, elections, and [`Semaphore::available`](crate::Semaphore::available).
+    /// barriers, elections, and [`Semaphore::available`](crate::semaphore::Semaphore::available).
     Inspect,
     /// Take over a lock that another client has detached.
     Adopt,

@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use libtest_mimic::Trial;
-use lockcore::{DoubleBarrier, Error, ErrorKind, Inside, Left, Locks};
+use lockcore::double_barrier::{DoubleBarrier, Inside, Left};
+use lockcore::{Error, ErrorKind, Locks};
 use tests::eventually::eventually;
 use tokio::task::JoinHandle;
 

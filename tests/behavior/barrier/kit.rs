@@ -8,8 +8,10 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use libtest_mimic::Trial;
 use lockcore::backend::{Answer, Connection, Count, Counted, Name, TicketInfo};
+use lockcore::barrier::Barrier;
+use lockcore::double_barrier::Left;
 use lockcore::testing::{Store as Kit, Verb, around};
-use lockcore::{Barrier, Error, ErrorKind, Left, Locks, LostReason};
+use lockcore::{Error, ErrorKind, Locks, LostReason};
 use tests::eventually::eventually;
 
 use super::{passed, waits};

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use libtest_mimic::Trial;
-use lockcore::{GrantEvent, Wait};
+use lockcore::Wait;
+use lockcore::events::GrantEvent;
 use tests::eventually::eventually;
 
 use super::{passed, waits};
@@ -32,8 +33,12 @@ async fn a_party_that_was_cut_off_for_longer_than_its_lease_takes_another_place(
     assert!(matches!(granted, Some(GrantEvent::Granted(_))));
 
     proxy.cut();
-    let lost =
-        async { while !matches!(events.recv().await, Some(lockcore::Event::Lost { .. })) {} };
+    let lost = async {
+        while !matches!(
+            events.recv().await,
+            Some(lockcore::events::Event::Lost { .. })
+        ) {}
+    };
     tokio::time::timeout(SOON, lost).await.expect("lost");
     eventually("its lease ends", SOON, async || {
         elsewhere.inspect("a").await.unwrap().is_empty()

@@ -145,6 +145,6 @@ async fn a_counter_stays_for_as_long_as_its_clients_say(store: Store) {
         .join(" ");
     server.command::<()>(&["HSET", &key, "is", &fields]);
     server.command::<()>(&["PEXPIRE", &key, "100000"]);
-    assert_eq!(locks.counter("a").get().await.unwrap().value, 8);
+    assert_eq!(locks.counter("a").get().await.unwrap().count, 8);
     assert_eq!(hours(), 30);
 }

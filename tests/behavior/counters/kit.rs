@@ -68,7 +68,7 @@ async fn a_change_whose_answers_never_come_is_unknown_and_a_read_unavailable(_: 
     let builder = Locks::builder().op_timeout(Duration::from_millis(100));
     let locks = kit.client_with(builder).unwrap();
     let counter = locks.counter("a").wait(Duration::from_millis(300));
-    assert_eq!(counter.add(1).await.unwrap().value, 1);
+    assert_eq!(counter.add(1).await.unwrap().count, 1);
 
     kit.freeze();
     let changed = soon(counter.add(1)).await;
@@ -77,7 +77,7 @@ async fn a_change_whose_answers_never_come_is_unknown_and_a_read_unavailable(_: 
 
     // All repetitions of the change arrive now.
     kit.thaw();
-    assert_eq!(soon(counter.add(1)).await.unwrap().value, 3);
+    assert_eq!(soon(counter.add(1)).await.unwrap().count, 3);
 }
 
 async fn a_change_that_was_never_sent_is_unavailable(_: Store) {
@@ -91,7 +91,7 @@ async fn a_change_that_was_never_sent_is_unavailable(_: Store) {
     assert_eq!(error.name(), Some("a"));
 
     kit.thaw();
-    assert_eq!(soon(locks.counter("a").get()).await.unwrap().value, 0);
+    assert_eq!(soon(locks.counter("a").get()).await.unwrap().count, 0);
 }
 
 async fn a_refused_change_is_passed_on_at_once(_: Store) {
@@ -104,17 +104,17 @@ async fn a_refused_change_is_passed_on_at_once(_: Store) {
         kit.fail_next(Verb::Count, fault);
         assert_eq!(kind(counter.add(1).await), expected);
     }
-    assert_eq!(counter.get().await.unwrap().value, 0);
+    assert_eq!(counter.get().await.unwrap().count, 0);
     // A mistake of the caller is refused at once too.
-    let most = lockcore::Counter::MAX;
+    let most = lockcore::counter::Counter::MAX;
     counter.set(most).await.unwrap();
     assert_eq!(kind(counter.add(1).await), ErrorKind::Config);
-    assert_eq!(counter.get().await.unwrap().value, most);
+    assert_eq!(counter.get().await.unwrap().count, most);
     // After a lost answer, a refusal says nothing about the first try, so the outcome is unknown.
     kit.lose_next_reply(Verb::Count);
     kit.fail_next(Verb::Count, Fault::Refused);
     assert_eq!(kind(counter.set(1).await), ErrorKind::Unknown);
-    assert_eq!(counter.get().await.unwrap().value, 1);
+    assert_eq!(counter.get().await.unwrap().count, 1);
 }
 
 /// Answers that many changes with a conflict.
@@ -162,7 +162,7 @@ async fn a_change_that_others_are_in_the_way_of_is_repeated_for_the_whole_wait(_
 
         let added = soon(counter.clone().wait(wait).add(1)).await.unwrap();
 
-        assert_eq!(added.value, value);
+        assert_eq!(added.count, value);
         assert!(began.elapsed() > op_timeout);
     }
     conflicts.store(usize::MAX, Ordering::SeqCst);
@@ -207,7 +207,7 @@ async fn an_attempt_that_fails_leaves_its_list_of_answered_changes_to_the_next(_
     counter.add(1).await.unwrap();
     kit.fail_next(Verb::Count, Fault::Refused);
     assert_eq!(kind(counter.add(1).await), ErrorKind::Unavailable);
-    assert_eq!(counter.add(1).await.unwrap().value, 3);
+    assert_eq!(counter.add(1).await.unwrap().count, 3);
 
     assert_eq!(*told.lock().unwrap(), [0, 1, 1, 1, 1]);
 }
@@ -288,13 +288,13 @@ async fn waiters_in_one_process_cost_one_watch_and_one_read_for_each_change(_: S
     }
     let _all_wait = waiting.acquire_many(WAITERS).await.unwrap();
     let mut changes = locks.counter("a").changes();
-    assert_eq!(soon(changes.next()).await.unwrap().value, 3);
+    assert_eq!(soon(changes.next()).await.unwrap().count, 3);
     eventually("it is watched", SOON, async || spent.all()[1] == 1).await;
 
     let [before, ..] = spent.all();
     for left in [2, 1, 0] {
         assert_eq!(latch.count_down().await.unwrap(), left);
-        while soon(changes.next()).await.unwrap().value != left as i64 {}
+        while soon(changes.next()).await.unwrap().count != left as i64 {}
     }
     for outcome in soon(waiters.join_all()).await {
         outcome.unwrap();
@@ -323,13 +323,13 @@ async fn a_waiter_learns_of_a_change_that_came_while_it_was_cut_off(_: Store) {
     for _ in 0..10 {
         assert!(latch.try_set(2).await.unwrap());
         let mut changes = locks.counter("a").changes();
-        assert_eq!(soon(changes.next()).await.unwrap().value, 2);
+        assert_eq!(soon(changes.next()).await.unwrap().count, 2);
         let waits = tokio::spawn({
             let latch = locks.latch("a");
             async move { latch.wait_for_zero().await }
         });
         latch.count_down().await.unwrap();
-        assert_eq!(soon(changes.next()).await.unwrap().value, 1);
+        assert_eq!(soon(changes.next()).await.unwrap().count, 1);
 
         there.freeze();
         latch.count_down().await.unwrap();
@@ -345,7 +345,7 @@ async fn a_latch_that_a_store_has_lost_does_not_open(_: Store) {
     let locks = kit.client().unwrap();
     assert!(locks.latch("a").try_set(1).await.unwrap());
     let mut changes = locks.counter("a").changes();
-    assert_eq!(soon(changes.next()).await.unwrap().value, 1);
+    assert_eq!(soon(changes.next()).await.unwrap().count, 1);
     let latch = locks.latch("a");
     let mut waits = Box::pin(latch.wait_for_zero());
     // The first change may have been shown by a look that began before this waiter came. The second
@@ -357,7 +357,7 @@ async fn a_latch_that_a_store_has_lost_does_not_open(_: Store) {
         () = async {
             for value in [2, 3] {
                 locks.counter("a").add(1).await.unwrap();
-                assert_eq!(soon(changes.next()).await.unwrap().value, value);
+                assert_eq!(soon(changes.next()).await.unwrap().count, value);
             }
         } => {}
     }
@@ -411,12 +411,12 @@ async fn a_latch_and_a_counter_are_kept_for_as_long_as_they_are_to_be(_: Store) 
             kit.clock().advance(days * DAY - Duration::from_secs(1));
             assert_eq!(shut.count().await.unwrap(), 3);
             let is_open = locks.counter(format!("open {days}")).get().await.unwrap();
-            assert!(is_open.value == 0 && is_open.version > 0, "{is_open:?}");
-            assert_eq!(counter.get().await.unwrap().value, 1_000);
+            assert!(is_open.count == 0 && is_open.version > 0, "{is_open:?}");
+            assert_eq!(counter.get().await.unwrap().count, 1_000);
         }
         kit.clock().advance(days * DAY);
 
-        assert_eq!(counter.add(1).await.unwrap().value, 1);
+        assert_eq!(counter.add(1).await.unwrap().count, 1);
         for latch in [shut, open] {
             let gone = soon(latch.wait_for_zero()).await;
             assert_eq!(kind(gone), ErrorKind::Unavailable);
@@ -496,7 +496,7 @@ async fn a_shutdown_ends_the_waiting(_: Store) {
     let latch = locks.latch("a");
     assert!(latch.try_set(1).await.unwrap());
     let mut changes = locks.counter("a").changes();
-    assert_eq!(soon(changes.next()).await.unwrap().value, 1);
+    assert_eq!(soon(changes.next()).await.unwrap().count, 1);
     let waits = latch.clone();
     let waits = tokio::spawn(async move { waits.wait_for_zero().await });
     soon(locks.shutdown(SOON)).await.unwrap();
@@ -574,5 +574,5 @@ async fn a_client_that_is_shut_down_asks_nothing_about_a_counter(_: Store) {
         assert!(error.to_string().contains("not carried out"), "{error}");
     }
     let later = kit.another_process().client().unwrap();
-    assert_eq!(later.counter("a").get().await.unwrap().value, 1);
+    assert_eq!(later.counter("a").get().await.unwrap().count, 1);
 }

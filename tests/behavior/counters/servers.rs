@@ -22,18 +22,18 @@ async fn a_change_whose_reply_is_lost_counts_once(store: Store) {
     let process = server.process().unwrap();
     let (proxy, url) = process.through_a_proxy();
     let counter = patient(url).build().unwrap().counter("a");
-    let mut expected = counter.add(1).await.unwrap().value;
+    let mut expected = counter.add(1).await.unwrap().count;
     for round in 0..10 {
         proxy.lose_replies(process.marks().count, 1);
 
         expected += 3;
-        assert_eq!(counter.add(3).await.unwrap().value, expected);
+        assert_eq!(counter.add(3).await.unwrap().count, expected);
 
         assert_eq!(proxy.traffic().replies_lost, round + 1);
     }
     let elsewhere = patient(server.url()).build().unwrap();
     let read = elsewhere.counter("a").get().await.unwrap();
-    assert_eq!(read.value, expected);
+    assert_eq!(read.count, expected);
 }
 
 async fn cuts_at_random_neither_lose_nor_double_a_change(store: Store) {
@@ -69,7 +69,7 @@ async fn cuts_at_random_neither_lose_nor_double_a_change(store: Store) {
 
     let elsewhere = patient(server.url()).build().unwrap();
     let read = elsewhere.counter("a").get().await.unwrap();
-    assert_eq!(read.value, added);
+    assert_eq!(read.count, added);
 }
 
 async fn a_latch_that_opens_while_its_waiters_are_cut_off_lets_them_go_on(store: Store) {
@@ -79,19 +79,22 @@ async fn a_latch_that_opens_while_its_waiters_are_cut_off_lets_them_go_on(store:
     let elsewhere = patient(server.url()).build().unwrap().latch("a");
     assert!(elsewhere.try_set(3).await.unwrap());
     let mut changes = cut_off.counter("a").changes();
-    assert_eq!(changes.next().await.unwrap().value, 3);
+    assert_eq!(changes.next().await.unwrap().count, 3);
     let waits = cut_off.latch("a").wait(6 * SOON);
     let waits = tokio::spawn(async move { waits.wait_for_zero().await });
     // When this task has seen the second change, no look is in flight. So the next look is caused
     // by a push or by the break.
     for left in [2, 1] {
         assert_eq!(elsewhere.count_down().await.unwrap(), left);
-        assert_eq!(changes.next().await.unwrap().value, left as i64);
+        assert_eq!(changes.next().await.unwrap().count, left as i64);
     }
     let mut events = cut_off.events();
 
     proxy.cut();
-    assert_eq!(events.recv().await, Some(lockcore::Event::Suspended));
+    assert_eq!(
+        events.recv().await,
+        Some(lockcore::events::Event::Suspended)
+    );
     assert_eq!(elsewhere.count_down().await.unwrap(), 0);
     assert!(!waits.is_finished());
     proxy.restore();
@@ -101,5 +104,5 @@ async fn a_latch_that_opens_while_its_waiters_are_cut_off_lets_them_go_on(store:
         .expect("it goes on")
         .unwrap()
         .unwrap();
-    assert_eq!(changes.next().await.unwrap().value, 0);
+    assert_eq!(changes.next().await.unwrap().count, 0);
 }

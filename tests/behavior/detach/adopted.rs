@@ -90,7 +90,7 @@ async fn an_adopted_lock_that_is_taken_away_is_lost(store: Store) {
     assert_eq!(kind(outcome), ErrorKind::Lost(LostReason::Taken));
     let told = soon(events.recv()).await;
     assert!(
-        matches!(told, Some(lockcore::Event::Lost { ref name, .. }) if name == "a"),
+        matches!(told, Some(lockcore::events::Event::Lost { ref name, .. }) if name == "a"),
         "{told:?}"
     );
     assert_eq!(adopted.release().await.unwrap(), Release::AlreadyLost);

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use lockcore::backend::Fault;
+use lockcore::rwlock::RwLock;
 use lockcore::testing::{Hold, Store as Kit, Verb};
-use lockcore::{Error, ErrorKind, Fair, Guard, Locks, Release, RwLock};
+use lockcore::{Error, ErrorKind, Fair, Guard, Locks, Release};
 use tests::eventually::eventually;
 use tokio::task::JoinHandle;
 

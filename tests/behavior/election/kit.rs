@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use lockcore::testing::{Store as Kit, Verb};
-use lockcore::{ErrorKind, Locks, LostReason, Release, Written};
+use lockcore::value::Written;
+use lockcore::{ErrorKind, Locks, LostReason, Release};
 use tests::eventually::eventually;
 use tokio::sync::mpsc;
 

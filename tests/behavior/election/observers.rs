@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use lockcore::backend::{self, Answer, Backend, BoxFuture, Capability, Connection, EventSink};
+use lockcore::election::{Leader, Leaders};
 use lockcore::testing::{Store as Kit, Verb};
-use lockcore::{ErrorKind, FencingToken, Leader, Leaders, Locks, LostReason, Written};
+use lockcore::value::Written;
+use lockcore::{ErrorKind, FencingToken, Locks, LostReason};
 use tests::eventually::eventually;
 
 use super::take_from;
@@ -216,7 +218,10 @@ async fn an_observer_that_was_cut_off_while_leaders_changed_sees_the_newest(stor
     let mut events = cut_off.events();
     for round in 0..3 {
         proxy.cut();
-        assert_eq!(soon(events.recv()).await, Some(lockcore::Event::Suspended));
+        assert_eq!(
+            soon(events.recv()).await,
+            Some(lockcore::events::Event::Suspended)
+        );
         for term in 0..3 {
             last.resign().await.unwrap();
             last = leads(&locks, &format!("{round}.{term}")).await;
@@ -225,11 +230,17 @@ async fn an_observer_that_was_cut_off_while_leaders_changed_sees_the_newest(stor
 
         let seen = sees(&mut leaders, last.token()).await;
         assert_eq!(*seen.text, format!("{round}.2"));
-        assert_eq!(soon(events.recv()).await, Some(lockcore::Event::Restored));
+        assert_eq!(
+            soon(events.recv()).await,
+            Some(lockcore::events::Event::Restored)
+        );
     }
     // The last change that the observer misses may also be that nobody leads.
     proxy.cut();
-    assert_eq!(soon(events.recv()).await, Some(lockcore::Event::Suspended));
+    assert_eq!(
+        soon(events.recv()).await,
+        Some(lockcore::events::Event::Suspended)
+    );
     last.resign().await.unwrap();
     proxy.restore();
     assert_eq!(next(&mut leaders).await, None);

@@ -10,7 +10,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockcore::backend::queue::{NoTicket, Queue, Ticket, granted_of};
+use lockcore::backend::queue::{NewTicket, NoTicket, Queue, Ticket, granted_of};
 use lockcore::backend::{
     Adoption, Capability, Enqueued, Id, Name, Namespace, Released, Renewed, Request, ResizeOutcome,
     Resized, TicketInfo, Wake,
@@ -192,15 +192,15 @@ impl Model {
             ticket,
             told: false,
         };
-        let outcome = queue.enqueue(
-            request.id,
-            wish.permits,
-            wish.capacity,
-            self.now + wish.ttl,
-            number,
-            wish.wait,
-            known,
-        );
+        let outcome = queue.enqueue(NewTicket {
+            id: request.id,
+            permits: wish.permits,
+            capacity: wish.capacity,
+            expires_at: self.now + wish.ttl,
+            floor: number,
+            wait: wish.wait,
+            payload: known,
+        });
         self.highest_seen[wish.client] = self.highest_seen[wish.client].max(number);
         match outcome {
             Ok((by_the_rule, _)) => {
@@ -220,15 +220,15 @@ impl Model {
             told: true,
         };
         let id = Id::parse(&"f".repeat(32)).unwrap();
-        let outcome = queue.clone().enqueue(
+        let outcome = queue.clone().enqueue(NewTicket {
             id,
-            wish.permits,
-            wish.capacity,
-            u64::MAX,
-            0,
-            wish.wait,
-            nobody,
-        );
+            permits: wish.permits,
+            capacity: wish.capacity,
+            expires_at: u64::MAX,
+            floor: 0,
+            wait: wish.wait,
+            payload: nobody,
+        });
         match (outcome, answer) {
             // ZooKeeper does not see which tickets hold only because they held at the last change of
             // the capacity.

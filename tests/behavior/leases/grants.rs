@@ -7,7 +7,8 @@ use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 use libtest_mimic::Trial;
-use lockcore::{Fair, GrantEvent, Lock, LostReason, Release};
+use lockcore::events::GrantEvent;
+use lockcore::{Fair, Lock, LostReason, Release};
 
 use crate::store::{Kind, SOON, Store, assert_nothing_left, begin, give_back, soon};
 

@@ -9,7 +9,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use libtest_mimic::Trial;
-use lockcore::{Error, ErrorKind, Event, Fair, Guard, Locks, LostReason, OnLost};
+use lockcore::events::Event;
+use lockcore::{Error, ErrorKind, Fair, Guard, Locks, LostReason, OnLost};
 
 use crate::giving_up::polled;
 use crate::store::{

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt;
 use libtest_mimic::Trial;
 use lockcore::backend::{Enqueued, Fault, Released, Renewed};
+use lockcore::events::Event;
 use lockcore::testing::{Hold, Store as Kit, Verb};
-use lockcore::{ErrorKind, Event, Fair, Locks};
+use lockcore::{ErrorKind, Fair, Locks};
 use tests::eventually::eventually;
 
 use super::player::{self, Asked, played};

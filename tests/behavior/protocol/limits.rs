@@ -8,7 +8,8 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use libtest_mimic::Trial;
 use lockcore::backend::{Capability, Enqueued, Released, Renewed, Request};
-use lockcore::{Error, ErrorKind, Event, Guard, Locks, LostReason, Release};
+use lockcore::events::Event;
+use lockcore::{Error, ErrorKind, Guard, Locks, LostReason, Release};
 use tests::eventually::eventually;
 
 use super::player::{Asked, Player, Reply, granted, played, played_with, waiting, wire};

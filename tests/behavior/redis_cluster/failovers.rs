@@ -159,12 +159,12 @@ async fn counts_that_the_new_master_had_not_received_are_repeated_there_and_coun
     let old = cluster.master_of(&key("a"));
     let sum = locks.counter("a");
     for total in 1..=10 {
-        assert_eq!(sum.add(1).await.unwrap().value, total);
+        assert_eq!(sum.add(1).await.unwrap().count, total);
     }
     cluster.wait_until_replicated();
     cluster.stop_replication(old);
     for total in 11..=20 {
-        assert_eq!(sum.add(1).await.unwrap().value, total);
+        assert_eq!(sum.add(1).await.unwrap().count, total);
     }
 
     // At once, because a change is repeated for half a minute only.
@@ -173,10 +173,10 @@ async fn counts_that_the_new_master_had_not_received_are_repeated_there_and_coun
     let others = client(&cluster.url()).counter("a");
     others.add(1_000).await.unwrap();
     eventually("all changes are there", LONG_WAIT, async || {
-        others.get().await.unwrap().value == 1_020
+        others.get().await.unwrap().count == 1_020
     })
     .await;
-    assert_eq!(sum.add(1).await.unwrap().value, 1_021);
+    assert_eq!(sum.add(1).await.unwrap().count, 1_021);
 }
 
 /// The request of the client goes to the old master first, which redirects it.
@@ -189,16 +189,16 @@ async fn a_change_at_the_new_master_comes_after_the_earlier_ones_of_its_client(_
     cluster.wait_until_replicated();
     cluster.stop_replication(old);
     for total in 2..=20 {
-        assert_eq!(sum.add(1).await.unwrap().value, total);
+        assert_eq!(sum.add(1).await.unwrap().count, total);
     }
 
     cluster.fail_over_with_loss(old);
-    assert_eq!(sum.set(5).await.unwrap().value, 5);
+    assert_eq!(sum.set(5).await.unwrap().count, 5);
 
     for counter in [&sum, &seen] {
-        assert_eq!(counter.get().await.unwrap().value, 5);
+        assert_eq!(counter.get().await.unwrap().count, 5);
     }
-    assert_eq!(sum.add(1).await.unwrap().value, 6);
+    assert_eq!(sum.add(1).await.unwrap().count, 6);
 }
 
 /// A new master that has the setting `min-replicas-to-write` refuses all writes until it has its
@@ -221,7 +221,7 @@ async fn changes_that_the_new_master_refuses_at_first_are_repeated_until_it_has_
         .iter()
         .map(async |name| locks.counter(name).add(1).await);
     for added in join_all(adds).await {
-        assert_eq!(added.unwrap().value, 1);
+        assert_eq!(added.unwrap().count, 1);
     }
     want("9");
 
@@ -241,7 +241,7 @@ async fn changes_that_the_new_master_refuses_at_first_are_repeated_until_it_has_
         let counts = join_all(counts).await;
         counts
             .into_iter()
-            .all(|now| now.is_ok_and(|now| now.value == 1))
+            .all(|now| now.is_ok_and(|now| now.count == 1))
     })
     .await;
 }

@@ -2,7 +2,8 @@
 //! master.
 
 use libtest_mimic::Trial;
-use lockcore::{Error, ErrorKind, Event, EventListener, Guard, Locks, LostReason, Release};
+use lockcore::events::{Event, EventListener};
+use lockcore::{Error, ErrorKind, Guard, Locks, LostReason, Release};
 use tests::eventually::eventually;
 use tests::proxy::Proxy;
 use tests::redis_server::RedisServer;

@@ -2,7 +2,7 @@
 //! named twice, and whose addresses are moved.
 
 use libtest_mimic::Trial;
-use lockcore::Event;
+use lockcore::events::Event;
 use tests::eventually::eventually;
 use tests::proxy::Proxy;
 use tests::redis_quorum::{Quorum, url};

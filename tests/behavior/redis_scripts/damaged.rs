@@ -242,7 +242,7 @@ async fn a_damaged_counter_is_an_error_and_stays_as_it_is(_: Store) {
     assert_eq!(kind(counter.get().await), ErrorKind::Config);
     assert_eq!(kind(counter.add(1).await), ErrorKind::Config);
     server.command::<()>(&["DEL", COUNTER]);
-    assert_eq!(counter.add(1).await.unwrap().value, 1);
+    assert_eq!(counter.add(1).await.unwrap().count, 1);
 }
 
 /// The key of the counter and the value.

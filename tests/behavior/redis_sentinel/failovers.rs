@@ -214,20 +214,20 @@ async fn counts_that_the_new_master_had_not_received_are_repeated_there_and_coun
     let (latch, highest) = (locks.latch("latch"), locks.counter("highest"));
     assert!(latch.try_set(5).await.unwrap());
     for total in 1..=10 {
-        assert_eq!(sum.add(1).await.unwrap().value, total);
+        assert_eq!(sum.add(1).await.unwrap().count, total);
     }
     assert_eq!(latch.count_down().await.unwrap(), 4);
     highest.set(7).await.unwrap();
     set.wait_until_replicated();
     set.stop_replication();
     for total in 11..=20 {
-        assert_eq!(sum.add(1).await.unwrap().value, total);
+        assert_eq!(sum.add(1).await.unwrap().count, total);
     }
-    assert_eq!(quiet_sum.add(100).await.unwrap().value, 120);
+    assert_eq!(quiet_sum.add(100).await.unwrap().count, 120);
     assert_eq!(latch.count_down().await.unwrap(), 3);
     let seen = highest.set(8).await.unwrap();
     let swapped = highest.compare_and_set(seen.version, 9).await.unwrap();
-    assert_eq!(swapped.unwrap().value, 9);
+    assert_eq!(swapped.unwrap().count, 9);
 
     set.fail_over();
 
@@ -239,7 +239,7 @@ async fn counts_that_the_new_master_had_not_received_are_repeated_there_and_coun
             .counter("sum")
             .get()
             .await
-            .is_ok_and(|now| now.value == 1_120)
+            .is_ok_and(|now| now.count == 1_120)
     })
     .await;
     eventually("the latch is as it was", LONG_WAIT, async || {
@@ -255,12 +255,12 @@ async fn counts_that_the_new_master_had_not_received_are_repeated_there_and_coun
             .counter("highest")
             .get()
             .await
-            .is_ok_and(|now| now.value == 9)
+            .is_ok_and(|now| now.count == 9)
     })
     .await;
     // What these clients do next counts on top of it.
-    assert_eq!(sum.add(1).await.unwrap().value, 1_121);
-    assert_eq!(quiet_sum.add(1).await.unwrap().value, 1_122);
+    assert_eq!(sum.add(1).await.unwrap().count, 1_121);
+    assert_eq!(quiet_sum.add(1).await.unwrap().count, 1_122);
     assert_eq!(latch.count_down().await.unwrap(), 2);
 }
 
@@ -286,16 +286,16 @@ async fn the_latest_second_of_a_busy_counter_is_repeated_at_the_new_master(_: St
     set.stop_replication();
     add(LATEST).await;
     let sum = 2 * (EARLIER + LATEST);
-    assert_eq!(sums[0].get().await.unwrap().value, sum);
+    assert_eq!(sums[0].get().await.unwrap().count, sum);
 
     set.fail_over();
 
     let others = client(&set.url()).counter("sum");
     eventually("all changes are there", LONG_WAIT, async || {
-        others.get().await.is_ok_and(|now| now.value == sum)
+        others.get().await.is_ok_and(|now| now.count == sum)
     })
     .await;
-    assert_eq!(sums[1].add(1).await.unwrap().value, sum + 1);
+    assert_eq!(sums[1].add(1).await.unwrap().count, sum + 1);
 }
 
 /// A new master that has the setting `min-replicas-to-write` refuses all writes until it has its

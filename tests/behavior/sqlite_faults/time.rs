@@ -125,7 +125,7 @@ async fn a_wall_clock_that_is_ahead_in_one_process_removes_no_counter(store: Sto
     ahead.expect("DONE", SOON);
 
     assert_eq!(locks.latch("a").count().await.unwrap(), 2 + 251);
-    assert_eq!(locks.counter("kept").get().await.unwrap().value, 1_000);
+    assert_eq!(locks.counter("kept").get().await.unwrap().count, 1_000);
     let value = locks.value("leader").get().await.unwrap();
     assert_eq!(&*value.expect("it is gone").text, "10.0.0.7");
     assert_eq!(changes(), forgotten);
@@ -141,7 +141,7 @@ async fn a_counter_is_removed_when_the_machine_has_run_for_its_time(store: Store
         locks.counter(name).keep(keep).add(7).await.unwrap();
     }
     let values = async |locks: &Locks| {
-        let read = async |name: &str| locks.counter(name).get().await.unwrap().value;
+        let read = async |name: &str| locks.counter(name).get().await.unwrap().count;
         [read("short").await, read("long").await]
     };
     // The machine has run for a week before it restarts, and the other counter was used meanwhile.

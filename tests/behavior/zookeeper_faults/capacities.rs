@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use lockcore::backend::{self, EventSink, Fault, Id, Name, Resize, ResizeOp, ResizeOutcome};
-use lockcore::{ErrorKind, Locks, Semaphore};
+use lockcore::semaphore::Semaphore;
+use lockcore::{ErrorKind, Locks};
 use tests::eventually::eventually;
 use tests::proxy::Proxy;
 use tests::stalls::awake_since;

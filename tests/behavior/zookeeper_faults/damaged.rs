@@ -17,7 +17,7 @@ async fn a_damaged_counter_is_an_error_and_stays_as_it_is(_: Store) {
     let server = ZooKeeperServer::start();
     let (locks, operator) = (client(&server), operator(&server).await);
     let counter = locks.counter("a");
-    assert_eq!(counter.add(5).await.unwrap().value, 5);
+    assert_eq!(counter.add(5).await.unwrap().count, 5);
     let folder = "/test:1/counters";
     let bucket = operator.list_children(folder).await.unwrap().pop().unwrap();
     let path = format!("{folder}/{bucket}/{{a}}");
@@ -65,5 +65,5 @@ async fn a_damaged_counter_is_an_error_and_stays_as_it_is(_: Store) {
         assert_eq!(data, damaged, "{shown}");
     }
     operator.set_data(&path, &sound, None).await.unwrap();
-    assert_eq!(counter.add(1).await.unwrap().value, 6);
+    assert_eq!(counter.add(1).await.unwrap().count, 6);
 }

@@ -353,7 +353,7 @@ async fn tickets_left(url: &str, names: &[String]) -> usize {
 
 #[tokio::main]
 async fn counted(url: &str, name: &str) -> i64 {
-    client(url).counter(name).get().await.unwrap().value
+    client(url).counter(name).get().await.unwrap().count
 }
 
 fn client(url: &str) -> Locks {

@@ -16,7 +16,8 @@ use std::io::{self, BufRead as _};
 use std::path::Path;
 use std::time::Duration;
 
-use lockcore::{Error, Inside, Locks};
+use lockcore::double_barrier::Inside;
+use lockcore::{Error, Locks};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -8,7 +8,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use http::{HeaderValue, Request};
-use lockcore::{FencingToken, Held, MultiHeld};
+use lockcore::multi::MultiHeld;
+use lockcore::{FencingToken, Held};
 use pin_project_lite::pin_project;
 use tower_layer::Layer;
 use tower_service::Service;
@@ -22,7 +23,7 @@ use crate::header::TOKEN_HEADER;
 ///
 /// The extensions of the request say which lock it belongs to: put a [`lockcore::Held`] there. (In
 /// tonic: `tonic::Request::extensions_mut`.) A handler under [several locks](crate::LockLayer::all)
-/// gets the `Held` of each name from [`MultiHeld::get`](lockcore::MultiHeld::get).
+/// gets the `Held` of each name from [`MultiHeld::get`](lockcore::multi::MultiHeld::get).
 ///
 /// | the extensions have | the request |
 /// |---|---|

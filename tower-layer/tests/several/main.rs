@@ -25,8 +25,9 @@ use http_body::Frame;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Empty, Full, StreamBody};
 use lockcore::backend::{self, Answer, Connection, Renewed};
+use lockcore::multi::MultiHeld;
 use lockcore::testing::{Store, around};
-use lockcore::{ErrorKind, Locks, LostReason, MultiHeld};
+use lockcore::{ErrorKind, Locks, LostReason};
 use lockcore_tower::{
     FenceLayer, HoldUntil, Key, Keys, LockBody, LockLayer, TOKEN_HEADER, TokenLayer,
 };

@@ -12,7 +12,7 @@ use http::header::{
     ACCESS_CONTROL_REQUEST_METHOD, CONTENT_ENCODING, ORIGIN,
 };
 use lockcore::Locks;
-use lockcore_tower::{Held, Key, LockLayer};
+use lockcore_tower::{HeldLock, Key, LockLayer};
 use tower::limit::{ConcurrencyLimitLayer, RateLimitLayer};
 use tower::retry::RetryLayer;
 use tower::{ServiceBuilder, ServiceExt};
@@ -32,7 +32,7 @@ fn by_id(locks: &Locks) -> LockLayer {
 /// Routes whose handlers end, never end, panic, and read a body.
 fn orders() -> Router {
     // Compression leaves short bodies as they are.
-    let look = async |held: Held| format!("{} {}", held.name(), "and more ".repeat(20));
+    let look = async |held: HeldLock| format!("{} {}", held.name(), "and more ".repeat(20));
     Router::new()
         .route("/orders/{id}", get(look))
         .route("/orders/{id}/hang", get(pending::<()>))
@@ -212,7 +212,7 @@ async fn a_preflight_inside_of_the_lock_waits_for_the_lock_as_other_requests_do(
 #[tokio::test]
 async fn a_handler_for_any_method_runs_under_the_lock_for_options_too() {
     let locks = memory();
-    let handler = async |held: Option<Held>| held.is_some().to_string();
+    let handler = async |held: Option<HeldLock>| held.is_some().to_string();
     let app = Router::new().route("/orders/{id}", any(handler).layer(by_id(&locks)));
 
     for body in ["", "a body without a content type"] {
@@ -351,7 +351,7 @@ fn failing() -> (Router, Arc<Mutex<Vec<u64>>>) {
     let grants = Arc::new(Mutex::new(Vec::new()));
     let handler = {
         let grants = Arc::clone(&grants);
-        async move |held: Held| {
+        async move |held: HeldLock| {
             grants.lock().unwrap().push(held.grant_id().as_u64());
             StatusCode::INTERNAL_SERVER_ERROR
         }

@@ -1,6 +1,6 @@
 //! Draws the live view. Without colours: what stands out is bold or reversed, on every terminal.
 
-use lockcore::TicketInfo;
+use lockcore::inspect::TicketInfo;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Modifier, Style};

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::time::Duration;
 
-use lockcore::TicketInfo;
+use lockcore::inspect::TicketInfo;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use crate::ls::Used;
@@ -274,7 +274,7 @@ impl View {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use lockcore::NameInUse;
+    use lockcore::inspect::NameInUse;
     use ratatui::crossterm::event::KeyCode;
 
     use super::*;

@@ -29,7 +29,7 @@ use crate::clock::{Clock, Instant};
 use crate::error::Error;
 use crate::hash::Prehashed;
 use crate::name::Name;
-use crate::queue::{self, NoTicket};
+use crate::queue::{self, NewTicket, NoTicket};
 use crate::request::{Id, Request};
 use crate::tls::Tls;
 use counters::Counters;
@@ -247,19 +247,19 @@ impl Store {
         };
         let ahead = line.ahead_of(&request, receiver);
         let queue = &mut line.queue;
-        let outcome = queue.enqueue(
+        let outcome = queue.enqueue(NewTicket {
             id,
-            request.permits.get(),
-            request.capacity.get(),
-            end,
+            permits: request.permits.get(),
+            capacity: request.capacity.get(),
+            expires_at: end,
             floor,
-            request.wait,
-            Holder {
+            wait: request.wait,
+            payload: Holder {
                 request,
                 receiver,
                 ask: None,
             },
-        );
+        });
         match outcome {
             Ok((ticket, true)) => {
                 *last = ticket;

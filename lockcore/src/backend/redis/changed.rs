@@ -129,12 +129,12 @@ struct Recent {
     /// The address of the master that has acknowledged the change.
     master: Arc<str>,
     count: Arc<Count>,
-    /// The value and the version of the counter after the change.
-    value: i64,
+    /// The count and the version of the counter after the change.
+    after: i64,
     version: u64,
     /// The version that the repetition of an earlier change of this client has made at the new
-    /// master, if the counter had the same value after it as at the old one. The counter is not newer
-    /// there than this change, as long as it has this version.
+    /// master, if the counter had the same count after it as at the old one. The counter is not
+    /// newer there than this change, as long as it has this version.
     follows: Option<u64>,
 }
 
@@ -180,7 +180,7 @@ impl Changed {
             at,
             master: Arc::clone(master),
             count: Arc::clone(count),
-            value: counted.value,
+            after: counted.count,
             version: counted.version,
             follows: None,
         });
@@ -318,11 +318,11 @@ impl Changed {
     /// Notes that this master has been asked for these changes of one counter, and what each has made
     /// there. With `None` a change was not carried out there.
     ///
-    /// If the counter has the same value after a change as at the earlier master, the later changes of
-    /// this client may count on top of it as they did there, whoever else has changed the counter. If
-    /// a later change has the condition that nobody has changed the counter since, its condition is
-    /// the new version now. If the value is another one, the conditions stay as they are, and do not
-    /// hold.
+    /// If the counter has the same count after a change as at the earlier master, the later changes
+    /// of this client may count on top of it as they did there, whoever else has changed the
+    /// counter. If a later change has the condition that nobody has changed the counter since, its
+    /// condition is the new version now. If the count is another one, the conditions stay as they
+    /// are, and do not hold.
     fn are_at(&self, done: &[(Recent, Option<Counted>)], master: &Arc<str>) {
         let Some((Recent { count, .. }, _)) = done.first() else {
             return;
@@ -336,7 +336,7 @@ impl Changed {
         let mut follows = None;
         for (change, made) in done {
             made_of.insert(change.count.id, made.as_ref());
-            if let Some(made) = made.as_ref().filter(|made| made.value == change.value) {
+            if let Some(made) = made.as_ref().filter(|made| made.count == change.after) {
                 versions.insert(change.version, made.version);
                 follows = Some(made.version);
             }
@@ -353,14 +353,14 @@ impl Changed {
             }
             change.follows = follows.or(change.follows);
             if let CountOp::Set {
-                value,
+                count,
                 only_if: Some(OnlyIf::Version(version)),
             } = &change.count.op
                 && let Some(version) = versions.get(version)
             {
-                let (value, only_if) = (*value, Some(OnlyIf::Version(*version)));
+                let (count, only_if) = (*count, Some(OnlyIf::Version(*version)));
                 change.count = Arc::new(Count {
-                    op: CountOp::Set { value, only_if },
+                    op: CountOp::Set { count, only_if },
                     ..Count::clone(&change.count)
                 });
             }

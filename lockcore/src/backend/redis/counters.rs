@@ -36,10 +36,10 @@ pub(super) async fn count(
             CountOp::Read if keeps => ("keep", None, None),
             CountOp::Read => ("read", None, None),
             CountOp::Add { delta, floor } => ("add", Some(*delta), floor.map(|at| at.to_string())),
-            CountOp::Set { value, only_if } => match only_if {
-                None => ("set", Some(*value), None),
-                Some(OnlyIf::Value(at)) => ("if", Some(*value), Some(at.to_string())),
-                Some(OnlyIf::Version(at)) => ("at", Some(*value), Some(at.to_string())),
+            CountOp::Set { count, only_if } => match only_if {
+                None => ("set", Some(*count), None),
+                Some(OnlyIf::Count(at)) => ("if", Some(*count), Some(at.to_string())),
+                Some(OnlyIf::Version(at)) => ("at", Some(*count), Some(at.to_string())),
             },
             CountOp::Write(Written { token, text }) => {
                 ("write", Some(token.as_i64()), Some(text.to_string()))
@@ -63,8 +63,8 @@ pub(super) async fn count(
     let reply = run(socket, &layout::COUNT, namespace, 1, write).await?;
     let reply: (u8, i64, u64, u64, Vec<u8>, usize) =
         redis::from_redis_value(reply).map_err(unreadable)?;
-    let (outcome, value, generation, version, written, remembered) = &reply;
-    let counted = |outcome| Counted::new(*value, *generation, *version, outcome);
+    let (outcome, count, generation, version, written, remembered) = &reply;
+    let counted = |outcome| Counted::new(*count, *generation, *version, outcome);
     let outcome = match *outcome {
         0 => Outcome::Applied,
         1 => Outcome::Kept,

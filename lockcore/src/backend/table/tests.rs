@@ -193,7 +193,7 @@ fn a_counter_is_written_only_if_it_changes_or_was_not_used_for_long() {
     let Step::Answer(answer) = step(&nothing, &read, clock, damaged).unwrap() else {
         panic!("a read of a counter that is not there writes nothing");
     };
-    assert_eq!((answer.value, answer.generation), (0, 0));
+    assert_eq!((answer.count, answer.generation), (0, 0));
 
     let added = step(
         &nothing,
@@ -211,7 +211,7 @@ fn a_counter_is_written_only_if_it_changes_or_was_not_used_for_long() {
     else {
         panic!("a change is written");
     };
-    assert_eq!((was, answer.value, news), (None, 2, true));
+    assert_eq!((was, answer.count, news), (None, 2, true));
 
     let life = life.to_string();
     let mut stored = row([("used", "1000"), ("now", "1000")]);
@@ -225,7 +225,7 @@ fn a_counter_is_written_only_if_it_changes_or_was_not_used_for_long() {
     let Step::Answer(answer) = again.unwrap() else {
         panic!("a repetition writes nothing");
     };
-    assert_eq!((answer.value, answer.outcome), (2, Outcome::Applied));
+    assert_eq!((answer.count, answer.outcome), (2, Outcome::Applied));
 
     stored.0.insert("now", (1_000 + 86_400).to_string());
     let noted = step(&stored, &read, clock, damaged).unwrap();
@@ -236,7 +236,7 @@ fn a_counter_is_written_only_if_it_changes_or_was_not_used_for_long() {
 
     stored.0.insert("now", i64::from(i32::MAX).to_string());
     let over = step(&stored, &read, clock, damaged).unwrap();
-    assert!(matches!(over, Step::Answer(answer) if answer.value == 0));
+    assert!(matches!(over, Step::Answer(answer) if answer.count == 0));
 
     let mut other = row([("used", "1000"), ("now", "1000"), ("life", "9")]);
     other.0.insert("data", "not a counter".into());

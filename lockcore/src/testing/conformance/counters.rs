@@ -43,14 +43,14 @@ fn floored(delta: i64, floor: i64) -> CountOp {
     CountOp::Add { delta, floor }
 }
 
-pub(super) fn set(value: i64) -> CountOp {
+pub(super) fn set(count: i64) -> CountOp {
     let only_if = None;
-    CountOp::Set { value, only_if }
+    CountOp::Set { count, only_if }
 }
 
-fn set_if(value: i64, only_if: OnlyIf) -> CountOp {
+fn set_if(count: i64, only_if: OnlyIf) -> CountOp {
     let only_if = Some(only_if);
-    CountOp::Set { value, only_if }
+    CountOp::Set { count, only_if }
 }
 
 pub(super) fn request(store: &Store, name: &str, op: CountOp) -> Arc<Count> {
@@ -72,7 +72,7 @@ async fn a_counter_that_nobody_has_changed_is_zero_and_a_read_makes_none(store: 
     assert_eq!(floored, Counted::new(0, 0, 0, Outcome::Kept));
 
     let one = asks(&store, &client, "a", add(1)).await;
-    assert_eq!((one.value, one.outcome), (1, Outcome::Applied));
+    assert_eq!((one.count, one.outcome), (1, Outcome::Applied));
     assert!(one.generation > 0 && one.version > 0, "{one:?}");
     assert_eq!(asks(&store, &client, "a", CountOp::Read).await, one);
     client.close().await;
@@ -84,24 +84,24 @@ async fn a_change_is_carried_out_once_however_often_it_is_sent(store: Store) {
     let begun = client.count(&begins).await;
     let adds = request(&store, "a", add(-3));
     let added = client.count(&adds).await;
-    assert_eq!(added.value, 7);
+    assert_eq!(added.count, 7);
 
     // The client acts as if it had no answer: it sends the request again, and over another
     // connection too.
     assert_eq!(client.count(&adds).await, added);
     assert_eq!(other.count(&adds).await, added);
     let later = asks(&store, &client, "a", add(1)).await;
-    assert_eq!(later.value, 8);
+    assert_eq!(later.count, 8);
     assert_eq!(other.count(&adds).await, added);
     assert_eq!(other.count(&begins).await, begun);
 
     let read = asks(&store, &client, "a", CountOp::Read).await;
-    assert_eq!((read.value, read.version), (8, later.version));
+    assert_eq!((read.count, read.version), (8, later.version));
     // This request tells the store that the client has the answer to `begins`. So the store may
     // forget that change, but must remember the others.
     let mut count = Count::new(store.name("a"), Id::draw().unwrap(), add(1));
     count.answered = vec![begins.id];
-    assert_eq!(client.count(&Arc::new(count)).await.value, 9);
+    assert_eq!(client.count(&Arc::new(count)).await.count, 9);
     assert_eq!(client.count(&adds).await, added);
     client.close().await;
     other.close().await;
@@ -110,7 +110,7 @@ async fn a_change_is_carried_out_once_however_often_it_is_sent(store: Store) {
 async fn a_change_that_was_refused_stays_refused_when_it_comes_again(store: Store) {
     let client = store.connect().await;
     let down = request(&store, "a", floored(-1, 0));
-    let swaps = request(&store, "a", set_if(9, OnlyIf::Value(5)));
+    let swaps = request(&store, "a", set_if(9, OnlyIf::Count(5)));
     assert_eq!(client.count(&down).await.outcome, Outcome::Kept);
     assert_eq!(client.count(&swaps).await.outcome, Outcome::Kept);
     asks(&store, &client, "a", set(5)).await.is(5);
@@ -137,17 +137,17 @@ async fn a_floor_bounds_a_decrease_and_nothing_else(store: Store) {
         (add(0), -2, Outcome::Applied),
     ] {
         let counted = asks(&store, &client, "a", op.clone()).await;
-        assert_eq!((counted.value, counted.outcome), (value, outcome), "{op:?}");
+        assert_eq!((counted.count, counted.outcome), (value, outcome), "{op:?}");
     }
     client.close().await;
 }
 
 async fn a_counter_is_set_on_condition_of_its_value_or_its_version(store: Store) {
     let client = store.connect().await;
-    let first = asks(&store, &client, "a", set_if(5, OnlyIf::Value(0))).await;
-    assert_eq!((first.value, first.outcome), (5, Outcome::Applied));
-    let again = asks(&store, &client, "a", set_if(6, OnlyIf::Value(0))).await;
-    assert_eq!((again.value, again.outcome), (5, Outcome::Kept));
+    let first = asks(&store, &client, "a", set_if(5, OnlyIf::Count(0))).await;
+    assert_eq!((first.count, first.outcome), (5, Outcome::Applied));
+    let again = asks(&store, &client, "a", set_if(6, OnlyIf::Count(0))).await;
+    assert_eq!((again.count, again.outcome), (5, Outcome::Kept));
 
     // After these two changes the counter has the same value, and another version.
     asks(&store, &client, "a", add(1)).await.is(6);
@@ -159,7 +159,7 @@ async fn a_counter_is_set_on_condition_of_its_value_or_its_version(store: Store)
         set_if(7, OnlyIf::Version(first.version)),
     )
     .await;
-    assert_eq!((stale.value, stale.outcome), (5, Outcome::Kept));
+    assert_eq!((stale.count, stale.outcome), (5, Outcome::Kept));
     let swapped = asks(
         &store,
         &client,
@@ -167,7 +167,7 @@ async fn a_counter_is_set_on_condition_of_its_value_or_its_version(store: Store)
         set_if(7, OnlyIf::Version(now.version)),
     )
     .await;
-    assert_eq!((swapped.value, swapped.outcome), (7, Outcome::Applied));
+    assert_eq!((swapped.count, swapped.outcome), (7, Outcome::Applied));
     assert!(swapped.version > now.version && now.version > first.version);
     // A counter that does not exist has the version 0.
     let born = asks(&store, &client, "b", set_if(1, OnlyIf::Version(0))).await;
@@ -181,7 +181,7 @@ async fn each_set_begins_a_generation_and_no_add_does(store: Store) {
     for _ in 0..3 {
         let set = asks(&store, &client, "a", set(1)).await;
         let added = asks(&store, &client, "a", add(1)).await;
-        let kept = asks(&store, &client, "a", set_if(1, OnlyIf::Value(9))).await;
+        let kept = asks(&store, &client, "a", set_if(1, OnlyIf::Count(9))).await;
         assert_eq!(added.generation, set.generation);
         assert_eq!(kept.generation, set.generation);
         assert!(added.version > set.version);
@@ -323,16 +323,16 @@ impl Model {
                     sum => (sum as i64, Outcome::Applied),
                 }
             }
-            CountOp::Set { value, only_if } => match only_if {
-                Some(OnlyIf::Value(at)) if *at != self.value => (self.value, Outcome::Kept),
+            CountOp::Set { count, only_if } => match only_if {
+                Some(OnlyIf::Count(at)) if *at != self.value => (self.value, Outcome::Kept),
                 Some(OnlyIf::Version(at)) if *at != self.version => (self.value, Outcome::Kept),
-                _ => (*value, Outcome::Applied),
+                _ => (*count, Outcome::Applied),
             },
             CountOp::Write(_) => unreachable!("counters are not written"),
         };
         let context = format!("seed {seed}, {count:?}");
         assert_eq!(
-            (answer.value, answer.outcome),
+            (answer.count, answer.outcome),
             (value, outcome),
             "{context}"
         );
@@ -347,7 +347,7 @@ impl Model {
         } else {
             assert_eq!(answer.generation, self.generation, "{context}");
         }
-        (self.value, self.generation) = (answer.value, answer.generation);
+        (self.value, self.generation) = (answer.count, answer.generation);
         self.version = answer.version;
         if count.op != CountOp::Read {
             self.asked.push((Arc::clone(count), answer));
@@ -373,7 +373,7 @@ async fn random_changes_are_answered_as_by_plain_arithmetic(store: Store) {
         let op = match random.u8(..8) {
             0 => CountOp::Read,
             1 => set(number),
-            2 => set_if(number, OnlyIf::Value(random.i64(-2..=2))),
+            2 => set_if(number, OnlyIf::Count(random.i64(-2..=2))),
             3 => set_if(
                 number,
                 OnlyIf::Version(model.version - random.u64(..=1).min(model.version)),
@@ -407,7 +407,7 @@ async fn changes_at_the_same_time_are_answered_as_if_made_one_after_the_other(st
         let ops = (0..25).map(|_| match random.u8(..5) {
             0 => set(random.i64(-9..=9)),
             1 => floored(random.i64(-9..=-1), 0),
-            2 => set_if(random.i64(-9..=9), OnlyIf::Value(random.i64(-2..=2))),
+            2 => set_if(random.i64(-9..=9), OnlyIf::Count(random.i64(-2..=2))),
             3 => CountOp::Read,
             _ => add(random.i64(1..=9)),
         });
@@ -447,6 +447,6 @@ async fn changes_at_the_same_time_are_answered_as_if_made_one_after_the_other(st
 
 impl Counted {
     pub(super) fn is(&self, value: i64) {
-        assert_eq!(self.value, value, "{self:?}");
+        assert_eq!(self.count, value, "{self:?}");
     }
 }

@@ -193,7 +193,7 @@ async fn a_value_a_counter_and_a_line_of_one_name_are_three_things(store: Store)
     };
     let count = Count::new(store.name("a"), Id::draw().unwrap(), add);
     let counted = client.count(&Arc::new(count)).await;
-    assert_eq!(counted.value, 3);
+    assert_eq!(counted.count, 3);
     // These names look like the keys of values.
     for name in ["a:value", "{a}:value", "a}:value"] {
         let read = Count::new(store.name(name), Id::draw().unwrap(), CountOp::Read);
@@ -204,7 +204,7 @@ async fn a_value_a_counter_and_a_line_of_one_name_are_three_things(store: Store)
     let read = Count::new(store.name("a"), Id::draw().unwrap(), CountOp::Read);
     assert_eq!(client.count(&Arc::new(read)).await, counted);
     let read = reads(&store, &client).await;
-    assert_eq!((read.value, read.version), (0, value.version));
+    assert_eq!((read.count, read.version), (0, value.version));
     assert_eq!(read.written, Some(written(5, "text")));
     assert_eq!(client.inspect(store.name("a")).await.len(), 1);
     client.close().await;

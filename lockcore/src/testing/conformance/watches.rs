@@ -143,15 +143,15 @@ async fn a_waiter_has_waited_for_one_generation(store: Store) {
 async fn a_counter_tells_its_changes_to_those_who_follow_it(store: Store) {
     let counter = store.client().counter("a");
     let mut changes = store.client().counter("a").changes();
-    assert_eq!(soon(changes.next()).await.unwrap().value, 0);
+    assert_eq!(soon(changes.next()).await.unwrap().count, 0);
     for expected in 1..=3 {
         let now = counter.add(1).await.unwrap();
         assert_eq!(soon(changes.next()).await.unwrap(), now);
-        assert_eq!(now.value, expected);
+        assert_eq!(now.count, expected);
     }
     let now = counter.get().await.unwrap();
     let swapped = counter.compare_and_set(now.version, 10).await.unwrap();
     let stale = counter.compare_and_set(now.version, 11).await.unwrap();
     assert_eq!(stale, Err(swapped.unwrap()));
-    assert_eq!(soon(changes.next()).await.unwrap().value, 10);
+    assert_eq!(soon(changes.next()).await.unwrap().count, 10);
 }

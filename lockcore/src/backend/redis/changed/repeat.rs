@@ -218,8 +218,8 @@ pub(super) fn repetition(change: &Recent, read: Option<&Counted>) -> Option<Arc<
             count.op.clone()
         }
         (_, Some(read)) if is_newer(read) => return None,
-        (CountOp::Set { value, .. }, Some(read)) => CountOp::Set {
-            value: *value,
+        (CountOp::Set { count, .. }, Some(read)) => CountOp::Set {
+            count: *count,
             only_if: Some(OnlyIf::Version(read.version)),
         },
         (op, _) => op.clone(),

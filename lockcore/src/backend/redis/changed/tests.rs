@@ -168,13 +168,13 @@ async fn assert_repeated(mut random: fastrand::Rng, token: FencingToken) {
     for time in 1..20 {
         let only_if = match random.u8(0..4) {
             0 => None,
-            1 => Some(OnlyIf::Value(random.i64(0..3))),
+            1 => Some(OnlyIf::Count(random.i64(0..3))),
             _ => Some(OnlyIf::Version(version)),
         };
         let op = match random.u8(0..8) {
             0 => CountOp::Write(Written::new(token, random.u8(..).to_string())),
             1..4 => CountOp::Set {
-                value: random.i64(0..3),
+                count: random.i64(0..3),
                 only_if,
             },
             floor => CountOp::Add {
@@ -208,7 +208,7 @@ async fn assert_repeated(mut random: fastrand::Rng, token: FencingToken) {
     let read = change(CountOp::Read, Vec::new());
     let seen = |record: &mut Record| {
         let counted = asked(record, &read, 0);
-        (counted.value, counted.written.map(|written| written.text))
+        (counted.count, counted.written.map(|written| written.text))
     };
     let there = seen(&mut promoted.lock().unwrap());
     assert_eq!(there, seen(&mut master), "{random:?}");
@@ -230,7 +230,7 @@ async fn a_set_on_top_of_a_change_of_another_client_is_not_repeated() {
     let first = add(Vec::new());
     let counted = asked(&mut master, &first, 5);
     let only_if = Some(OnlyIf::Version(counted.version));
-    let sets = [None, only_if].map(|only_if| CountOp::Set { value: 7, only_if });
+    let sets = [None, only_if].map(|only_if| CountOp::Set { count: 7, only_if });
     for count in [
         first,
         change(sets[1].clone(), Vec::new()),
@@ -260,17 +260,17 @@ async fn a_set_on_top_of_a_change_of_another_client_is_not_repeated() {
     turn.repeat(ask).await.unwrap();
 
     let read = change(CountOp::Read, Vec::new());
-    assert_eq!(asked(&mut promoted.lock().unwrap(), &read, 0).value, 101);
+    assert_eq!(asked(&mut promoted.lock().unwrap(), &read, 0).count, 101);
 }
 
 #[test]
 fn a_set_is_repeated_only_if_nobody_has_changed_the_counter_later() {
-    let set = |only_if| CountOp::Set { value: 7, only_if };
+    let set = |only_if| CountOp::Set { count: 7, only_if };
     let recent = |op| Recent {
         at: Clock::BOOT.now(),
         master: Arc::from("old"),
         count: change(op, Vec::new()),
-        value: 1,
+        after: 1,
         version: 50,
         follows: None,
     };
@@ -293,7 +293,7 @@ fn a_value_is_repeated_unless_a_later_holder_has_written() {
         at: Clock::BOOT.now(),
         master: Arc::from("old"),
         count: change(write(6, "six"), Vec::new()),
-        value: 1,
+        after: 1,
         version: 50,
         follows: None,
     };
@@ -315,7 +315,7 @@ async fn a_refused_change_is_not_repeated_and_no_later_one_follows_from_it() {
     let changed = Arc::new(Changed::default());
     let (old, new) = (Arc::from("old"), Arc::from("new"));
     let set = |version| CountOp::Set {
-        value: 7,
+        count: 7,
         only_if: Some(OnlyIf::Version(version)),
     };
     let refused = change(set(1), Vec::new());

@@ -1,7 +1,7 @@
 //! Random requests of two processes, compared with the rule in plain code.
 
 use super::*;
-use crate::queue::{NoTicket, Queue};
+use crate::queue::{NewTicket, NoTicket, Queue};
 
 #[test]
 fn random_histories_keep_to_the_rule_and_every_grant_is_told_once() {
@@ -23,15 +23,15 @@ fn random_histories_keep_to_the_rule_and_every_grant_is_told_once() {
                     let mut new = request(random.u32(1..=capacity), capacity + other);
                     Arc::get_mut(&mut new).unwrap().wait = random.bool();
                     rule.expire(1);
-                    let expected = rule.enqueue(
-                        new.id,
-                        new.permits.get(),
-                        new.capacity.get(),
-                        9,
-                        0,
-                        new.wait,
-                        at,
-                    );
+                    let expected = rule.enqueue(NewTicket {
+                        id: new.id,
+                        permits: new.permits.get(),
+                        capacity: new.capacity.get(),
+                        expires_at: 9,
+                        floor: 0,
+                        wait: new.wait,
+                        payload: at,
+                    });
                     let answer = processes[at].enqueue(&new).unwrap();
                     match (expected, answer) {
                         (Ok((_, true)), Enqueued::Granted { .. })

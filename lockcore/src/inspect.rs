@@ -1,16 +1,43 @@
-//! Lists the names in use, in pages. `Locks::inspect` in `locks` shows the holders and waiters of
-//! one name.
+//! For operators: who holds a lock and who waits for it ([`Locks::inspect`]), and which names are
+//! in use ([`Locks::list`]).
 
-use crate::backend::{Listing, NameInUse, StoreError};
+use crate::backend::{Listing, StoreError};
 use crate::client::calls::Where;
 use crate::error::Error;
 use crate::locks::Locks;
 use crate::name::MAX_NAME_LEN;
 
+pub use crate::backend::{NameInUse, TicketInfo};
+
 /// How many names a page has by default, and at most.
 const PAGE: (u32, u32) = (100, 1_000);
 
 impl Locks {
+    /// Shows the holders and the waiters of a name, the oldest first. This is a snapshot, which may
+    /// be out of date when it arrives. Show it to people; do not base decisions on it.
+    ///
+    /// [`TicketInfo::owner`] names the machine, the process and the client.
+    /// [`TicketInfo::owner_text`] is the text that the application has set. A ticket that is handed
+    /// over inside a process keeps its owner. To read the text that the holder has written beside
+    /// the lock, use [`value`](Self::value).
+    ///
+    /// # Errors
+    ///
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) and [`Config`](crate::ErrorKind::Config).
+    ///
+    /// # Cancel safety
+    ///
+    /// Safe: it only reads.
+    pub async fn inspect(&self, name: impl Into<String>) -> Result<Vec<TicketInfo>, Error> {
+        let name = self.name(name)?;
+        let mut places = self.0.shared.inspect(&name).await?;
+        let ours = |place: &&mut TicketInfo| place.owner == self.0.owner.client;
+        if let Some(youngest) = places.iter_mut().rev().find(ours) {
+            youngest.local_waiters = self.0.lanes.waiting(&name);
+        }
+        Ok(places)
+    }
+
     /// Lists the names of this client's namespace that have holders or waiters and begin with
     /// `prefix`, in pages. An empty prefix lists all.
     ///
