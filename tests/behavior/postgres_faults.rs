@@ -1,5 +1,7 @@
 //! Tests with PostgreSQL servers that crash, end processes of clients, have other settings, or lack
-//! the schema. Each fact has its own server.
+//! the schema. Each fact has its own server. Some groups of facts are the files of this folder.
+
+mod standbys;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -25,7 +27,8 @@ use crate::store::{DEFAULT, Kind, LEASE, PATIENCE, SOON, Store, begin, give_back
 const SHORT: Duration = Duration::from_secs(3);
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
-    crate::store_facts![store, DEFAULT;
+    let mut facts = standbys::facts(store);
+    facts.extend(crate::store_facts![store, DEFAULT;
         a_crash_of_the_server_lets_no_second_holder_in
         what_a_client_was_told_before_a_crash_counts_after_it
         a_holder_that_a_crash_has_put_back_in_line_stays_alone
@@ -40,7 +43,8 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_database_that_is_only_read_is_unavailable
         a_server_without_a_free_connection_is_unavailable
         a_release_of_a_hundred_names_takes_one_lock_for_each
-    ]
+    ]);
+    facts
 }
 
 /// Tasks of two clients that take a lock again and again, and visit a resource. Errors do not end
@@ -409,12 +413,7 @@ async fn a_database_that_is_only_read_is_unavailable(_: Store) {
     let locks = builder(&url).build().unwrap();
     // The short operation timeout does not cover the first connection on a busy machine.
     works_again(&locks, "a", SOON).await;
-    let change = |what: &str| {
-        server.query(&format!("ALTER SYSTEM {what}"));
-        server.query("SELECT pg_reload_conf()");
-    };
-
-    change("SET default_transaction_read_only = on");
+    server.set("SET default_transaction_read_only = on");
     eventually("no lock is granted", SOON, async || {
         locks.mutex("a").acquire().await.is_err()
     })
@@ -422,7 +421,7 @@ async fn a_database_that_is_only_read_is_unavailable(_: Store) {
     let outcome = locks.mutex("a").acquire().await;
     assert_eq!(kind(outcome), ErrorKind::Unavailable);
 
-    change("RESET default_transaction_read_only");
+    server.set("RESET default_transaction_read_only");
     works_again(&locks, "a", SOON).await;
 }
 

@@ -6,6 +6,7 @@
 //! tests do, the server runs as the user `nobody`.
 
 mod pooler;
+mod standby;
 
 use std::error::Error;
 use std::fs;
@@ -27,6 +28,7 @@ use crate::elsewhere::elsewhere;
 use crate::watch::SECRET;
 
 pub use pooler::Pooler;
+pub use standby::STANDBY;
 
 /// The user with the rights of the guide. Its password is the [secret](SECRET).
 pub const USER: &str = "locks";
@@ -48,6 +50,7 @@ const CRASH: Signal = Signal::QUIT;
 /// password that it has of the user: see [`SETTINGS`]. No line of the system's own file is left.
 const LOGINS: &str = "local all all trust\n\
     host all harness 127.0.0.1/32 trust\n\
+    host replication harness 127.0.0.1/32 trust\n\
     host all all 127.0.0.1/32 md5\n";
 
 /// Small settings. What a crash of the machine would lose does not matter here, and a crash of the

@@ -56,7 +56,6 @@ calls! {
     COUNTER = "SELECT * FROM lockcore1.counter($1)" (TEXT);
     SET_COUNTER = "SELECT * FROM lockcore1.set_counter($1, $2, $3, $4, $5)"
         (TEXT, BYTEA, BYTEA, INT8, TEXT);
-    CHANGED = "SELECT lockcore1.changed($1)" (TEXT);
     SWEEP = "SELECT * FROM lockcore1.sweep($1)" (TEXT);
     FLUSH = "SELECT lockcore1.flush($1)" (TEXT);
     /// Settings for an operator, as text.

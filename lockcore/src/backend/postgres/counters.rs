@@ -2,13 +2,11 @@
 //! written it in between. No name is locked. If another client was faster, the answer is a
 //! conflict, and the core sends the request again.
 //!
-//! The write waits for the disk in its own transaction, and nobody sees it before that. So a read
-//! shows nothing that a crash could take back.
+//! Others see a change before the disk has it. So a read waits for the disk too: it shows nothing
+//! that a crash could take back.
 
 use std::sync::Arc;
 use std::time::Duration;
-
-use futures_util::future::join;
 
 use super::calls::{self, VERSION, only};
 use super::errors::failed;
@@ -23,52 +21,37 @@ pub(super) async fn count(link: Arc<Link>, count: Arc<Count>) -> Result<Counted,
     let row = only(link.calls().ask(&calls::COUNTER, &[&key]).await?)?;
     let micros = row.int("clock")?.unwrap_or(0);
     let clock = Duration::from_micros(micros.unsigned_abs());
-    let (was, data, life, answer, news) = match table::step(&row, &count, clock, damaged)? {
-        Step::Answer(answer) => return Ok(answer),
+    let answer = match table::step(&row, &count, clock, damaged)? {
+        Step::Answer(answer) => answer,
         Step::Write {
             was,
             data,
             life,
             answer,
             news,
-        } => (was, data, life, answer, news),
-    };
-    let setting = link.durability.setting();
-    link.calls().prepared(&calls::SET_COUNTER).await?;
-    if news {
-        link.calls().prepared(&calls::CHANGED).await?;
-    }
-    let set: [calls::Parameter<'_>; 5] = [
-        &key,
-        &data.as_bytes(),
-        &was.as_deref().map(str::as_bytes),
-        &life,
-        &setting,
-    ];
-    let set = link.calls().ask(&calls::SET_COUNTER, &set);
-    // Both requests are sent by the first poll, in this order. So if the future is dropped after
-    // that, the clients that watch are told all the same. They may be told of a conflict, too. If
-    // they cannot be told, they read the counter by themselves within a minute.
-    let tell = async {
-        if news {
-            let channel = channel_of_counter(&count.name);
-            let _ = link.calls().ask(&calls::CHANGED, &[&channel]).await;
+        } => {
+            // The clients that watch read the counter. They may do so before the disk has it.
+            let channel = news.then(|| channel_of_counter(&count.name));
+            let parameters: [calls::Parameter<'_>; 5] = [
+                &key,
+                &data.as_bytes(),
+                &was.as_deref().map(str::as_bytes),
+                &life,
+                &channel,
+            ];
+            let rows = link.calls().ask(&calls::SET_COUNTER, &parameters).await?;
+            link.upkeep.count();
+            if !only(rows)?.is("written")? {
+                return Err(StoreError::conflict(
+                    "PostgreSQL: another client has changed the counter at the same moment",
+                ));
+            }
+            answer
         }
     };
-    let warnings = link.ears.warnings();
-    let (written, ()) = join(set, tell).await;
-    link.upkeep.count();
-    match only(written?)?.is("written")? {
-        // Of the requests on this connection, only those of counters wait for a standby.
-        true if link.ears.warnings() != warnings => Err(StoreError::halfway(
-            Fault::Unknown,
-            "PostgreSQL: somebody has ended the wait for a standby, which may not have the change",
-        )),
-        true => Ok(answer),
-        false => Err(StoreError::conflict(
-            "PostgreSQL: another client has changed the counter at the same moment",
-        )),
-    }
+    let counts = link.counts().await;
+    counts.map_err(|error| error.carried_out(Fault::Unknown))?;
+    Ok(answer)
 }
 
 pub(super) async fn watch(link: Arc<Link>, name: Name) -> Result<(), StoreError> {

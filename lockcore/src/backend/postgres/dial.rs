@@ -141,6 +141,15 @@ pub(super) async fn dial(
     Ok(line)
 }
 
+/// Ends what the server does for this connection, which then answers. Nobody learns whether the
+/// request has come to the server.
+pub(super) async fn cancel(server: &Server, line: &Line) {
+    if let Ok(stream) = stream(server, &line.host).await {
+        let token = line.calls.client().cancel_token();
+        let _ = token.cancel_query_raw(stream, NoTls).await;
+    }
+}
+
 /// What the driver reads and writes. The encryption is ours, so the driver knows nothing of it.
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 

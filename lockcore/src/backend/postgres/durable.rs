@@ -35,18 +35,24 @@
 //!
 //! If a wake-up comes before the enqueue of its ticket counts, it is kept: see `waits`.
 //!
-//! A counter has no line, and nobody is told of its change before it counts. So a change waits for
-//! the disk in its own transaction, and a read waits for nothing: see `counters`.
+//! A flush may hang, because a standby is cut off. The server does not notice then that the client
+//! closes the connection, and keeps the process of this connection until the standby is back. So a
+//! client ends the wait before it closes the connection. Otherwise each connection that the core
+//! opens in place of one that does not answer would leave such a process, until the server takes no
+//! connection any more. Nothing counts because of a wait that was ended.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use tokio_postgres::AsyncMessage;
 
 use super::calls;
-use super::config::Durability;
-use super::dial::{Hears, Line};
+use super::config::Server;
+use super::dial::{self, Hears, Line};
+use crate::backend::events::Timer;
 use crate::backend::{Fault, StoreError};
 
 /// The flushes of one connection.
@@ -57,8 +63,8 @@ type Waiter = oneshot::Sender<Result<(), StoreError>>;
 
 /// Whether the server has sent a warning on the connection of the flushes.
 ///
-/// If somebody ends the wait for a standby, the server answers as if the flush had succeeded, and
-/// warns that the standby may not have it. The warning comes before the answer.
+/// If the wait for a standby is ended, the server answers as if the flush had succeeded, and warns
+/// that the standby may not have it. The warning comes before the answer.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Warned(Arc<AtomicBool>);
 
@@ -73,20 +79,28 @@ impl Warned {
     }
 }
 
+/// How long a flush may take.
+pub(super) struct Patience {
+    pub(super) timer: Timer,
+    /// After this time no caller waits any more that was there when the flush began.
+    pub(super) time: Duration,
+}
+
 impl Flushes {
     /// Begins to flush on this connection, which ends with the last copy of this value. `main` ends
     /// the connection of the verbs: neither is of use without the other.
     pub(super) fn begin(
+        server: Arc<Server>,
         line: Line,
         warned: Warned,
-        durability: Durability,
+        patience: Patience,
         main: tokio::task::AbortHandle,
     ) -> Self {
         // What the server has said while this connection was set up is about no flush.
         warned.0.store(false, Ordering::Release);
         let (flushes, waiters) = mpsc::unbounded_channel();
         tokio::spawn(async move {
-            let ended = flush_for(&line, &warned, durability, waiters).await;
+            let ended = flush_for(&server, &line, &warned, &patience, waiters).await;
             if ended {
                 main.abort();
             }
@@ -106,9 +120,10 @@ impl Flushes {
 
 /// Flushes for those that wait. Returns whether the connection has ended.
 async fn flush_for(
+    server: &Server,
     line: &Line,
     warned: &Warned,
-    durability: Durability,
+    patience: &Patience,
     mut waiters: mpsc::UnboundedReceiver<Waiter>,
 ) -> bool {
     while let Some(first) = waiters.recv().await {
@@ -116,16 +131,14 @@ async fn flush_for(
         while let Ok(next) = waiters.try_recv() {
             all.push(next);
         }
-        let setting = durability.setting();
-        let asked = line.calls.ask(&calls::FLUSH, &[&setting]).await;
-        let outcome = match asked {
+        let outcome = match flush(server, line, patience).await {
             Err(error) if error.is_broken() => Err(error),
             _ if warned.0.swap(false, Ordering::Acquire) => Err(StoreError::new(
                 Fault::Retry,
-                "PostgreSQL: somebody has ended the wait for a standby, which may not have the \
+                "PostgreSQL: the wait for a standby was ended, and the standby may not have the \
                  request",
             )),
-            asked => asked.map(drop),
+            flushed => flushed,
         };
         let ended = matches!(&outcome, Err(error) if error.is_broken());
         for waiter in all {
@@ -137,4 +150,32 @@ async fn flush_for(
         }
     }
     false
+}
+
+/// One flush. If it takes too long, it is ended at the server. If there is no answer to this either,
+/// the connection is of no use any more.
+///
+/// The request to end it has a connection of its own, and says which connection it means. If the
+/// flush is answered at the same moment, it may end the next one. The callers of that one then try
+/// again.
+async fn flush(server: &Server, line: &Line, patience: &Patience) -> Result<(), StoreError> {
+    let setting = server.durability.setting();
+    let parameters: [calls::Parameter<'_>; 1] = [&setting];
+    let mut asked = pin!(line.calls.ask(&calls::FLUSH, &parameters));
+    tokio::select! {
+        biased;
+        asked = &mut asked => return asked.map(drop),
+        () = (patience.timer)(patience.time) => {}
+    }
+    let ended = async {
+        dial::cancel(server, line).await;
+        asked.await.map(drop)
+    };
+    tokio::select! {
+        biased;
+        ended = ended => ended,
+        () = (patience.timer)(patience.time) => {
+            Err(StoreError::broken("PostgreSQL: the server did not answer a flush in time"))
+        }
+    }
 }

@@ -2,7 +2,7 @@
 //! channels a connection listens to.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -40,8 +40,6 @@ pub(super) struct Ears {
     watched: Mutex<HashMap<String, Name>>,
     /// Whether the [greeting](GREETING) has come.
     greeted: AtomicBool,
-    /// How many warnings of the server have come.
-    warnings: AtomicU64,
 }
 
 /// A message by which a new connection finds out whether messages reach it at all.
@@ -55,7 +53,6 @@ impl Ears {
             listens: Mutex::new(false),
             watched: Mutex::default(),
             greeted: AtomicBool::new(false),
-            warnings: AtomicU64::new(0),
         }
     }
 
@@ -64,12 +61,10 @@ impl Ears {
     /// ends, the driver drops `events`, and the core learns of the end.
     pub(super) fn hear(self: &Arc<Self>, events: &Arc<EventSink>) -> Hears {
         let (ears, events) = (Arc::clone(self), Arc::clone(events));
-        Box::new(move |message| match message {
-            AsyncMessage::Notification(notification) => ears.tell(&events, &notification),
-            AsyncMessage::Notice(_) => {
-                ears.warnings.fetch_add(1, Ordering::Release);
+        Box::new(move |message| {
+            if let AsyncMessage::Notification(notification) = message {
+                ears.tell(&events, &notification);
             }
-            _ => {}
         })
     }
 
@@ -123,10 +118,6 @@ impl Ears {
 
     pub(super) fn is_greeted(&self) -> bool {
         self.greeted.load(Ordering::Acquire)
-    }
-
-    pub(super) fn warnings(&self) -> u64 {
-        self.warnings.load(Ordering::Acquire)
     }
 
     pub(super) fn is_listening(&self) -> bool {

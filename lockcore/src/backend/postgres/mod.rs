@@ -35,7 +35,7 @@ use crate::request::{Id, Request};
 use crate::tls::Tls;
 use config::{Durability, Server};
 use dial::Line;
-use durable::{Flushes, Warned};
+use durable::{Flushes, Patience, Warned};
 use errors::{POOLER, failed};
 use events::{Ears, GREETING, channel};
 use link::Link;
@@ -55,7 +55,7 @@ pub(crate) fn open_encrypted(url: &Url, tls: &Tls) -> Result<Arc<dyn Backend>, E
 
 fn of(server: Server) -> Arc<dyn Backend> {
     Arc::new(Postgres(Arc::new(Store {
-        server,
+        server: Arc::new(server),
         waits: Arc::default(),
     })))
 }
@@ -66,7 +66,7 @@ struct Postgres(Arc<Store>);
 
 #[derive(Debug)]
 struct Store {
-    server: Server,
+    server: Arc<Server>,
     waits: Arc<Waits>,
 }
 
@@ -100,9 +100,13 @@ impl Backend for Postgres {
 /// Connects, makes the schema if it is missing, and checks that messages of the server arrive.
 ///
 /// If the future is dropped, all that it has opened is dropped with it.
-async fn connected(store: &Store, events: EventSink) -> Result<Arc<Link>, StoreError> {
-    let Store { server, waits } = store;
+async fn connected(store: &Arc<Store>, events: EventSink) -> Result<Arc<Link>, StoreError> {
+    let Store { server, waits } = &**store;
     let (receiver, timer) = (events.receiver(), events.timer());
+    let patience = Patience {
+        timer: events.timer(),
+        time: events.op_timeout(),
+    };
     let ears = Arc::new(Ears::new(receiver, Arc::clone(waits)));
     let events = Arc::new(events);
     let main = async {
@@ -124,7 +128,7 @@ async fn connected(store: &Store, events: EventSink) -> Result<Arc<Link>, StoreE
     drop(events);
     greet(&line, &beside, &ears).await?;
     let flushes = (server.durability != Durability::Off)
-        .then(|| Flushes::begin(beside, warned, server.durability, line.end()));
+        .then(|| Flushes::begin(Arc::clone(server), beside, warned, patience, line.end()));
     let upkeep = Arc::new(Upkeep::default());
     if ears.is_listening() {
         upkeep.begin();

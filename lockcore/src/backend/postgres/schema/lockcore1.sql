@@ -469,25 +469,17 @@ BEGIN
     now := clock / 1000000;
 END $f$;
 
--- Writes a counter if its data is still `was` (null: no row). No name is locked here, and the row that was written is seen by
--- others when the write counts. So this transaction waits for the disk itself: see `flush`.
-CREATE FUNCTION set_counter(n text, new bytea, was bytea, stays bigint, durability text, OUT written boolean)
+-- Writes a counter if its data is still `was` (null: no row), and tells the clients that watch it (null: nobody). No name is
+-- locked here. Others see the row before the disk has it, so a read waits for the disk too: see `flush`.
+CREATE FUNCTION set_counter(n text, new bytea, was bytea, stays bigint, channel text, OUT written boolean)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
 BEGIN
-    PERFORM set_config('synchronous_commit', durability, true);
+    PERFORM set_config('synchronous_commit', 'off', true);
     INSERT INTO counters AS c VALUES (n, new, now_micros() / 1000000, stays)
     ON CONFLICT (name) DO UPDATE SET data = excluded.data, used = excluded.used, life = excluded.life
     WHERE c.data IS NOT DISTINCT FROM was;
     written := FOUND;
-END $f$;
-
--- Tells the clients that watch a counter. In a transaction of its own: a transaction with a notification holds a lock of the
--- whole server until it is committed, so it must not wait for the disk.
-CREATE FUNCTION changed(channel text) RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
-BEGIN
-    PERFORM set_config('synchronous_commit', 'off', true);
-    PERFORM pg_notify(channel, '');
+    IF written AND channel IS NOT NULL THEN PERFORM pg_notify(channel, ''); END IF;
 END $f$;
 
 -- One step of the sweep, which removes what nobody has used for long. A step looks at the next 200 names, locks at most 100
