@@ -1,6 +1,7 @@
 //! Tests with PostgreSQL servers that crash, end processes of clients, have other settings, or lack
 //! the schema. Each fact has its own server. Some groups of facts are the files of this folder.
 
+mod holds;
 mod standbys;
 
 use std::sync::Arc;
@@ -27,7 +28,8 @@ use crate::store::{DEFAULT, Kind, LEASE, PATIENCE, SOON, Store, begin, give_back
 const SHORT: Duration = Duration::from_secs(3);
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
-    let mut facts = standbys::facts(store);
+    let mut facts = holds::facts(store);
+    facts.extend(standbys::facts(store));
     facts.extend(crate::store_facts![store, DEFAULT;
         a_crash_of_the_server_lets_no_second_holder_in
         what_a_client_was_told_before_a_crash_counts_after_it
@@ -126,9 +128,8 @@ impl Crowd {
         .await;
     }
 
-    /// The server crashes and starts again. With `stays`, it does so when somebody is sure to
-    /// visit.
-    async fn crash(&self, server: &PostgresServer, stays: bool) {
+    /// The server crashes. With `stays`, it does so when somebody is sure to visit.
+    async fn crash(&self, crash: impl FnOnce(), stays: bool) {
         let before = self.staying.load(Ordering::SeqCst);
         self.crashes.store(true, Ordering::SeqCst);
         if stays {
@@ -137,8 +138,7 @@ impl Crowd {
             })
             .await;
         }
-        server.kill();
-        server.restart();
+        crash();
         self.crashes.store(false, Ordering::SeqCst);
     }
 
@@ -157,9 +157,13 @@ async fn a_crash_of_the_server_lets_no_second_holder_in(_: Store) {
     let rounds = if tests::fact::long() { 50 } else { 3 };
     let server = PostgresServer::with(&["wal_writer_delay=10s"]);
     let crowd = Crowd::begin(&server.url(), SHORT);
+    let crash = || {
+        server.kill();
+        server.restart();
+    };
     for round in 0..rounds {
         crowd.visits(fastrand::usize(20..120)).await;
-        crowd.crash(&server, round % 2 == 0).await;
+        crowd.crash(crash, round % 2 == 0).await;
     }
     crowd.visits(100).await;
     crowd.end().await;

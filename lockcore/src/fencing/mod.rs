@@ -15,6 +15,7 @@
 //! |---|---|
 //! | a row of a table | a column beside it: [a guarded update](sql#a-column-in-the-row) |
 //! | several rows, or a write that has no row | [a table of fences](sql#a-table-of-fences), checked in the same transaction |
+//! | the database of PostgreSQL that has the locks | [the transaction holds the lock](sql#a-transaction-that-holds-the-lock), and no token is stored |
 //! | Redis | [a script](redis) |
 //! | another service | the header `lock-fencing-token` and `FenceLayer`, best together with one of the above in that service |
 //!

@@ -1,4 +1,5 @@
-//! Guarded writes for SQL databases, as SQL text for any client library. The examples use sqlx.
+//! Guarded writes for SQL databases, as SQL text for any client library. The examples use sqlx, and
+//! the last one tokio-postgres.
 //!
 //! # A column in the row
 //!
@@ -136,6 +137,30 @@
 //! assert!(!close(&books, "2026-10", early).await?);
 //! # Ok(()) }
 //! ```
+//!
+//! # A transaction that holds the lock
+//!
+//! If the locks are in PostgreSQL ([`guide::postgres`](crate::guide::postgres)) and the data is in
+//! the same database, the data needs no token. [`HOLD`] is the first statement of the transaction.
+//! From then to the end of the transaction nobody else gets the lock, whatever happens to the lease
+//! and to this process. So the transaction is exclusive, or it fails.
+//!
+#![cfg_attr(feature = "postgres", doc = "```no_run")]
+#![cfg_attr(not(feature = "postgres"), doc = "```ignore")]
+//! use lockcore::Held;
+//! use lockcore::fencing::sql::{HOLD, postgres_key};
+//! use tokio_postgres::{Client, Error};
+//!
+//! async fn sell(stock: &mut Client, held: &Held, token: i64) -> Result<i32, Error> {
+//!     let sale = stock.transaction().await?;
+//!     sale.query_one(HOLD, &[&postgres_key(held), &token]).await?;
+//!     let row = sale.query_one("SELECT tickets FROM stock", &[]).await?;
+//!     let ticket: i32 = row.get(0);
+//!     sale.execute("UPDATE stock SET tickets = $1", &[&(ticket - 1)]).await?;
+//!     sale.commit().await?;
+//!     Ok(ticket)
+//! }
+//! ```
 
 /// Makes the table `lockcore_fences (resource, highest)` if it does not exist. For PostgreSQL and
 /// SQLite.
@@ -174,3 +199,36 @@ pub const FENCES: &str = include_str!("sql/fences.sql");
 /// transactions would first share the row, and then deadlock at the `UPDATE`. `INSERT IGNORE` also
 /// cuts names that are too long, without an error.
 pub const PASS: &str = include_str!("sql/pass.sql");
+
+/// Holds a lock to the end of the transaction in which this runs. For PostgreSQL, if the locks are
+/// in the same database. Arguments: `$1` is the [key](postgres_key) of the lock (`text`), and `$2` is
+/// [`FencingToken::as_i64`](crate::FencingToken::as_i64) (`bigint`). It returns one row without a
+/// value, and takes well under a millisecond.
+///
+/// If the lock is not held any more, the statement fails with SQLSTATE `LC001`. If it succeeds,
+/// nobody else is granted the lock before the transaction ends. A lease may end meanwhile, and a
+/// guard may be released: the next holder waits for the end of the transaction all the same, and
+/// gets the lock at most 0.2 seconds after it. So keep the transaction short, and set
+/// `idle_in_transaction_session_timeout` for the case that its process stands still.
+///
+/// - **Take the lock first, and begin the transaction then.** With `REPEATABLE READ` and
+///   `SERIALIZABLE`, a transaction that was begun earlier does not see the ticket, or fails with
+///   SQLSTATE 40001.
+/// - **Holders in one process may share a ticket.** When a task hands the lock to the next task of
+///   its process, the ticket stays the same, so `HOLD` accepts the token of the earlier task too. It
+///   keeps out other processes. Commit before you release the guard: then the tasks of the process
+///   exclude each other as well.
+/// - It needs the right to EXECUTE the function `lockcore1.hold`. The user of the transaction need
+///   not be that of the locks.
+/// - For a shared lock, pass [`GrantId::as_u64`](crate::GrantId::as_u64). Then nobody gets the
+///   exclusive lock before the transaction ends.
+/// - An adoption of the ticket fails with `Unavailable` while the transaction is open.
+pub const HOLD: &str = "SELECT lockcore1.hold($1, $2)";
+
+/// The key by which the tables of PostgreSQL know the lock of this grant. For [`HOLD`].
+#[cfg(feature = "postgres")]
+#[cfg_attr(docsrs, doc(cfg(feature = "postgres")))]
+#[must_use]
+pub fn postgres_key(held: &crate::Held) -> String {
+    crate::backend::postgres::key(held.locked())
+}

@@ -18,6 +18,12 @@ impl Held {
         self.0.lease.request.name.as_str()
     }
 
+    /// The name as the store knows it.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn locked(&self) -> &crate::name::Name {
+        &self.0.lease.request.name
+    }
+
     /// Identifies this grant in logs and events. For writes, use the
     /// [`fencing_token`](Self::fencing_token).
     #[must_use]

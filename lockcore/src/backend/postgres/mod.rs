@@ -53,6 +53,11 @@ pub(crate) fn open_encrypted(url: &Url, tls: &Tls) -> Result<Arc<dyn Backend>, E
     Ok(of(Server::encrypted(url, tls)?))
 }
 
+/// The key of a name in the tables.
+pub(crate) fn key(name: &Name) -> String {
+    super::table::key(name, calls::VERSION)
+}
+
 fn of(server: Server) -> Arc<dyn Backend> {
     Arc::new(Postgres(Arc::new(Store {
         server: Arc::new(server),

@@ -112,6 +112,15 @@ BEGIN -- an UPDATE that finds the row costs less than an INSERT that conflicts, 
     IF NOT FOUND THEN INSERT INTO names (name, last) VALUES (n, number); END IF;
 END $f$;
 
+-- Removes a ticket. Returns false if a transaction has called `hold` for it and has not ended: nobody else locks the row,
+-- because the name is locked here. Without waiting for that transaction, the ticket stays.
+CREATE FUNCTION remove(n text, number bigint) RETURNS boolean LANGUAGE plpgsql AS $f$
+BEGIN
+    DELETE FROM tickets t
+    WHERE t.ctid = (SELECT f.ctid FROM tickets f WHERE f.name = n AND f.ticket = number FOR UPDATE SKIP LOCKED);
+    RETURN FOUND;
+END $f$;
+
 -- Walks along the line of a name: removes the dead in front of the first live waiter, and grants what fits. The grants are
 -- in the answer, and the caller sends the messages.
 CREATE FUNCTION settle(n text, now bigint) RETURNS walk LANGUAGE plpgsql AS $f$
@@ -128,9 +137,12 @@ BEGIN
         EXIT WHEN NOT FOUND;
         at := r.ticket;
         IF r.expires_at <= now THEN
-            DELETE FROM tickets t WHERE t.name = n AND t.ticket = at;
-            gone := at;
-            CONTINUE;
+            IF remove(n, at) THEN
+                gone := at;
+                CONTINUE;
+            END IF;
+            -- It is in the way until the transaction that holds it ends. Nobody sends a message then, so waiters look again.
+            r.granted := true; r.expires_at := now + 50000;
         END IF;
         IF there < 0 THEN
             l.capacity := r.capacity; l.place := r.place;
@@ -205,8 +217,7 @@ BEGIN
     SELECT t.ticket, t.expires_at INTO mine FROM tickets t WHERE t.id = i AND t.name = n;
     IF FOUND THEN
         IF mine.expires_at <= now THEN -- an earlier attempt took it, and it has died since
-            DELETE FROM tickets t WHERE t.id = i;
-            PERFORM went(n, mine.ticket);
+            IF remove(n, mine.ticket) THEN PERFORM went(n, mine.ticket); END IF;
             l := settle(n, now);
             outcome := 4;
         ELSE
@@ -293,16 +304,22 @@ BEGIN
 END $f$;
 
 -- Removes tickets, and wakes those that are granted by this. If the first waiter has gone, tells the next one when to look
--- again, because nobody wakes it when the lease of a holder ends.
+-- again, because nobody wakes it when the lease of a holder ends. A ticket that a transaction holds (`hold`) expires instead,
+-- and is in the way until that transaction ends.
 --
 -- names, ids, marked: of each ticket; marked leaves a mark for a late enqueue   One row for each id, in order.
 CREATE FUNCTION release(names text[], ids uuid[], marked boolean[]) RETURNS TABLE (was_there boolean)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
-DECLARE now bigint; l walk; r record; messages news[] := '{}'; gone uuid[] := '{}';
+DECLARE now bigint; l walk; r record; messages news[] := '{}'; gone uuid[] := '{}'; free uuid[]; kept boolean := false;
 BEGIN
     now := take_all(names);
     IF cardinality(ids) = 1 AND NOT marked[1] THEN -- the usual case, in few statements
-        DELETE FROM tickets t WHERE t.id = ids[1] RETURNING t.name, t.ticket, t.granted INTO r;
+        DELETE FROM tickets t WHERE t.ctid = (SELECT f.ctid FROM tickets f WHERE f.id = ids[1] FOR UPDATE SKIP LOCKED)
+        RETURNING t.name, t.ticket, t.granted INTO r;
+        IF NOT FOUND THEN
+            UPDATE tickets t SET expires_at = 0 WHERE t.id = ids[1] RETURNING t.name, t.ticket, t.granted INTO r;
+            kept := FOUND;
+        END IF;
         was_there := r.ticket IS NOT NULL;
         RETURN NEXT;
         IF NOT was_there THEN RETURN; END IF;
@@ -313,7 +330,7 @@ BEGIN
         END IF;
         l := settle(r.name, now);
         messages := l.granted;
-        IF NOT r.granted AND r.ticket < l.first THEN
+        IF (kept OR NOT r.granted) AND r.ticket < l.first THEN
             messages := messages || again(l, now);
         END IF;
         PERFORM tell(messages, '{}');
@@ -323,10 +340,13 @@ BEGIN
     INSERT INTO marks AS m SELECT DISTINCT ON (a.id) a.id, a.name, now + 60000000
     FROM unnest(names, ids, marked) AS a(name, id, marked) WHERE a.marked
     ON CONFLICT (id) DO UPDATE SET expires_at = excluded.expires_at;
-    FOR r IN WITH g AS (DELETE FROM tickets t WHERE t.id = ANY (ids) RETURNING t.name, t.ticket, t.id, t.granted)
-             SELECT g.name, max(g.ticket) AS youngest, min(g.ticket) FILTER (WHERE NOT g.granted) AS waiter,
-                    array_agg(g.id) AS ids
-             FROM g GROUP BY g.name ORDER BY g.name LOOP
+    free := ARRAY(SELECT f.id FROM tickets f WHERE f.id = ANY (ids) FOR UPDATE SKIP LOCKED);
+    FOR r IN WITH g AS (DELETE FROM tickets t WHERE t.id = ANY (free) RETURNING t.name, t.ticket, t.id, t.granted),
+                  k AS (UPDATE tickets t SET expires_at = 0 WHERE t.id = ANY (ids) AND t.id <> ALL (free)
+                        RETURNING t.name, t.ticket, t.id, false)
+             SELECT a.name, max(a.ticket) AS youngest, min(a.ticket) FILTER (WHERE NOT a.granted) AS waiter,
+                    array_agg(a.id) AS ids
+             FROM (SELECT * FROM g UNION ALL SELECT * FROM k) AS a GROUP BY a.name ORDER BY a.name LOOP
         gone := gone || r.ids;
         IF NOT EXISTS (SELECT 1 FROM tickets t WHERE t.name = r.name AND t.ticket > r.youngest) THEN
             PERFORM went(r.name, r.youngest);
@@ -352,6 +372,8 @@ DECLARE now bigint := take(n); l walk;
 BEGIN
     l := settle(n, now);
     PERFORM tell(l.granted, '{}');
+    -- A transaction that holds the ticket (`hold`) locks the id. The verb does not wait for it, and fails.
+    PERFORM 1 FROM tickets t WHERE t.name = n AND t.ticket = number FOR UPDATE NOWAIT;
     UPDATE tickets t SET id = i, ttl = lives, expires_at = now + lives, receiver = me,
         owner = own || CASE WHEN position(E'\n' IN t.owner) > 0 THEN substr(t.owner, position(E'\n' IN t.owner)) ELSE '' END
     WHERE t.name = n AND t.ticket = number AND t.id IN (was, i) AND t.granted AND t.expires_at > now
@@ -454,7 +476,7 @@ BEGIN
     SELECT max(t.ticket) INTO youngest FROM tickets t WHERE t.name = n;
     IF youngest IS NOT NULL THEN
         PERFORM went(n, youngest);
-        DELETE FROM tickets t WHERE t.name = n;
+        PERFORM remove(n, t.ticket) FROM tickets t WHERE t.name = n;
     END IF;
     DELETE FROM names x WHERE x.name = n AND x.change IS NULL;
     UPDATE names x SET capacity = NULL, changed = now WHERE x.name = n;
@@ -507,7 +529,7 @@ BEGIN
         SELECT max(t.ticket) INTO youngest FROM tickets t WHERE t.name = n HAVING max(t.expires_at) <= minute;
         IF youngest IS NOT NULL THEN
             PERFORM went(n, youngest);
-            DELETE FROM tickets t WHERE t.name = n;
+            PERFORM remove(n, t.ticket) FROM tickets t WHERE t.name = n;
         END IF;
         DELETE FROM names x WHERE x.name = n AND x.capacity IS NULL AND x.last < day AND coalesce(x.changed, 0) < day
             AND NOT EXISTS (SELECT 1 FROM tickets t WHERE t.name = n);
@@ -519,6 +541,26 @@ BEGIN
         DELETE FROM marks m WHERE m.id IN (SELECT d.id FROM marks d WHERE d.expires_at <= now FOR UPDATE SKIP LOCKED);
         DELETE FROM counters c WHERE c.name IN
             (SELECT d.name FROM counters d WHERE d.used + d.life < now / 1000000 FOR UPDATE SKIP LOCKED);
+    END IF;
+END $f$;
+
+-- ---- what users call in a transaction of their own
+
+-- Holds a lock to the end of this transaction: until then nobody else is granted the name, even if the lease ends or the ticket
+-- is released. Fails with LC001 if the ticket has gone or its lease has ended. A ticket that waits here may hold for its client,
+-- and keeps the younger ones out in the same way.
+--
+-- n: the name as in the table `tickets`   token: of the grant; above its lowest 10 bits it is the number of the ticket
+--
+-- The lock on the row lets a renewal pass, because that changes no key, and keeps `remove` off. If the ticket is removed at the
+-- same moment, this waits for that, and finds none. In a transaction with an old snapshot it fails with 40001 then.
+CREATE FUNCTION hold(n text, token bigint) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
+DECLARE ends bigint;
+BEGIN
+    SELECT t.expires_at INTO ends FROM tickets t WHERE t.name = n AND t.ticket = token >> 10 FOR KEY SHARE;
+    IF ends IS NULL OR ends <= now_micros() THEN
+        RAISE EXCEPTION 'lockcore: the lock is not held under this token any more' USING ERRCODE = 'LC001';
     END IF;
 END $f$;
 
