@@ -4,12 +4,14 @@
 //! cargo run --release --example checkout                    # one process, locks in its memory
 //! cargo run --release --example checkout -- --processes 4   # locks in a file: nothing to set up either
 //! LOCK_URL=redis://127.0.0.1/ cargo run --release --example checkout -- --processes 4
+//! LOCK_URL=postgres://user@127.0.0.1/database cargo run --release --example checkout -- --processes 4 --table
 //! ```
 //!
 //! | file | |
 //! |---|---|
 //! | `shop.rs` | two ways to buy, a layer and an annotated function. Start there |
 //! | `stock.rs` | what they protect: a count in a file, and the log that the verdict is read from |
+//! | `table.rs` | with `--table`: the same in a table of PostgreSQL, where a sale is a transaction that holds the lock |
 //! | `clients.rs` | the customers |
 //! | `processes.rs` | one run, in this process or in several |
 //! | `verdict.rs` | what was sold, and whether that is right |
@@ -22,6 +24,7 @@ mod processes;
 mod shop;
 mod stock;
 mod stop;
+mod table;
 mod verdict;
 
 use std::io;
@@ -66,6 +69,10 @@ struct Args {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     processes: u32,
 
+    /// Keep the stock in a table of the PostgreSQL in LOCK_URL, and not in a file
+    #[arg(long)]
+    table: bool,
+
     // The program uses the other options to start itself: see `ShopProcess::start`.
     #[arg(long, hide = true, requires = "folder")]
     process: Option<u32>,
@@ -91,6 +98,8 @@ enum Failure {
     Io(#[from] io::Error),
     #[error(transparent)]
     Panicked(#[from] tokio::task::JoinError),
+    #[error("--table needs the locks in PostgreSQL: set LOCK_URL to postgres://…")]
+    NoTable,
     #[error("process {0} failed ({1})")]
     Failed(u32, ExitStatus),
     #[error(
@@ -166,6 +175,9 @@ fn connect(args: &Args) -> Result<Locks, Failure> {
     let store = store();
     if args.processes > 1 && store.as_deref() == Some("memory") {
         return Err(Failure::NothingShared(args.processes));
+    }
+    if args.table && !matches!(store.as_deref(), Some("postgres" | "postgresql")) {
+        return Err(Failure::NoTable);
     }
     Ok(match (store, &args.locks) {
         (Some(_), _) => Locks::from_env()?,
@@ -276,6 +288,7 @@ impl Args {
         Share {
             locked,
             folder: folder.to_owned(),
+            table: self.table,
             process,
             processes: self.processes,
             clients: self.clients,

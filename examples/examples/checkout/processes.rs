@@ -26,6 +26,8 @@ const CLOSING: Duration = Duration::from_secs(5);
 pub struct Share {
     pub locked: bool,
     pub folder: PathBuf,
+    /// Whether the stock is in a table.
+    pub table: bool,
     /// Counted from 1.
     pub process: u32,
     pub processes: u32,
@@ -37,7 +39,7 @@ pub struct Share {
 /// until `closing`.
 pub async fn run_shop(share: &Share, closing: &CancellationToken) -> Result<(), Failure> {
     let shop = Arc::new(Shop {
-        stock: Stock::open(&share.folder),
+        stock: Stock::open(&share.folder, share.table)?,
         process: share.process,
     });
     let service = match share.locked {
@@ -139,6 +141,7 @@ impl ShopProcess {
             .arg("--folder")
             .arg(folder)
             .args((!locked).then_some("--unlocked"))
+            .args(args.table.then_some("--table"))
             .args(locks.iter().flatten())
             .stdin(Stdio::piped())
             .kill_on_drop(true)

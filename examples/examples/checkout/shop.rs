@@ -57,7 +57,7 @@ pub async fn buy(
 ) -> Result<Option<u32>, BuyError> {
     let waited = asked.elapsed();
     let buyer = shop.buyer(client, Through::Function);
-    let ticket = shop.stock.sell(buyer, waited).await?;
+    let ticket = shop.stock.sell(buyer, waited, Some(&held)).await?;
     if let Some(ticket) = ticket {
         print::sale(buyer, ticket, held.fencing_token()?, waited);
     }
@@ -87,7 +87,7 @@ async fn sell_locked(
     if item != ITEM {
         return Ok(StatusCode::NOT_FOUND.into_response());
     }
-    let ticket = shop.stock.sell(buyer, waited).await?;
+    let ticket = shop.stock.sell(buyer, waited, Some(&held.0)).await?;
     if let Some(ticket) = ticket {
         print::sale(buyer, ticket, held.fencing_token()?, waited);
     }
@@ -97,7 +97,7 @@ async fn sell_locked(
 /// The two ways to buy without a lock, to show what the lock prevents.
 pub async fn buy_unlocked(shop: &Shop, client: u32) -> Result<Option<u32>, BuyError> {
     let buyer = shop.buyer(client, Through::Function);
-    Ok(shop.stock.sell(buyer, Duration::ZERO).await?)
+    Ok(shop.stock.sell(buyer, Duration::ZERO, None).await?)
 }
 
 pub fn unlocked_service(shop: Arc<Shop>) -> Router {
@@ -111,7 +111,7 @@ async fn sell_unlocked(
     Path((_, client)): Path<(String, u32)>,
 ) -> Result<Response, BuyError> {
     let buyer = shop.buyer(client, Through::Layer);
-    Ok(answer(shop.stock.sell(buyer, Duration::ZERO).await?))
+    Ok(answer(shop.stock.sell(buyer, Duration::ZERO, None).await?))
 }
 
 impl Shop {

@@ -1,5 +1,5 @@
-//! The stock: a count in a plain file, with no protection of its own, and a log of the sales. The
-//! verdict uses only the log, so it does not depend on the lock.
+//! The stock: a count in a plain file, with no protection of its own, and a log of the sales; or both
+//! in a table. The verdict uses only the log, so it does not depend on the lock.
 
 use std::fmt;
 use std::fs::{self, OpenOptions};
@@ -9,12 +9,18 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use lockcore::Held;
+
+use crate::table::Table;
+
 /// The files are read and written with `std`, because they are a few bytes on a local disk. If file
 /// access can take long, use `tokio::fs`.
 #[derive(Debug)]
 pub struct Stock {
     folder: PathBuf,
     writes: AtomicU32,
+    /// With `--table`.
+    table: Option<Table>,
 }
 
 /// A customer, and the way in which it buys.
@@ -34,31 +40,45 @@ pub enum Through {
 }
 
 impl Stock {
-    /// Opens the stock in a folder that all processes of a run share.
-    pub fn open(folder: &Path) -> Self {
-        Self {
+    /// Opens the stock in a folder that all processes of a run share, or in a table.
+    pub fn open(folder: &Path, in_table: bool) -> io::Result<Self> {
+        Ok(Self {
             folder: folder.to_owned(),
             writes: AtomicU32::new(0),
-        }
+            table: in_table.then(Table::beside_the_locks).transpose()?,
+        })
     }
 
-    pub fn fill(&self, tickets: u32) -> io::Result<()> {
-        self.write_count(tickets)
+    pub async fn fill(&self, tickets: u32) -> io::Result<()> {
+        match &self.table {
+            Some(table) => table.fill(tickets).await.map_err(io::Error::other),
+            None => self.write_count(tickets),
+        }
     }
 
     /// Sells one ticket, and returns its number; `None` if nothing is left.
     ///
     /// If another buyer calls this between the first and the last line, it reads the same count,
     /// and sells the same ticket. Nothing in this function prevents this. The caller must make sure
-    /// that only one sale runs at a time.
-    pub async fn sell(&self, buyer: Buyer, waited: Duration) -> io::Result<Option<u32>> {
+    /// that only one sale runs at a time. `held` is the lock, if there is one.
+    pub async fn sell(
+        &self,
+        buyer: Buyer,
+        waited: Duration,
+        held: Option<&Held>,
+    ) -> io::Result<Option<u32>> {
+        if let Some(table) = &self.table {
+            return table
+                .sell(buyer, waited, held)
+                .await
+                .map_err(io::Error::other);
+        }
         let ticket = fs::read_to_string(self.count())?;
         let ticket: u32 = ticket.trim().parse().map_err(io::Error::other)?;
         if ticket == 0 {
             return Ok(None);
         }
-        // The time that a real shop needs for the payment.
-        tokio::time::sleep(Duration::from_micros(fastrand::u64(1_000..2_000))).await;
+        payment().await;
         // There is no `.await` from here on. So if a purchase is cancelled, it has happened
         // completely or not at all.
         self.write_count(ticket - 1)?;
@@ -80,9 +100,12 @@ impl Stock {
     }
 
     /// All sales of all processes, in their order.
-    pub fn sales(&self) -> io::Result<Vec<Sale>> {
-        self.lines("sold")?
-            .iter()
+    pub async fn sales(&self) -> io::Result<Vec<Sale>> {
+        let lines = match &self.table {
+            Some(table) => table.sales().await.map_err(io::Error::other)?,
+            None => self.lines("sold")?,
+        };
+        (lines.iter())
             .map(|line| {
                 line.parse()
                     .map_err(|()| io::Error::other(format!("bad line in the log: {line}")))
@@ -126,6 +149,11 @@ impl Stock {
             Err(error) => Err(error),
         }
     }
+}
+
+/// The time that a real shop needs for the payment.
+pub async fn payment() {
+    tokio::time::sleep(Duration::from_micros(fastrand::u64(1_000..2_000))).await;
 }
 
 /// One line of the log of sales.

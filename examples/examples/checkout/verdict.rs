@@ -27,8 +27,8 @@ impl Run {
         closing: &CancellationToken,
     ) -> Result<Self, Failure> {
         let folder = tempfile::Builder::new().prefix("checkout-").tempdir()?;
-        let stock = Stock::open(folder.path());
-        stock.fill(args.stock)?;
+        let stock = Stock::open(folder.path(), args.table)?;
+        stock.fill(args.stock).await?;
         let started = Instant::now();
         match args.processes {
             1 => run_shop(&args.share(locked, 1, folder.path()), closing).await?,
@@ -40,7 +40,7 @@ impl Run {
         Ok(Self {
             stock: args.stock,
             took: started.elapsed(),
-            sales: stock.sales()?,
+            sales: stock.sales().await?,
             failures: stock.failures()?,
         })
     }
