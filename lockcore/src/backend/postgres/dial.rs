@@ -1,11 +1,13 @@
 //! Opens a connection to the server: a socket, the protocol of the driver over it, and the session
 //! that the verbs need.
 
+use std::fmt;
 use std::future::poll_fn;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::future::{Either, select};
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -18,7 +20,8 @@ use super::config::Server;
 #[cfg(feature = "postgres-tls")]
 use super::encrypted;
 use super::errors::{GUIDE, failed, not_connected};
-use crate::backend::{Fault, StoreError};
+use crate::backend::events::Timer;
+use crate::backend::{BoxFuture, Fault, StoreError};
 
 /// An open connection. Its driver ends when this is dropped.
 #[derive(Debug)]
@@ -29,6 +32,23 @@ pub(super) struct Line {
     pub(super) host: (String, u16),
     /// When the server was started, as it says. Two servers hardly have the same time.
     pub(super) server_began: String,
+    /// Known only if the URL names several hosts.
+    history: Option<History>,
+}
+
+/// Which of the servers with the same data was promoted last.
+#[derive(Clone, Debug)]
+pub(super) struct History {
+    /// A standby has the same as its primary.
+    system: String,
+    /// A standby that is promoted begins a later timeline.
+    timeline: u32,
+}
+
+impl History {
+    fn is_before(&self, other: &Self) -> bool {
+        self.system == other.system && self.timeline < other.timeline
+    }
 }
 
 impl Drop for Line {
@@ -38,9 +58,39 @@ impl Drop for Line {
 }
 
 impl Line {
+    /// Whether the other server was promoted later than this one.
+    fn is_replaced_by(&self, other: &Option<History>) -> bool {
+        (self.history.as_ref().zip(other.as_ref())).is_some_and(|(own, other)| own.is_before(other))
+    }
+
     /// Ends the driver, and so the connection.
     pub(super) fn end(&self) -> AbortHandle {
         self.driver.clone()
+    }
+}
+
+/// How long the client waits for the server.
+#[derive(Clone)]
+pub(super) struct Patience {
+    pub(super) timer: Timer,
+    /// For one operation.
+    pub(super) time: Duration,
+}
+
+impl Patience {
+    pub(super) fn end(&self) -> BoxFuture<()> {
+        (self.timer)(self.time)
+    }
+
+    /// For the other hosts, when one has answered. They answer soon, or are out of reach.
+    fn grace(&self) -> BoxFuture<()> {
+        (self.timer)(self.time / 4)
+    }
+}
+
+impl fmt::Debug for Patience {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.time.fmt(f)
     }
 }
 
@@ -48,26 +98,78 @@ impl Line {
 /// ends.
 pub(super) type Hears = Box<dyn FnMut(AsyncMessage) + Send>;
 
-/// Connects to the server that has the locks. All hosts are tried at once, and the first that is no
-/// standby is taken.
+/// Connects to the server that has the locks: all hosts are tried at once. When one is found that is
+/// no standby, the others have a moment to answer.
+///
+/// If two servers take writes, one was promoted and the other was not stopped. The one that was
+/// promoted has the later timeline, and is taken. A client that has seen a later timeline takes no
+/// server of an earlier one any more.
 pub(super) async fn primary(
     server: &Server,
     mut hears: impl FnMut() -> Hears,
+    patience: &Patience,
+    newest: &Mutex<Option<History>>,
 ) -> Result<Line, StoreError> {
     let mut tries: FuturesUnordered<_> = (server.hosts.iter())
         .map(|host| dial(server, host.clone(), hears()))
         .collect();
     let mut failure: Option<StoreError> = None;
-    while let Some(tried) = tries.next().await {
-        match (tried, &failure) {
-            (Ok(line), _) => return Ok(line),
+    let found = loop {
+        match (tries.next().await, &failure) {
+            (Some(Ok(line)), _) => break Some(line),
             // A mistake that a person must correct is told, if no host can be used.
-            (Err(_), Some(told)) if told.fault() == Fault::Config => {}
-            (Err(error), _) => failure = Some(error),
+            (Some(Err(_)), Some(told)) if told.fault() == Fault::Config => {}
+            (Some(Err(error)), _) => failure = Some(error),
+            (None, _) => break None,
+        }
+    };
+    // A URL names at least one host.
+    let none = || StoreError::new(Fault::Config, "the URL names no host");
+    let mut line = found.ok_or_else(|| failure.unwrap_or_else(none))?;
+    if !tries.is_empty() {
+        let mut grace = patience.grace();
+        while let Either::Left((Some(other), _)) = select(tries.next(), &mut grace).await {
+            line = match other {
+                Ok(other) if line.is_replaced_by(&other.history) => other,
+                _ => line,
+            };
         }
     }
-    // A URL names at least one host.
-    Err(failure.unwrap_or_else(|| StoreError::new(Fault::Config, "the URL names no host")))
+    let mut newest = newest.lock().unwrap_or_else(PoisonError::into_inner);
+    if line.is_replaced_by(&newest) {
+        let (host, port) = &line.host;
+        return Err(StoreError::new(
+            Fault::Retry,
+            format!(
+                "{host}:{port} takes writes although another server was promoted in its place; \
+                 stop it, or let it follow the other"
+            ),
+        ));
+    }
+    if line.history.is_some() {
+        newest.clone_from(&line.history);
+    }
+    Ok(line)
+}
+
+/// Warns if more than one of several hosts take writes, of those that answer soon.
+pub(super) async fn two_primaries(server: &Server, patience: &Patience) -> Option<String> {
+    let mut grace = patience.grace();
+    let hosts = server.hosts.iter().filter(|_| server.hosts.len() > 1);
+    let mut tries: FuturesUnordered<_> = hosts
+        .map(|host| dial(server, host.clone(), Box::new(drop)))
+        .collect();
+    let mut primaries = Vec::new();
+    while let Either::Left((Some(tried), _)) = select(tries.next(), &mut grace).await {
+        primaries.extend(tried.map(|line| format!("{}:{}", line.host.0, line.host.1)));
+    }
+    (primaries.len() > 1).then(|| {
+        format!(
+            "{} take writes at the same time, so two clients may hold the same lock. Stop all but \
+             the one that was promoted last, or let them follow it",
+            primaries.join(" and ")
+        )
+    })
 }
 
 /// Sets up the session. The isolation is that which the verbs need, whatever the default of the
@@ -116,6 +218,7 @@ pub(super) async fn dial(
         driver: driver.abort_handle(),
         host,
         server_began: String::new(),
+        history: None,
     };
     let told = line.calls.client().simple_query(SESSION).await;
     let told = told.map_err(not_connected)?;
@@ -138,7 +241,26 @@ pub(super) async fn dial(
         return Err(because(Fault::Retry, text.to_owned()));
     }
     column(2).clone_into(&mut line.server_began);
+    if server.hosts.len() > 1 {
+        line.history = history(&line).await;
+    }
     Ok(line)
+}
+
+/// `None` if this user may not read it, or if the connection has ended. Of the name of a file of the
+/// log, the first eight digits are the timeline.
+async fn history(line: &Line) -> Option<History> {
+    let text = "SELECT system_identifier, left(pg_walfile_name(pg_current_wal_lsn()), 8) \
+        FROM pg_control_system()";
+    let rows = line.calls.client().simple_query(text).await.ok()?;
+    let row = rows.iter().find_map(|message| match message {
+        SimpleQueryMessage::Row(row) => Some(row),
+        _ => None,
+    })?;
+    Some(History {
+        system: row.get(0)?.to_owned(),
+        timeline: u32::from_str_radix(row.get(1)?, 16).ok()?,
+    })
 }
 
 /// Ends what the server does for this connection, which then answers. Nobody learns whether the

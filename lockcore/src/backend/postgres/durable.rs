@@ -44,15 +44,13 @@
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use tokio_postgres::AsyncMessage;
 
 use super::calls;
 use super::config::Server;
-use super::dial::{self, Hears, Line};
-use crate::backend::events::Timer;
+use super::dial::{self, Hears, Line, Patience};
 use crate::backend::{Fault, StoreError};
 
 /// The flushes of one connection.
@@ -77,13 +75,6 @@ impl Warned {
             }
         })
     }
-}
-
-/// How long a flush may take.
-pub(super) struct Patience {
-    pub(super) timer: Timer,
-    /// After this time no caller waits any more that was there when the flush began.
-    pub(super) time: Duration,
 }
 
 impl Flushes {
@@ -165,7 +156,8 @@ async fn flush(server: &Server, line: &Line, patience: &Patience) -> Result<(), 
     tokio::select! {
         biased;
         asked = &mut asked => return asked.map(drop),
-        () = (patience.timer)(patience.time) => {}
+        // No caller waits any more that was there when the flush began.
+        () = patience.end() => {}
     }
     let ended = async {
         dial::cancel(server, line).await;
@@ -174,7 +166,7 @@ async fn flush(server: &Server, line: &Line, patience: &Patience) -> Result<(), 
     tokio::select! {
         biased;
         ended = ended => ended,
-        () = (patience.timer)(patience.time) => {
+        () = patience.end() => {
             Err(StoreError::broken("PostgreSQL: the server did not answer a flush in time"))
         }
     }

@@ -6,8 +6,8 @@ use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
 use super::calls::Calls;
-use super::config::Durability;
-use super::dial::Line;
+use super::config::{Durability, Server};
+use super::dial::{Line, Patience};
 use super::durable::Flushes;
 use super::events::Ears;
 use super::upkeep::Upkeep;
@@ -17,6 +17,8 @@ use crate::backend::StoreError;
 /// What the verbs need. Their futures share it.
 #[derive(Debug)]
 pub(super) struct Link {
+    pub(super) server: Arc<Server>,
+    pub(super) patience: Patience,
     pub(super) line: Line,
     /// `None` with `durability=off`.
     pub(super) flushes: Option<Flushes>,

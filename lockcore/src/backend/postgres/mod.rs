@@ -17,7 +17,7 @@ mod tickets;
 mod upkeep;
 mod waits;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -34,8 +34,8 @@ use crate::name::Name;
 use crate::request::{Id, Request};
 use crate::tls::Tls;
 use config::{Durability, Server};
-use dial::Line;
-use durable::{Flushes, Patience, Warned};
+use dial::{Line, Patience};
+use durable::{Flushes, Warned};
 use errors::{POOLER, failed};
 use events::{Ears, GREETING, channel};
 use link::Link;
@@ -62,6 +62,7 @@ fn of(server: Server) -> Arc<dyn Backend> {
     Arc::new(Postgres(Arc::new(Store {
         server: Arc::new(server),
         waits: Arc::default(),
+        newest: Mutex::default(),
     })))
 }
 
@@ -73,6 +74,8 @@ struct Postgres(Arc<Store>);
 struct Store {
     server: Arc<Server>,
     waits: Arc<Waits>,
+    /// That of the latest connection to one of several hosts: see [`dial::primary`].
+    newest: Mutex<Option<dial::History>>,
 }
 
 /// A client's connection: one connection to the server for the verbs, and one for the flushes.
@@ -106,8 +109,12 @@ impl Backend for Postgres {
 ///
 /// If the future is dropped, all that it has opened is dropped with it.
 async fn connected(store: &Arc<Store>, events: EventSink) -> Result<Arc<Link>, StoreError> {
-    let Store { server, waits } = &**store;
-    let (receiver, timer) = (events.receiver(), events.timer());
+    let Store {
+        server,
+        waits,
+        newest,
+    } = &**store;
+    let receiver = events.receiver();
     let patience = Patience {
         timer: events.timer(),
         time: events.op_timeout(),
@@ -115,7 +122,7 @@ async fn connected(store: &Arc<Store>, events: EventSink) -> Result<Arc<Link>, S
     let ears = Arc::new(Ears::new(receiver, Arc::clone(waits)));
     let events = Arc::new(events);
     let main = async {
-        let line = dial::primary(server, || ears.hear(&events)).await?;
+        let line = dial::primary(server, || ears.hear(&events), &patience, newest).await?;
         dial::find_schema(&line).await?;
         Ok(line)
     };
@@ -132,15 +139,25 @@ async fn connected(store: &Arc<Store>, events: EventSink) -> Result<Arc<Link>, S
     };
     drop(events);
     greet(&line, &beside, &ears).await?;
-    let flushes = (server.durability != Durability::Off)
-        .then(|| Flushes::begin(Arc::clone(server), beside, warned, patience, line.end()));
+    let flushes = (server.durability != Durability::Off).then(|| {
+        Flushes::begin(
+            Arc::clone(server),
+            beside,
+            warned,
+            patience.clone(),
+            line.end(),
+        )
+    });
     let upkeep = Arc::new(Upkeep::default());
     if ears.is_listening() {
         upkeep.begin();
     }
     let (calls, heard) = (Arc::clone(&line.calls), Arc::clone(&ears));
+    let timer = Arc::clone(&patience.timer);
     let keeps_up = tokio::spawn(upkeep::keep_up(calls, heard, Arc::clone(&upkeep), timer));
     Ok(Arc::new(Link {
+        server: Arc::clone(server),
+        patience,
         line,
         flushes,
         durability: server.durability,
@@ -263,6 +280,11 @@ impl Connection for PostgresConnection {
 
     fn check(&self) -> Answer<Vec<String>> {
         let link = Arc::clone(&self.0);
-        Box::pin(async move { config::check(link.calls(), link.durability).await })
+        Box::pin(async move {
+            let mut warnings = config::check(link.calls(), link.durability).await?;
+            let (server, patience) = (&link.server, &link.patience);
+            warnings.extend(dial::two_primaries(server, patience).await);
+            Ok(warnings)
+        })
     }
 }
