@@ -359,7 +359,12 @@ impl Record {
 
     /// Whether the counter exists.
     #[cfg_attr(
-        not(any(feature = "postgres", feature = "sqlite", feature = "zookeeper")),
+        not(any(
+            feature = "etcd",
+            feature = "postgres",
+            feature = "sqlite",
+            feature = "zookeeper"
+        )),
         allow(dead_code, reason = "other stores do not ask this")
     )]
     pub(crate) fn exists(&self) -> bool {
@@ -396,7 +401,12 @@ impl Record {
     /// remembered change has a line. If there is a written value, a line with `=` and its token follows, and
     /// then the text of the value, unchanged. This is a wire format.
     #[cfg_attr(
-        not(any(feature = "postgres", feature = "sqlite", feature = "zookeeper")),
+        not(any(
+            feature = "etcd",
+            feature = "postgres",
+            feature = "sqlite",
+            feature = "zookeeper"
+        )),
         allow(dead_code, reason = "other stores keep no text of it")
     )]
     pub(crate) fn encode(&self) -> String {
@@ -436,7 +446,12 @@ impl Record {
 
     /// Reads what [`encode`](Self::encode) has written. `None` for anything else.
     #[cfg_attr(
-        not(any(feature = "postgres", feature = "sqlite", feature = "zookeeper")),
+        not(any(
+            feature = "etcd",
+            feature = "postgres",
+            feature = "sqlite",
+            feature = "zookeeper"
+        )),
         allow(dead_code, reason = "other stores keep no text of it")
     )]
     pub(crate) fn decode(text: &str) -> Option<Self> {

@@ -166,6 +166,7 @@ impl Name {
 /// longer than the readable part of a key, the keys of some other names begin with the same text.
 #[cfg_attr(
     not(any(
+        feature = "etcd",
         feature = "postgres",
         feature = "redis",
         feature = "sqlite",

@@ -25,9 +25,9 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         changes_of_several_processes_all_count
         twenty_writers_of_one_counter_all_count
     ];
-    // At PostgreSQL, SQLite and ZooKeeper, thousands of changes at the same time may take minutes:
-    // of those in flight, one is carried out, and all others are sent again.
-    if !matches!(store.name(), "postgres" | "sqlite" | "zookeeper") {
+    // At etcd, PostgreSQL, SQLite and ZooKeeper, thousands of changes at the same time may take
+    // minutes: of those in flight, one is carried out, and all others are sent again.
+    if !matches!(store.name(), "etcd" | "postgres" | "sqlite" | "zookeeper") {
         facts.extend(crate::store_facts![store, DEFAULT;
             a_burst_of_more_changes_than_a_store_remembers_counts_whole
         ]);

@@ -39,6 +39,19 @@ fn client(store: &Store) -> Locks {
     store.client_with(Locks::builder())
 }
 
+/// Waits until the name has no holders, no waiters and no other remains. At a store with sessions,
+/// the keeper releases the ticket of a request whose answer nobody has read yet. So a mark may stay
+/// there.
+async fn assert_only_marks_left(store: &Store, locks: &Locks) {
+    if !store.capability().sessions {
+        return assert_nothing_left(store, locks, "a").await;
+    }
+    eventually("only marks are left", SOON, async || {
+        locks.inspect("a").await.unwrap().is_empty() && store.litter_but_marks().is_empty()
+    })
+    .await;
+}
+
 /// A future that its task never polls again.
 struct Starved(Pin<Box<dyn Future<Output = Result<Guard, Error>> + Send>>);
 
@@ -96,7 +109,7 @@ async fn a_grant_that_nobody_collects_goes_to_the_next_in_another_process(store:
     );
     give_back(next).await;
     drop(starved);
-    assert_nothing_left(&store, &locks, "a").await;
+    assert_only_marks_left(&store, &locks).await;
 }
 
 async fn a_grant_that_nobody_collects_goes_to_the_next_in_its_process(store: Store) {
@@ -119,7 +132,7 @@ async fn a_grant_that_nobody_collects_goes_to_the_next_in_its_process(store: Sto
     );
     give_back(next).await;
     drop(starved);
-    assert_nothing_left(&store, &locks, "a").await;
+    assert_only_marks_left(&store, &locks).await;
 }
 
 async fn a_shared_grant_that_nobody_collects_lets_a_writer_in(store: Store) {
@@ -141,7 +154,7 @@ async fn a_shared_grant_that_nobody_collects_lets_a_writer_in(store: Store) {
     );
     give_back(next.unwrap()).await;
     drop(starved);
-    assert_nothing_left(&store, &locks, "a").await;
+    assert_only_marks_left(&store, &locks).await;
 }
 
 /// The reply to the enqueue says "granted", and nobody polls the future that would read it.
@@ -187,7 +200,7 @@ async fn an_answer_that_nobody_looks_at_keeps_nobody_out(store: Store) {
         );
     }
     drop(starved);
-    assert_nothing_left(&store, &locks, "a").await;
+    assert_only_marks_left(&store, &locks).await;
 }
 
 async fn a_task_that_is_polled_again_gets_the_lock_after_all(store: Store) {
@@ -210,7 +223,7 @@ async fn a_task_that_is_polled_again_gets_the_lock_after_all(store: Store) {
     let last = polled_again.await.unwrap().unwrap();
     assert!(last.fencing_token().unwrap() > before);
     give_back(last).await;
-    assert_nothing_left(&store, &locks, "a").await;
+    assert_only_marks_left(&store, &locks).await;
 }
 
 /// `max_hold` counts from the grant, not from the moment when the task takes the guard.

@@ -12,6 +12,7 @@
 //! | [`certificates`] | a CA of our own, with valid certificates and one of each bad kind |
 //! | [`zookeeper_server`], [`zookeeper_ensemble`] | the same for ZooKeeper: one server, or three that elect a leader |
 //! | [`postgres_server`] | a real PostgreSQL with the schema of the library, and statements of the test |
+//! | [`etcd_server`] | a real etcd server, and what `etcdctl` sees there |
 //! | [`sqlite_file`] | a SQLite file that can be read and damaged from outside |
 //! | [`faketime`] | a wall clock of one server that a test can make jump |
 //! | [`proxy`] | a TCP proxy that cuts, freezes, delays and loses replies |
@@ -43,6 +44,7 @@ pub mod certificates;
 pub mod child;
 mod daemon;
 mod elsewhere;
+pub mod etcd_server;
 pub mod eventually;
 pub mod fact;
 pub mod faketime;

@@ -7,6 +7,7 @@
 
 pub mod cluster;
 pub mod durable;
+pub mod etcd;
 pub mod memory;
 pub mod postgres;
 pub mod quorum;
@@ -35,6 +36,7 @@ pub const ALL: &[&dyn Store] = &[
     &cluster::Cluster,
     &durable::Durable,
     &quorum::RedisQuorum,
+    &etcd::Etcd,
     &postgres::Postgres,
     &sqlite::Sqlite,
     &zookeeper::ZooKeeper,
@@ -326,6 +328,9 @@ pub struct Manner {
     pub by_id: bool,
     /// Whether a renewal always uses the ttl of the enqueue, whatever ttl the renewal states.
     pub keeps_the_first_ttl: bool,
+    /// Whether a mark stays when the session of its client has ended. Without sessions, marks always
+    /// stay.
+    pub marks_outlive_sessions: bool,
     /// Whether a wake-up may come later than the answer to the request that caused it.
     pub wakes_late: bool,
 }

@@ -40,16 +40,28 @@
 
 mod adoption;
 mod capability;
+#[cfg(feature = "etcd")]
+pub(crate) mod etcd;
 mod events;
 mod fault;
-#[cfg(any(feature = "postgres", feature = "redis", feature = "zookeeper"))]
+#[cfg(any(
+    feature = "etcd",
+    feature = "postgres",
+    feature = "redis",
+    feature = "zookeeper"
+))]
 mod hosts;
 pub(crate) mod meant;
 pub(crate) mod memory;
 pub(crate) mod open;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
-#[cfg(any(feature = "postgres", feature = "redis", feature = "zookeeper"))]
+#[cfg(any(
+    feature = "etcd",
+    feature = "postgres",
+    feature = "redis",
+    feature = "zookeeper"
+))]
 mod query;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;

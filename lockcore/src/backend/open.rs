@@ -42,6 +42,15 @@ const SCHEMES: &[Scheme] = &[
         open: None,
     },
     Scheme {
+        name: "etcd",
+        feature: "etcd",
+        tls: false,
+        #[cfg(feature = "etcd")]
+        open: Some(super::etcd::open),
+        #[cfg(not(feature = "etcd"))]
+        open: None,
+    },
+    Scheme {
         name: "postgres",
         feature: "postgres",
         tls: false,
@@ -473,7 +482,7 @@ mod tests {
             "//localhost",
             "/var/lib/locks.db",
             "ann:hunter2@localhost",
-            "etcd:foo",
+            "consul:foo",
             "",
         ] {
             let message = message(url);

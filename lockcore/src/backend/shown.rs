@@ -219,6 +219,7 @@ impl NameInUse {
     /// made from a name.
     #[cfg_attr(
         not(any(
+            feature = "etcd",
             feature = "postgres",
             feature = "redis",
             feature = "sqlite",

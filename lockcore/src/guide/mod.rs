@@ -20,6 +20,7 @@
 //! |---|---|
 //! | [`memory`] | `memory:`, inside one process |
 //! | [`sqlite`] | `sqlite:`, a file, for the processes of one machine |
+//! | [`etcd`] | `etcd://`, an etcd ensemble |
 //! | [`postgres`] | `postgres://`, a PostgreSQL server |
 //! | [`redis`] | `redis://` and `rediss://`, one Redis or Valkey server; `redis+sentinel://` and `rediss+sentinel://`, the one that sentinels name; `redis+cluster://` and `rediss+cluster://`, a Redis Cluster |
 //! | [`redis_quorum`] | `redlock://` and `redlock+tls://`, a majority of independent Redis or Valkey servers |
@@ -71,6 +72,10 @@ pub mod memory {}
 #[doc = include_str!("links.md")]
 #[doc = include_str!("../backend/sqlite/guide.md")]
 pub mod sqlite {}
+
+#[doc = include_str!("links.md")]
+#[doc = include_str!("../backend/etcd/guide.md")]
+pub mod etcd {}
 
 #[doc = include_str!("links.md")]
 #[doc = include_str!("../backend/postgres/guide.md")]

@@ -431,7 +431,9 @@ impl Model {
             return;
         }
         let of_client = |ticket: usize| self.wishes[ticket].client == client;
-        self.marks.retain(|ticket, _| !of_client(*ticket));
+        if !self.manner.marks_outlive_sessions {
+            self.marks.retain(|ticket, _| !of_client(*ticket));
+        }
         for ticket in (0..self.wishes.len()).filter(|ticket| of_client(*ticket)) {
             self.queues[self.wishes[ticket].name].remove(self.ids[ticket]);
         }

@@ -1,0 +1,162 @@
+//! What the failures of a request mean, by the code and the text of the server:
+//! <https://github.com/etcd-io/etcd/blob/main/api/v3rpc/rpctypes/error.go>.
+
+use std::error::Error as _;
+
+use tonic::{Code, Status};
+
+use crate::backend::{Fault, StoreError};
+
+/// What to read about rights.
+const GUIDE: &str = "; see the guide of the etcd store (lockcore::guide::etcd)";
+
+/// The failure of a request. A transaction is carried out as a whole or not at all.
+pub(super) fn failed(status: Status) -> StoreError {
+    let said = status.message();
+    if status.source().is_some() {
+        // Not the server has said this, but the library of the connection.
+        return StoreError::broken(format!("etcd: {}", text(&status)));
+    }
+    let text = format!("etcd: {said}");
+    let says = |part: &str| said.contains(part);
+    match status.code() {
+        // The member refuses this before it begins. Another member may have a leader.
+        Code::Unavailable if says("no leader") => StoreError::replace(Fault::Retry, text),
+        // The token of this connection is too old, or the rights were changed since.
+        Code::Unauthenticated if says("invalid auth token") => {
+            StoreError::replace(Fault::Retry, text)
+        }
+        Code::InvalidArgument if says("revision of auth store is old") => {
+            StoreError::replace(Fault::Retry, text)
+        }
+        Code::ResourceExhausted if says("space exceeded") => {
+            let what = "the disk quota of the server is used up (alarm NOSPACE): compact and defragment it, then disarm the alarm";
+            StoreError::new(Fault::Refused, format!("{text}: {what}"))
+        }
+        Code::ResourceExhausted => StoreError::new(Fault::Retry, text),
+        Code::InvalidArgument | Code::PermissionDenied | Code::Unauthenticated => {
+            StoreError::new(Fault::Config, format!("{text}{GUIDE}"))
+        }
+        Code::FailedPrecondition if says("authentication") => {
+            StoreError::new(Fault::Config, format!("{text}{GUIDE}"))
+        }
+        Code::Unimplemented => StoreError::new(
+            Fault::Config,
+            format!("{text}: the server is not etcd 3.4 or later"),
+        ),
+        _ => StoreError::new(Fault::Unknown, text),
+    }
+}
+
+/// The failure of a request that changes nothing. Its outcome is never unknown.
+pub(super) fn not_changed(status: Status) -> StoreError {
+    let failed = failed(status);
+    match failed.fault() {
+        Fault::Unknown if failed.is_broken() => {
+            StoreError::replace(Fault::Retry, failed.to_string())
+        }
+        Fault::Unknown => StoreError::new(Fault::Retry, failed.to_string()),
+        _ => failed,
+    }
+}
+
+/// A failure while connecting. No request has been sent yet, so no outcome can be unknown.
+pub(super) fn not_connected(place: &str, failed: &StoreError) -> StoreError {
+    let fault = match failed.fault() {
+        Fault::Config => Fault::Config,
+        Fault::Retry | Fault::Refused | Fault::Unknown => Fault::Retry,
+    };
+    StoreError::new(fault, format!("cannot connect to {place}: {failed}"))
+}
+
+/// Whether the server does not know the lease of a request.
+pub(super) fn is_without_lease(status: &Status) -> bool {
+    status.code() == Code::NotFound && status.message().contains("lease")
+}
+
+/// An error of the library, with its causes.
+fn text(status: &Status) -> String {
+    let mut text = status.message().to_owned();
+    let mut cause = status.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(code: Code, message: &str) -> (Fault, bool) {
+        let error = failed(Status::new(code, message));
+        (error.fault(), error.is_broken())
+    }
+
+    #[test]
+    fn only_what_certainly_was_not_carried_out_is_no_unknown_outcome() {
+        for (code, message, fault, is_broken) in [
+            (
+                Code::Unavailable,
+                "etcdserver: no leader",
+                Fault::Retry,
+                true,
+            ),
+            (
+                Code::Unavailable,
+                "etcdserver: leader changed",
+                Fault::Unknown,
+                false,
+            ),
+            (
+                Code::Unavailable,
+                "etcdserver: request timed out",
+                Fault::Unknown,
+                false,
+            ),
+            (
+                Code::DeadlineExceeded,
+                "context deadline exceeded",
+                Fault::Unknown,
+                false,
+            ),
+            (
+                Code::ResourceExhausted,
+                "etcdserver: too many requests",
+                Fault::Retry,
+                false,
+            ),
+            (
+                Code::ResourceExhausted,
+                "etcdserver: mvcc: database space exceeded",
+                Fault::Refused,
+                false,
+            ),
+            (
+                Code::PermissionDenied,
+                "etcdserver: permission denied",
+                Fault::Config,
+                false,
+            ),
+            (
+                Code::Unauthenticated,
+                "etcdserver: invalid auth token",
+                Fault::Retry,
+                true,
+            ),
+            (
+                Code::InvalidArgument,
+                "etcdserver: user name is empty",
+                Fault::Config,
+                false,
+            ),
+            (Code::Unimplemented, "unknown service", Fault::Config, false),
+        ] {
+            assert_eq!(of(code, message), (fault, is_broken), "{message}");
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! The tickets of one name, as this client knows them. There is no I/O here.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use super::layout::{self, Ticket};
+use super::messages::{Event, KeyValue};
+use crate::queue::granted_of;
+use crate::request::Id;
+
+/// A copy of a line: as it was read once, with all events since then.
+///
+/// The events of a watch come in the order of their revisions, and none is left out. So when a
+/// ticket is in the copy, all older tickets that are still there are in the copy too. And what has
+/// left the copy has left the line. So a copy that is behind may miss that a ticket holds by now. It
+/// never shows a ticket as holding that does not hold.
+#[derive(Debug)]
+pub(super) struct Copy {
+    line: String,
+    /// The revision of the last list. Events up to this one are in the list.
+    listed: i64,
+    /// The revision of the last event.
+    told: i64,
+    /// By their numbers, so the oldest is the first.
+    places: BTreeMap<i64, Place>,
+    numbers: HashMap<Id, i64>,
+}
+
+/// A ticket in a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) id: Id,
+    pub(super) permits: u32,
+    pub(super) capacity: u32,
+    pub(super) ttl: Duration,
+}
+
+impl Copy {
+    /// The line as it was listed at this revision.
+    pub(super) fn new(line: &str, revision: i64, listed: &[KeyValue]) -> Self {
+        let mut copy = Self {
+            line: line.to_owned(),
+            listed: revision,
+            told: revision,
+            places: BTreeMap::new(),
+            numbers: HashMap::new(),
+        };
+        for kv in listed {
+            copy.put(kv);
+        }
+        copy
+    }
+
+    /// Replaces the copy by a later list. Returns whether the list is later.
+    pub(super) fn read(&mut self, revision: i64, listed: &[KeyValue]) -> bool {
+        let is_later = revision >= self.told;
+        if is_later {
+            let line = std::mem::take(&mut self.line);
+            *self = Self::new(&line, revision, listed);
+        }
+        is_later
+    }
+
+    /// Applies events. Returns the tickets that have left.
+    pub(super) fn apply(&mut self, events: &[Event]) -> Vec<Id> {
+        let mut left = Vec::new();
+        for event in events {
+            let Some(kv) = &event.kv else { continue };
+            if kv.mod_revision <= self.listed {
+                continue;
+            }
+            self.told = self.told.max(kv.mod_revision);
+            match event.is_delete() {
+                true => left.extend(self.delete(&kv.key)),
+                false => self.put(kv),
+            }
+        }
+        left
+    }
+
+    fn put(&mut self, kv: &KeyValue) {
+        let Some(id) = layout::id_of(&self.line, &kv.key) else {
+            return;
+        };
+        let ticket = Ticket::decode(&kv.value);
+        let before = self.numbers.insert(id, kv.create_revision);
+        if let Some(before) = before.filter(|before| *before != kv.create_revision) {
+            self.places.remove(&before);
+        }
+        let place = Place {
+            id,
+            permits: ticket.permits,
+            capacity: ticket.capacity,
+            ttl: ticket.ttl,
+        };
+        self.places.insert(kv.create_revision, place);
+    }
+
+    fn delete(&mut self, key: &[u8]) -> Option<Id> {
+        let id = layout::id_of(&self.line, key)?;
+        let number = self.numbers.remove(&id)?;
+        self.places.remove(&number);
+        Some(id)
+    }
+
+    /// The tickets that hold, with their numbers, oldest first.
+    pub(super) fn holders(&self) -> impl Iterator<Item = (i64, Place)> {
+        let terms = self.places.values();
+        let holders = granted_of(terms.map(|place| (place.permits, place.capacity)), None, 0);
+        let places = self.places.iter().take(holders);
+        places.map(|(number, place)| (*number, *place))
+    }
+
+    /// The time after which the first of the holders may be gone, if it is not renewed.
+    pub(super) fn soonest(&self) -> Option<Duration> {
+        self.holders().map(|(_, place)| place.ttl).min()
+    }
+
+    pub(super) fn holds(&self, id: Id) -> bool {
+        self.holders().any(|(_, place)| place.id == id)
+    }
+
+    pub(super) fn number(&self, id: Id) -> Option<i64> {
+        self.numbers.get(&id).copied()
+    }
+
+    /// The capacity that counts: that of the oldest ticket.
+    pub(super) fn capacity(&self) -> Option<u32> {
+        let oldest = self.places.first_key_value();
+        oldest.map(|(_, place)| place.capacity)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.places.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINE: &str = "lock:1:{a}/";
+
+    fn id(number: u32) -> Id {
+        Id::parse(&format!("{number:032x}")).unwrap()
+    }
+
+    fn kv(id: Id, created: i64, modified: i64, permits: u32) -> KeyValue {
+        let ticket = Ticket {
+            permits,
+            capacity: 2,
+            ttl: Duration::ZERO,
+            since: 0,
+            owner: String::new(),
+        };
+        KeyValue {
+            key: layout::ticket(LINE, id).into(),
+            create_revision: created,
+            mod_revision: modified,
+            value: ticket.encode().into(),
+            lease: 1,
+        }
+    }
+
+    fn event(kind: i32, kv: KeyValue) -> Event {
+        let kv = Some(kv);
+        Event {
+            kind,
+            kv,
+            prev_kv: None,
+        }
+    }
+
+    fn came(id: Id, at: i64) -> Event {
+        event(0, kv(id, at, at, 2))
+    }
+
+    /// The event of a delete has neither a value nor the revision of the create.
+    fn went(id: Id, at: i64) -> Event {
+        let key = layout::ticket(LINE, id).into();
+        let mod_revision = at;
+        let kv = KeyValue {
+            key,
+            mod_revision,
+            ..KeyValue::default()
+        };
+        event(1, kv)
+    }
+
+    fn holders(copy: &Copy) -> Vec<Id> {
+        copy.holders().map(|(_, place)| place.id).collect()
+    }
+
+    #[test]
+    fn a_ticket_holds_when_what_is_older_has_gone() {
+        let mut copy = Copy::new(LINE, 10, &[kv(id(1), 8, 8, 2)]);
+        assert_eq!(copy.apply(&[came(id(2), 11), came(id(3), 12)]), []);
+        assert_eq!(holders(&copy), [id(1)]);
+        assert_eq!(copy.apply(&[went(id(1), 13)]), [id(1)]);
+        assert_eq!(holders(&copy), [id(2)]);
+        assert!(copy.holds(id(2)) && !copy.holds(id(3)));
+    }
+
+    #[test]
+    fn a_ticket_that_becomes_smaller_keeps_its_place_and_lets_others_in() {
+        let tickets = [kv(id(1), 8, 8, 2), kv(id(2), 9, 9, 1)];
+        let mut copy = Copy::new(LINE, 10, &tickets);
+        assert_eq!(holders(&copy), [id(1)]);
+        copy.apply(&[event(0, kv(id(1), 8, 11, 1))]);
+        assert_eq!(holders(&copy), [id(1), id(2)]);
+        assert_eq!(copy.number(id(1)), Some(8));
+    }
+
+    /// A watch may begin before the revision of a later list.
+    #[test]
+    fn events_that_are_in_the_list_already_change_nothing() {
+        let mut copy = Copy::new(LINE, 10, &[kv(id(1), 8, 8, 2)]);
+        assert!(copy.read(12, &[kv(id(2), 11, 11, 2)]));
+        copy.apply(&[came(id(2), 11), went(id(1), 12), went(id(2), 12)]);
+        assert_eq!(holders(&copy), [id(2)]);
+    }
+
+    #[test]
+    fn a_list_that_is_older_than_the_events_is_not_taken() {
+        let mut copy = Copy::new(LINE, 10, &[kv(id(1), 8, 8, 2)]);
+        copy.apply(&[went(id(1), 12)]);
+        assert!(!copy.read(11, &[kv(id(1), 8, 8, 2)]));
+        assert_eq!(copy.len(), 0);
+    }
+
+    #[test]
+    fn a_ticket_that_comes_again_has_its_new_number_only() {
+        let mut copy = Copy::new(LINE, 10, &[kv(id(1), 8, 8, 2)]);
+        copy.apply(&[went(id(1), 11), came(id(2), 12), came(id(1), 13)]);
+        assert_eq!(holders(&copy), [id(2)]);
+        assert_eq!(copy.number(id(1)), Some(13));
+        assert_eq!(copy.len(), 2);
+    }
+
+    #[test]
+    fn keys_that_are_no_tickets_are_not_counted() {
+        let mut other = kv(id(1), 8, 8, 2);
+        other.key = b"lock:1:{a}/other".to_vec();
+        assert_eq!(Copy::new(LINE, 10, &[other]).len(), 0);
+    }
+}

@@ -1,0 +1,289 @@
+//! One connection to one member. All requests and both streams of a client use it.
+//!
+//! HTTP/2 gives each request a stream of its own, and the server works on all of them at the same
+//! time. So requests that are sent one after the other may be carried out in any order. Whoever
+//! needs an order waits for the answer of the first, or puts both into one transaction.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::uri::PathAndQuery;
+use http::{HeaderValue, Request, Response, Uri};
+use hyper::body::Incoming;
+use hyper::client::conn::http2::{self, SendRequest};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use prost::Message;
+use tokio::net::TcpStream;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::task::{AbortHandle, JoinHandle};
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::body::Body;
+use tonic::client::{Grpc, GrpcService};
+use tonic::{Status, Streaming};
+use tonic_prost::ProstCodec;
+
+use super::config::Settings;
+use super::errors::{failed, not_changed, not_connected};
+use super::messages::{
+    AuthenticateRequest, AuthenticateResponse, LeaseGrantRequest, LeaseGrantResponse,
+    LeaseRevokeRequest, LeaseRevokeResponse, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse,
+    RangeRequest, RangeResponse, StatusRequest, StatusResponse, TxnRequest, TxnResponse, one,
+};
+use crate::backend::{Fault, StoreError};
+
+/// The longest answer that is read. The list of the longest line has some two megabytes.
+const LONGEST_ANSWER: usize = 64 << 20;
+
+/// How much the server may send before it is read. The defaults of HTTP/2 are 64 KiB, which a long
+/// list fills.
+const WINDOW: u32 = 4 << 20;
+
+/// An open connection. It ends when this is dropped.
+#[derive(Debug)]
+pub(super) struct Link {
+    service: Service,
+    pub(super) ended: AbortHandle,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.ended.abort();
+    }
+}
+
+/// The task that moves the bytes of a connection. It ends with the connection.
+pub(super) type Driver = JoinHandle<()>;
+
+/// Connects to one of the members: they are tried in random order, each for a part of the time that
+/// there is. A member is usable if it answers a read of the key `probe`, which shows that it has a
+/// leader that leads.
+///
+/// If the future is dropped, what it has opened is dropped with it.
+pub(super) async fn dial(
+    settings: &Settings,
+    probe: &str,
+    time: Duration,
+) -> Result<(Link, Driver), StoreError> {
+    let mut members = settings.members.clone();
+    fastrand::shuffle(&mut members);
+    let share = time / u32::try_from(members.len()).unwrap_or(u32::MAX);
+    let mut failure: Option<StoreError> = None;
+    while let Some((host, port)) = members.pop() {
+        let place = format!("{host}:{port}");
+        let tried = to_member(settings, &place, probe);
+        // The core limits the time of all together, and so that of the last one.
+        let tried = match members.is_empty() {
+            true => tried.await,
+            false => tokio::time::timeout(share, tried)
+                .await
+                .unwrap_or_else(|_| {
+                    let text = format!("no answer within {share:?}");
+                    Err(StoreError::new(Fault::Retry, text))
+                }),
+        };
+        match tried {
+            Ok(linked) => return Ok(linked),
+            // A mistake that a person must correct is told, if no member can be used.
+            Err(_) if failure.as_ref().is_some_and(|f| f.fault() == Fault::Config) => {}
+            Err(error) => failure = Some(not_connected(&place, &error)),
+        }
+    }
+    // A URL names at least one host.
+    Err(failure.unwrap_or_else(|| StoreError::new(Fault::Config, "the URL names no host")))
+}
+
+async fn to_member(
+    settings: &Settings,
+    place: &str,
+    probe: &str,
+) -> Result<(Link, Driver), StoreError> {
+    let out_of_reach =
+        |error: &dyn std::error::Error| StoreError::new(Fault::Retry, format!("etcd: {error}"));
+    let stream = TcpStream::connect(place).await;
+    let stream = stream.map_err(|error| out_of_reach(&error))?;
+    stream
+        .set_nodelay(true)
+        .map_err(|error| out_of_reach(&error))?;
+    let shaken = http2::Builder::new(TokioExecutor::new())
+        .initial_stream_window_size(WINDOW)
+        .initial_connection_window_size(WINDOW)
+        .handshake(TokioIo::new(stream));
+    let (requests, connection) = shaken.await.map_err(|error| out_of_reach(&error))?;
+    let driver = tokio::spawn(async move {
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "the connection has ended");
+        }
+    });
+    let mut link = Link {
+        service: Service {
+            requests,
+            place: place.into(),
+            token: None,
+        },
+        ended: driver.abort_handle(),
+    };
+    if let Some((name, password)) = &settings.login {
+        link.log_in(name, password).await?;
+    }
+    link.term(probe).await?;
+    Ok((link, driver))
+}
+
+impl Link {
+    async fn log_in(&mut self, name: &str, password: &str) -> Result<(), StoreError> {
+        let login = AuthenticateRequest {
+            name: name.to_owned(),
+            password: password.to_owned(),
+        };
+        let answer: AuthenticateResponse = self
+            .call("/etcdserverpb.Auth/Authenticate", login)
+            .await
+            .map_err(failed)?;
+        let mut token = HeaderValue::from_str(&answer.token).map_err(|_| {
+            StoreError::new(Fault::Config, "etcd: the token of the login is no text")
+        })?;
+        token.set_sensitive(true);
+        self.service.token = Some(token);
+        Ok(())
+    }
+
+    pub(super) async fn txn(&self, txn: TxnRequest) -> Result<TxnResponse, Status> {
+        self.call("/etcdserverpb.KV/Txn", txn).await
+    }
+
+    /// Reads keys. The answer is at least as new as this call.
+    pub(super) async fn range(&self, range: RangeRequest) -> Result<RangeResponse, StoreError> {
+        let answer = self.call("/etcdserverpb.KV/Range", range).await;
+        answer.map_err(not_changed)
+    }
+
+    /// Reads a key that does not exist. The answer shows that a majority follows a leader. It has
+    /// the term of the member.
+    pub(super) async fn term(&self, key: &str) -> Result<u64, StoreError> {
+        let answer = self.range(one(key)).await?;
+        Ok(answer.header.map_or(0, |header| header.raft_term))
+    }
+
+    /// Grants a lease for this many seconds. Returns its id, and the ttl that the server gives.
+    ///
+    /// With rights at the server, everybody who knows the id of a lease may keep or revoke it. So
+    /// the id is drawn at random. If the answer is lost, the lease ends by itself.
+    pub(super) async fn grant(&self, seconds: i64) -> Result<(i64, Duration), StoreError> {
+        let mut bytes = [0; 8];
+        getrandom::fill(&mut bytes).map_err(|error| {
+            StoreError::new(Fault::Retry, format!("etcd: no random numbers: {error}"))
+        })?;
+        let id = (i64::from_ne_bytes(bytes) & i64::MAX).max(1);
+        let grant = LeaseGrantRequest { ttl: seconds, id };
+        let granted: Result<LeaseGrantResponse, _> =
+            self.call("/etcdserverpb.Lease/LeaseGrant", grant).await;
+        let granted = granted.map_err(not_changed)?;
+        match granted.error.as_str() {
+            "" => Ok((id, Duration::from_secs(granted.ttl.max(0).unsigned_abs()))),
+            error => Err(StoreError::new(Fault::Retry, format!("etcd: {error}"))),
+        }
+    }
+
+    pub(super) async fn revoke(&self, lease: i64) -> Result<(), Status> {
+        let revoke = LeaseRevokeRequest { id: lease };
+        let revoked = self.call("/etcdserverpb.Lease/LeaseRevoke", revoke).await;
+        revoked.map(|LeaseRevokeResponse {}| ())
+    }
+
+    /// For how long a lease lives if nobody keeps it. Zero if there is no such lease.
+    pub(super) async fn time_to_live(&self, lease: i64) -> Result<Duration, StoreError> {
+        let question = LeaseTimeToLiveRequest { id: lease };
+        let answer: Result<LeaseTimeToLiveResponse, _> = self
+            .call("/etcdserverpb.Lease/LeaseTimeToLive", question)
+            .await;
+        let ttl = answer.map_err(not_changed)?.ttl;
+        Ok(Duration::from_secs(ttl.max(0).unsigned_abs()))
+    }
+
+    pub(super) async fn status(&self) -> Result<StatusResponse, StoreError> {
+        let answer = self
+            .call("/etcdserverpb.Maintenance/Status", StatusRequest {})
+            .await;
+        answer.map_err(not_changed)
+    }
+
+    /// Sends a request when this is first polled.
+    async fn call<Q, A>(&self, path: &'static str, question: Q) -> Result<A, Status>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        let mut grpc = self.grpc();
+        grpc.ready().await.map_err(Self::closed)?;
+        let codec = ProstCodec::<Q, A>::default();
+        let path = PathAndQuery::from_static(path);
+        let answer = grpc
+            .unary(tonic::Request::new(question), path, codec)
+            .await?;
+        Ok(answer.into_inner())
+    }
+
+    /// Opens a stream in both directions. Resolves when the server has sent something on it.
+    pub(super) async fn stream<Q, A>(
+        &self,
+        path: &'static str,
+        questions: UnboundedReceiver<Q>,
+    ) -> Result<Streaming<A>, Status>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        let mut grpc = self.grpc();
+        grpc.ready().await.map_err(Self::closed)?;
+        let codec = ProstCodec::<Q, A>::default();
+        let path = PathAndQuery::from_static(path);
+        let questions = tonic::Request::new(UnboundedReceiverStream::new(questions));
+        Ok(grpc.streaming(questions, path, codec).await?.into_inner())
+    }
+
+    fn grpc(&self) -> Grpc<Service> {
+        Grpc::new(self.service.clone()).max_decoding_message_size(LONGEST_ANSWER)
+    }
+
+    fn closed(error: hyper::Error) -> Status {
+        Status::from_error(Box::new(error))
+    }
+}
+
+/// The connection as the library for gRPC uses it. It does not connect again.
+#[derive(Clone, Debug)]
+struct Service {
+    requests: SendRequest<Body>,
+    place: Arc<str>,
+    /// Of the login.
+    token: Option<HeaderValue>,
+}
+
+impl GrpcService<Body> for Service {
+    type ResponseBody = Incoming;
+    type Error = hyper::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Incoming>, hyper::Error>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), hyper::Error>> {
+        self.requests.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        let path = request.uri().path_and_query().cloned();
+        let uri = Uri::builder().scheme("http").authority(&*self.place);
+        let uri = uri.path_and_query(path.unwrap_or_else(|| PathAndQuery::from_static("/")));
+        if let Ok(uri) = uri.build() {
+            *request.uri_mut() = uri;
+        }
+        let headers = request.headers_mut();
+        // A member without a leader refuses the request at once, and ends the streams.
+        headers.insert("hasleader", HeaderValue::from_static("true"));
+        if let Some(token) = &self.token {
+            headers.insert("token", token.clone());
+        }
+        Box::pin(self.requests.send_request(request))
+    }
+}
