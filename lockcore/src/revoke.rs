@@ -16,7 +16,7 @@ use crate::locks::Locks;
 use crate::name::Name;
 use crate::owner;
 use crate::pauses::Pauses;
-use crate::request::{Id, Request};
+use crate::request::{FULL, Id, Request};
 
 pub use crate::backend::AskedBack;
 
@@ -62,13 +62,17 @@ impl Locks {
     /// A second ask-back replaces the first. If the holder has learned of both, it gives up at the
     /// earlier of the two ends.
     ///
+    /// If the store shows the ticket as a waiter behind tickets of the same client, the ticket [may
+    /// hold already](crate::TicketInfo::granted). It is asked too. If it waits, its client gives it
+    /// up when it holds, and this call waits until then.
+    ///
     /// Returns [`Released`](Release::Released) when this call has seen the end of the grant, and
     /// [`AlreadyLost`](Release::AlreadyLost) when the grant was over before.
     ///
     /// # Errors
     ///
     /// [`Config`](crate::ErrorKind::Config) when `why` or `grace` is not usable, the ticket is a
-    /// waiter, the store denies the request, or the store has no ask-backs.
+    /// waiter that cannot hold yet, the store denies the request, or the store has no ask-backs.
     /// [`Unavailable`](crate::ErrorKind::Unavailable) when the store does not answer for one
     /// operation timeout.
     ///
@@ -151,6 +155,9 @@ impl Locks {
                     self.ask(name, id, &ask).await?;
                     seen = None;
                 }
+                // It may hold already, and it may not have begun yet: see `may_hold`. Its client
+                // learns of the ask-back for certain only when the store calls it a holder.
+                (Some(_), _) if !place.granted => seen = None,
                 (Some(stands), Some((known, of, give_up))) if stands == known && *of == id => {
                     if clock.now() >= *give_up
                         && self.release_of(name, &place, id).await? == Release::Released
@@ -201,6 +208,10 @@ impl Locks {
     ///
     /// A hand-over inside a process keeps the ticket. So this ends the grant of the task that has
     /// the ticket at that time.
+    ///
+    /// If the store shows the ticket as a waiter behind tickets of the same client, the ticket [may
+    /// hold already](crate::TicketInfo::granted). It is removed too. If it waited, its client asks
+    /// for another ticket, behind all others.
     ///
     /// # Errors
     ///
@@ -253,13 +264,16 @@ impl Locks {
             .map_err(|error: Error| error.of_name(name.as_str()))
     }
 
-    /// The holder with this ticket, or `None` if the ticket is gone.
+    /// The ticket with this number, which [holds or may hold](may_hold), or `None` if it is gone.
     async fn holder(&self, name: &Name, ticket: u64) -> Result<Option<(TicketInfo, Id)>, Error> {
-        let places = self.0.shared.inspect(name).await?;
-        let Some(place) = places.into_iter().find(|place| place.ticket == ticket) else {
+        let mut line = self.0.shared.inspect(name).await?;
+        let Some(at) = line.iter().position(|place| place.ticket == ticket) else {
             return Ok(None);
         };
-        if !place.granted {
+        let place = line.remove(at);
+        let names_ahead = self.0.shared.capability.names_ahead;
+        let holds = place.granted || names_ahead && may_hold(&place, &line[..at]);
+        if !holds {
             return Err(Error::config(format!(
                 "ticket {ticket} waits: it holds nothing that could be ended"
             )));
@@ -319,5 +333,55 @@ impl Locks {
     fn soon(&self) -> Instant {
         let shared = &self.0.shared;
         shared.clock.now().after(shared.op_timeout)
+    }
+}
+
+/// Whether a ticket may hold although the store calls it a waiter. Where the store names the ticket
+/// ahead, a ticket may hold by its [turn](crate::client::turns) until the store has the releases of
+/// the tickets `ahead` of it. All of these are of the same client then.
+///
+/// Perhaps the ticket waits. To ask it back, or to remove it, does no harm then: its client gives
+/// it up when it holds, or asks for another ticket.
+fn may_hold(place: &TicketInfo, ahead: &[TicketInfo]) -> bool {
+    place.permits == FULL.get() && ahead.iter().all(|older| older.owner == place.owner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::slice;
+
+    use super::*;
+
+    fn place(ticket: u64, permits: NonZeroU32, client: &str) -> TicketInfo {
+        let ttl = Duration::from_secs(10);
+        TicketInfo::new(
+            ticket,
+            false,
+            permits.get(),
+            FULL.get(),
+            ttl,
+            client.to_owned(),
+        )
+    }
+
+    #[test]
+    fn a_waiter_may_hold_if_it_wants_all_and_is_behind_its_own_client_only() {
+        let (ours, theirs) = (place(1, FULL, "host/1/1"), place(2, FULL, "host/1/2"));
+        let one = NonZeroU32::MIN;
+
+        assert!(may_hold(
+            &place(3, FULL, "host/1/1 text"),
+            slice::from_ref(&ours)
+        ));
+        // A writer that became a reader lets in the next one too.
+        assert!(may_hold(
+            &place(3, FULL, "host/1/1"),
+            &[place(1, one, "host/1/1")]
+        ));
+        assert!(!may_hold(
+            &place(3, one, "host/1/1"),
+            slice::from_ref(&ours)
+        ));
+        assert!(!may_hold(&place(3, FULL, "host/1/1"), &[ours, theirs]));
     }
 }

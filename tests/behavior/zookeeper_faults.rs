@@ -14,6 +14,7 @@ mod renewals;
 mod replies;
 mod rights;
 mod sessions;
+mod turns;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,6 +44,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         rights::facts,
         ensembles::facts,
         damaged::facts,
+        turns::facts,
     ];
     groups.into_iter().flat_map(|facts| facts(store)).collect()
 }

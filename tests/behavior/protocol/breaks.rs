@@ -145,7 +145,7 @@ async fn a_late_answer_replaces_no_connection_on_which_others_are_answered(_: St
                 Asked::Enqueue(_, reply) => unanswered.push(reply),
                 // The first caller gives up at some time, and its ticket is released.
                 Asked::Release(_, reply) => reply.send(Ok(vec![Released::NotFound])).unwrap(),
-                other @ Asked::Renew(..) => panic!("not an enqueue: {other:?}"),
+                other => panic!("not an enqueue: {other:?}"),
             }
         }
         assert_eq!(kind(asking.await.unwrap()), ErrorKind::Busy);

@@ -259,7 +259,7 @@ async fn an_abandoned_request_counts_as_in_flight_until_its_answer_and_no_longer
         match store.next().await {
             Asked::Enqueue(_, reply) => enqueue = Some(reply),
             Asked::Release(_, reply) => release = Some(reply), // not answered
-            other @ Asked::Renew(..) => panic!("{other:?}"),
+            other => panic!("{other:?}"),
         }
     }
     next.abort();

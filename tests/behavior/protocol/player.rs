@@ -27,7 +27,11 @@ pub(super) struct Wire {
     /// The number of this connection, counted from 1.
     number: usize,
     capability: Capability,
+    line: Line,
 }
+
+/// The tickets that the store shows.
+pub(super) type Line = Arc<Mutex<Vec<TicketInfo>>>;
 
 /// The test's side of the store. If the test drops a reply, the request fails as if the connection
 /// had broken.
@@ -36,6 +40,7 @@ pub(super) struct Player {
     pub(super) events: Arc<Mutex<Vec<Arc<EventSink>>>>,
     pub(super) connections: Arc<Mutex<Vec<u64>>>,
     pub(super) broken: Arc<AtomicUsize>,
+    pub(super) line: Line,
 }
 
 #[derive(Debug)]
@@ -43,6 +48,7 @@ pub(super) enum Asked {
     Enqueue(Arc<Request>, Reply<Enqueued>),
     Renew(Vec<Arc<Request>>, Reply<Vec<Renewed>>),
     Release(Vec<Departure>, Reply<Vec<Released>>),
+    AskBack(Id, Reply<bool>),
 }
 
 pub(super) type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
@@ -61,6 +67,7 @@ pub(super) fn wire(capability: Capability) -> (Arc<Wire>, Player) {
     let events = Arc::default();
     let connections = Arc::<Mutex<Vec<u64>>>::default();
     let broken = Arc::<AtomicUsize>::default();
+    let line = Line::default();
     let wire = Wire {
         asked: sender,
         events: Arc::clone(&events),
@@ -68,6 +75,7 @@ pub(super) fn wire(capability: Capability) -> (Arc<Wire>, Player) {
         broken: Arc::clone(&broken),
         number: 0,
         capability,
+        line: Arc::clone(&line),
     };
     (
         Arc::new(wire),
@@ -76,6 +84,7 @@ pub(super) fn wire(capability: Capability) -> (Arc<Wire>, Player) {
             events,
             connections,
             broken,
+            line,
         },
     )
 }
@@ -141,7 +150,12 @@ impl Connection for Wire {
     }
 
     fn inspect(&self, _: Name) -> Answer<Vec<TicketInfo>> {
-        Box::pin(std::future::ready(Ok(Vec::new())))
+        let line = self.line.lock().unwrap().clone();
+        Box::pin(std::future::ready(Ok(line)))
+    }
+
+    fn ask_back(&self, _: Name, id: Id, _: Arc<str>) -> Answer<bool> {
+        self.ask(move |reply| Asked::AskBack(id, reply))
     }
 
     fn forget(&self, _: Name) -> Answer<()> {

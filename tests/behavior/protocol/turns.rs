@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use libtest_mimic::Trial;
-use lockcore::backend::{Capability, Enqueued, Fault, Id, Released, Renewed, Request, StoreError};
-use lockcore::{Error, Fair, Guard, Lock, Locks, LostReason};
+use lockcore::backend::{
+    Capability, Enqueued, FULL, Fault, Id, Released, Renewed, Request, StoreError, TicketInfo,
+};
+use lockcore::{Error, ErrorKind, Fair, Guard, Lock, Locks, LostReason, Release};
 
 use super::player::{Asked, Player, Reply, granted, wire};
 use super::still_granted;
@@ -28,13 +30,22 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_turn_does_not_count_after_a_gap_although_its_renewal_has_failed
         a_lock_held_by_a_turn_is_detached_when_the_store_says_that_it_holds
         a_lock_held_by_a_turn_can_be_downgraded_at_once
+        a_lock_held_by_a_turn_can_be_taken_away
+        a_lock_held_by_a_turn_can_be_asked_back
+        a_ticket_that_is_asked_back_is_not_removed_before_the_store_calls_it_a_holder
+        a_waiter_behind_another_client_is_not_taken_for_a_holder
         the_ticket_ahead_is_asked_for_only_to_wait_for_everything
     ]
 }
 
 /// The client of a store that names the ticket ahead. Each of its requests has a ticket of its own.
 fn named() -> (Locks, Player) {
-    let (wire, store) = wire(Capability::new().names_ahead(true).adopts(true));
+    let (wire, store) = wire(
+        Capability::new()
+            .names_ahead(true)
+            .adopts(true)
+            .asks_back(true),
+    );
     let strict = Locks::builder().fair(Fair::Strict).ttl(LEASE);
     (strict.backend(wire).build().unwrap(), store)
 }
@@ -330,15 +341,121 @@ async fn a_lock_held_by_a_turn_can_be_downgraded_at_once(_: Store) {
     drop(not_answered);
 }
 
+/// A ticket as the store shows it.
+fn place(ticket: u64, granted: bool, owner: &str) -> TicketInfo {
+    let all = FULL.get();
+    TicketInfo::new(ticket, granted, all, all, Duration::ZERO, owner.to_owned())
+}
+
+/// The store calls the waiter a waiter, behind a holder.
+fn shows_two(store: &Player, owners: [&str; 2], id: Id) {
+    let [ahead, behind] = owners;
+    let ahead = place(NUMBER - 1, true, ahead);
+    let behind = place(NUMBER, false, behind).with_id(id);
+    *store.line.lock().unwrap() = vec![ahead, behind];
+}
+
+async fn a_lock_held_by_a_turn_can_be_taken_away(_: Store) {
+    let (locks, mut store) = named();
+    let (holder, mut waiter) = two(&locks.mutex("a"), &mut store).await;
+    let not_answered = ends(holder, true, &mut store).await;
+    let _guard = waiter.collect();
+    shows_two(&store, ["host/1/1"; 2], waiter.id);
+
+    let (taken, departure) = tokio::join!(locks.force_release("a", NUMBER), store.release());
+
+    assert_eq!(taken.unwrap(), Release::Released);
+    assert_eq!(departure.request.id, waiter.id);
+    drop(not_answered);
+}
+
+/// The holder learns of the ask-back although the store calls it a waiter.
+async fn a_lock_held_by_a_turn_can_be_asked_back(_: Store) {
+    let (locks, mut store) = named();
+    let (holder, mut waiter) = two(&locks.mutex("a"), &mut store).await;
+    let not_answered = ends(holder, true, &mut store).await;
+    let guard = waiter.collect();
+    shows_two(&store, ["host/1/1"; 2], waiter.id);
+    let grace = LEASE / 2;
+    let revoke = tokio::spawn({
+        let locks = locks.clone();
+        async move { locks.revoke("a", NUMBER, grace, "x").await }
+    });
+    match store.next().await {
+        Asked::AskBack(id, reply) => {
+            assert_eq!(id, waiter.id);
+            reply.send(Ok(true)).unwrap();
+        }
+        other => panic!("not an ask-back: {other:?}"),
+    }
+
+    let ((), ensured) = tokio::join!(
+        async {
+            let (tickets, reply) = store.renewal().await;
+            let told = Renewed::Waiting {
+                valid_for: tickets[0].ttl,
+                recheck_in: None,
+                grace: Some(grace),
+            };
+            reply.send(Ok(vec![told])).unwrap();
+        },
+        guard.ensure(guard.remaining() + Duration::from_millis(1))
+    );
+
+    drop(ensured); // it may have less time than it wants
+    soon(guard.revoked()).await;
+    store.line.lock().unwrap().clear();
+    assert_eq!(soon(revoke).await.unwrap().unwrap(), Release::Released);
+    drop(not_answered);
+}
+
+/// Until then its client may not have learned of the ask-back, so its grace has not begun.
+async fn a_ticket_that_is_asked_back_is_not_removed_before_the_store_calls_it_a_holder(_: Store) {
+    let brief = Duration::from_millis(50);
+    let (wire, mut store) = wire(Capability::new().names_ahead(true).asks_back(true));
+    let locks = Locks::builder().op_timeout(brief).backend(wire);
+    let locks = locks.build().unwrap();
+    let (id, asked) = (
+        Id::parse(&"1".repeat(32)).unwrap(),
+        "host/1/1\n0 host/1/2 x",
+    );
+    shows_two(&store, ["host/1/1", asked], id);
+    let revoke = tokio::spawn(async move { locks.revoke("a", NUMBER, Duration::ZERO, "x").await });
+    match store.next().await {
+        Asked::AskBack(_, reply) => reply.send(Ok(true)).unwrap(),
+        other => panic!("not an ask-back: {other:?}"),
+    }
+
+    let early = tokio::time::timeout(10 * brief, store.next()).await;
+    assert!(early.is_err(), "{early:?}");
+
+    *store.line.lock().unwrap() = vec![place(NUMBER, true, asked).with_id(id)];
+    assert_eq!(store.release().await.request.id, id);
+    assert_eq!(soon(revoke).await.unwrap().unwrap(), Release::Released);
+}
+
+async fn a_waiter_behind_another_client_is_not_taken_for_a_holder(_: Store) {
+    let (locks, mut store) = named();
+    let (_holder, waiter) = two(&locks.mutex("a"), &mut store).await;
+    shows_two(&store, ["host/1/2", "host/1/1"], waiter.id);
+
+    let taken = locks.force_release("a", NUMBER).await;
+
+    assert_eq!(crate::store::kind(taken), ErrorKind::Config);
+    assert!(store.asked.try_recv().is_err(), "it asked the store");
+}
+
 async fn the_ticket_ahead_is_asked_for_only_to_wait_for_everything(_: Store) {
     let (locks, mut store) = named();
     let (_holder, _) = holds(&locks.mutex("other"), &mut store).await; // connects
+    let mut waiters = Vec::new(); // whose releases would come between
     for lock in [
         locks.rwlock("a").read(),
         locks.semaphore("b", 2).permits(2),
         locks.mutex("c").wait(Duration::ZERO),
     ] {
-        let (_waiter, request, _reply) = Waiter::asks(&lock, &mut store).await;
+        let (waiter, request, reply) = Waiter::asks(&lock, &mut store).await;
         assert!(!request.name_ahead, "{request:?}");
+        waiters.push((waiter, reply));
     }
 }

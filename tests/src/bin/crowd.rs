@@ -27,6 +27,9 @@ struct Arguments {
     seconds: u64,
     /// Folder of the witness and of the file `tokens`
     folder: PathBuf,
+    /// How long each visit lasts
+    #[arg(long, default_value = "0s", value_parser = humantime::parse_duration)]
+    stay: Duration,
 }
 
 #[tokio::main]
@@ -37,7 +40,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut tasks = tokio::task::JoinSet::new();
     for _ in 0..arguments.tasks {
         let lock = locks.mutex(&arguments.name);
-        let folder = arguments.folder.clone();
+        let (folder, stay) = (arguments.folder.clone(), arguments.stay);
         tasks.spawn(async move {
             let witness = FileWitness::in_folder(&folder);
             let (mut visits, mut errors) = (0u64, 0u64);
@@ -45,6 +48,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
                 let outcome = lock
                     .run(async |held| {
                         let visit = witness.write();
+                        if !stay.is_zero() {
+                            tokio::time::sleep(stay).await;
+                        }
                         let mut tokens = File::options()
                             .create(true)
                             .append(true)

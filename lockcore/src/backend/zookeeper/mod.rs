@@ -106,7 +106,7 @@ impl Backend for ZooKeeper {
             .renewals_in_flight(RENEWALS_IN_FLIGHT)
             // An enqueue can name the ticket ahead. It is not asked for before more facts on a real
             // server have shown that this is safe.
-            .names_ahead(false)
+            .names_ahead(true)
             .asks_back(true)
             .lists(true)
             .counters(true)
