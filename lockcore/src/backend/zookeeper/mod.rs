@@ -104,8 +104,6 @@ impl Backend for ZooKeeper {
             .sessions(true)
             .in_flight(IN_FLIGHT)
             .renewals_in_flight(RENEWALS_IN_FLIGHT)
-            // An enqueue can name the ticket ahead. It is not asked for before more facts on a real
-            // server have shown that this is safe.
             .names_ahead(true)
             .asks_back(true)
             .lists(true)

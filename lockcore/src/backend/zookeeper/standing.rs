@@ -1,7 +1,7 @@
 //! What this process knows about a session: its tickets there, and the lines and counters that it
 //! follows.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use super::proof::Proof;
 use super::row::Row;
 use crate::backend::EventSink;
 use crate::clock::{Clock, Instant};
-use crate::request::Id;
+use crate::request::{FULL, Id};
 
 /// For how long the id of a released ticket stays marked. This is far longer than a request can
 /// wait in the buffer of a socket: by then the server has read it, or the connection is reset.
@@ -228,8 +228,9 @@ impl State {
 #[derive(Debug, Default)]
 pub(super) struct Ours {
     by_id: HashMap<Id, Mine>,
-    /// The tickets that exist at the store, by the paths of their parents. No set is empty.
-    by_line: HashMap<String, HashSet<Id>>,
+    /// The tickets that exist at the store, by the paths of their parents, with their sequence
+    /// numbers. No set is empty.
+    by_line: HashMap<String, BTreeSet<(i32, Id)>>,
 }
 
 impl Ours {
@@ -253,7 +254,7 @@ impl Ours {
         }
     }
 
-    /// The path of the ticket's parent must not be changed.
+    /// The path of the ticket's parent and the sequence number must not be changed.
     pub(super) fn standing_mut(&mut self, id: Id) -> Option<&mut Standing> {
         match self.by_id.get_mut(&id)? {
             Mine::Standing(standing) => Some(standing),
@@ -272,7 +273,36 @@ impl Ours {
     /// The tickets with this parent that exist at the store.
     pub(super) fn in_line(&self, path: &str) -> impl Iterator<Item = (Id, &Standing)> {
         let ids = self.by_line.get(path).into_iter().flatten();
-        ids.filter_map(|id| Some((*id, self.standing(*id)?)))
+        ids.filter_map(|(_, id)| Some((*id, self.standing(*id)?)))
+    }
+
+    /// The path and the ticket number of the ticket with this parent that was created last, unless
+    /// its release was sent.
+    pub(super) fn youngest_in(&self, path: &str) -> Option<(String, u64)> {
+        let (_, id) = self.by_line.get(path)?.last()?;
+        let youngest = self.standing(*id).filter(|youngest| !youngest.leaving)?;
+        Some((youngest.path.clone(), youngest.ticket))
+    }
+
+    /// The ticket of ours [right ahead](crate::backend::Enqueued::Waiting::ahead) of the ticket
+    /// `id`: it has the sequence number before that of `mine`, and it wants all permits.
+    ///
+    /// Each create takes one number, so no other node was created between the two. This is true
+    /// under one parent only, because the numbers begin anew under another. So the caller has looked
+    /// at an older ticket of ours after the create of `mine`, and has found it. Its number is
+    /// `since`. The server deletes no parent that has a child, so every ticket of ours since then
+    /// has the same parent.
+    ///
+    /// There is no stored capacity, and nobody stores one: this is refused as long as a mutex is the
+    /// first in line.
+    pub(super) fn right_before(&self, id: Id, mine: &Standing, since: u64) -> Option<Id> {
+        let line = self.by_line.get(&mine.parent)?;
+        let (number, ahead) = *line.range(..(mine.sequence, id)).next_back()?;
+        let standing = self.standing(ahead)?;
+        let is_it = number == mine.sequence.wrapping_sub(1)
+            && (since..mine.ticket).contains(&standing.ticket)
+            && standing.permits == FULL.get();
+        is_it.then_some(ahead)
     }
 
     /// A create was sent at this time.
@@ -289,7 +319,7 @@ impl Ours {
         self.remove(id);
         if let Mine::Standing(standing) = &mine {
             let line = self.by_line.entry(standing.parent.clone()).or_default();
-            line.insert(id);
+            line.insert((standing.sequence, id));
         }
         self.by_id.insert(id, mine);
     }
@@ -299,7 +329,7 @@ impl Ours {
         if let Mine::Standing(standing) = &mine
             && let Some(line) = self.by_line.get_mut(&standing.parent)
         {
-            line.remove(&id);
+            line.remove(&(standing.sequence, id));
             if line.is_empty() {
                 self.by_line.remove(&standing.parent);
             }
@@ -364,5 +394,42 @@ mod tests {
             assert_eq!(ours.any_stands(), ours.all_mut().next().is_some());
         }
         assert!(stood > 5_000, "{stood}");
+    }
+
+    fn stands(ours: &mut Ours, sequence: i32, ticket: u64, permits: u32) -> (Id, Standing) {
+        let id = Id::draw().unwrap();
+        let standing = Standing {
+            permits,
+            sequence,
+            ticket,
+            ..standing("/lock:1/{a}")
+        };
+        ours.stands(id, standing.clone());
+        (id, standing)
+    }
+
+    #[test]
+    fn the_ticket_right_before_ours_has_the_number_before_and_is_of_the_same_parent() {
+        let (mut ours, all) = (Ours::default(), FULL.get());
+        let (oldest, _) = stands(&mut ours, 3, 100, all);
+        let (second, of_second) = stands(&mut ours, 4, 110, all);
+        let (third, of_third) = stands(&mut ours, 6, 130, all);
+        let (fourth, of_fourth) = stands(&mut ours, 7, 140, 1);
+        let (last, of_last) = stands(&mut ours, 8, 150, all);
+
+        assert_eq!(ours.right_before(second, &of_second, 100), Some(oldest));
+        assert_eq!(
+            ours.right_before(third, &of_third, 100),
+            None,
+            "of a stranger"
+        );
+        assert_eq!(ours.right_before(fourth, &of_fourth, 100), Some(third));
+        assert_eq!(ours.right_before(last, &of_last, 100), None, "of a reader");
+        // The older ticket that was found is younger than the one with the number before.
+        assert_eq!(ours.right_before(fourth, &of_fourth, 135), None);
+        // The numbers have begun anew, and the ticket with the number before is of an earlier line.
+        let (anew, of_anew) = stands(&mut ours, 5, 120, all);
+        assert_eq!(ours.right_before(anew, &of_anew, 115), None);
+        assert_eq!(ours.youngest_in("/lock:1/{a}").unwrap().1, 150);
     }
 }

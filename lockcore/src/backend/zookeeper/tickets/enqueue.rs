@@ -83,8 +83,9 @@ enum Place {
     /// There is no older ticket.
     First,
     Listed(Arc<Row>),
-    /// The events of the line show the position.
-    Followed,
+    /// The events of the line show the position. The id is that of the ticket right ahead, if it is
+    /// known already.
+    Followed(Option<Id>),
 }
 
 fn begin(session: &Arc<Session>, request: &Request, parent: &Parent) -> Begin {
@@ -206,7 +207,13 @@ async fn create(
     flush: Flush,
 ) -> Result<(Standing, Place), StoreError> {
     let prefix = parent.prefix(request, session.tag());
-    let mut replies = send(session, request, parent, &prefix, flush).await;
+    // A list shows the ticket ahead. In its place, a look at one older ticket of ours is enough.
+    let older = match request.name_ahead && !flush.list {
+        true => session.state().tickets.youngest_in(&parent.path),
+        false => None,
+    };
+    let look = older.as_ref().map(|(path, _)| path.as_str());
+    let mut replies = send(session, request, parent, &prefix, flush, look).await;
     if let Err(ZkError::NoNode) = replies.created
         && !flush.folder
     {
@@ -216,7 +223,7 @@ async fn create(
             folder: true,
             ..Flush::WITH_PARENT
         };
-        replies = send(session, request, parent, &prefix, everything).await;
+        replies = send(session, request, parent, &prefix, everything, None).await;
     }
     let (stat, sequence) = match replies.created {
         Ok(created) => created,
@@ -235,7 +242,14 @@ async fn create(
     let place = match replies.listed {
         // If the list has failed, the next attempt finds the ticket.
         Some(line) => Place::Listed(line.map_err(failed_after_create)?),
-        None => Place::Followed,
+        None => {
+            let older = older.filter(|_| replies.older_stands && request.wants_all());
+            let state = session.state();
+            let id = request.id;
+            Place::Followed(
+                older.and_then(|(_, since)| state.tickets.right_before(id, &standing, since)),
+            )
+        }
     };
     Ok((standing, place))
 }
@@ -244,17 +258,21 @@ struct Replies {
     /// The error that kept a parent from being created.
     refused: Option<ZkError>,
     created: Result<(Stat, CreateSequence), ZkError>,
+    /// Whether the older ticket exists.
+    older_stands: bool,
     listed: Option<Listed>,
 }
 
-/// Sends all requests before it awaits a reply. If the future is dropped, the requests were sent
-/// all the same, and the id stays [`Mine::Asked`].
+/// Sends all requests before it awaits a reply. `older` is the path of an older ticket to look at
+/// after the create. If the future is dropped, the requests were sent all the same, and the id stays
+/// [`Mine::Asked`].
 async fn send(
     session: &Arc<Session>,
     request: &Request,
     parent: &Parent,
     prefix: &str,
     flush: Flush,
+    older: Option<&str>,
 ) -> Replies {
     let client = &session.client;
     let container = CreateMode::Container.with_acls(session.acls);
@@ -266,6 +284,7 @@ async fn send(
         .parent
         .then(|| client.create(&parent.path, b"", &container));
     let created = client.create(prefix, request.owner.as_bytes(), &ticket);
+    let older = older.map(|path| client.check_stat(path));
     let listed = flush.list.then(|| session.list(&parent.path));
 
     let mut refused = None;
@@ -276,6 +295,10 @@ async fn send(
         }
     }
     let created = created.await;
+    let older_stands = match older {
+        Some(older) => matches!(older.await, Ok(Some(_))),
+        None => false,
+    };
     let listed = match listed {
         Some(listed) => Some(listed.await),
         None => None,
@@ -283,6 +306,7 @@ async fn send(
     Replies {
         refused,
         created,
+        older_stands,
         listed,
     }
 }
@@ -302,7 +326,10 @@ async fn answer(
         session.state().granted(request.id);
         return Ok(granted);
     }
-    let mut ahead = None;
+    let mut ahead = match place {
+        Place::Followed(ahead) => ahead,
+        Place::First | Place::Listed(_) => None,
+    };
     if let Place::Listed(line) = place {
         for other in line.iter().filter(|other| other.id == request.id) {
             if other.sequence != standing.sequence {
