@@ -69,6 +69,8 @@
 //! | learn of outages and of lost locks | [`Locks::events`], [`Held::in_danger`], [`Held::lost`] |
 //! | count what happens, for Prometheus for example | [`guide::metrics`] (feature `metrics`) |
 //! | shut down in good order | [`Locks::run_until_stopped`], [`stop_signal`] (feature `signal`), [`shutdown`], [`Locks::shutdown`] |
+//! | find out at night who holds a lock, and free it | [`guide::operations`] |
+//! | copy code for a nightly job, a consumer, a leader … | [`guide::recipes`] |
 //! | read what happens in which case, and why | [`guide`] |
 //! | write a store | [`backend`] (feature `backend`) |
 //!

@@ -4,6 +4,8 @@
 //! |---|---|
 //! | [`promises`] | what can I rely on, and which test proves it? |
 //! | [`fenced_write`] | how do I make a resource refuse a write that comes late? |
+//! | [`recipes`] | how do I write a nightly job, a consumer, a leader, a worker that stops in good order …? |
+//! | [`operations`] | something waits for a lock: who holds it, why, and how do I free it? |
 //! | [`trouble`] | what happens if the store is down, the lock is lost, the process is killed …? |
 //! | [`defaults`] | why is this the default? |
 //! | [`logs`] | what is logged at which level, and what does a line mean? |
@@ -36,6 +38,14 @@ pub mod promises {}
 #[doc = include_str!("links.md")]
 #[doc = include_str!("fenced_write.md")]
 pub mod fenced_write {}
+
+#[doc = include_str!("links.md")]
+#[doc = include_str!("recipes.md")]
+pub mod recipes {}
+
+#[doc = include_str!("links.md")]
+#[doc = include_str!("operations.md")]
+pub mod operations {}
 
 #[doc = include_str!("links.md")]
 #[doc = include_str!("trouble.md")]
