@@ -68,7 +68,7 @@ pub(crate) mod redis;
 mod shown;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
-#[cfg(feature = "postgres")]
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod table;
 #[cfg(feature = "zookeeper")]
 pub(crate) mod zookeeper;

@@ -21,7 +21,7 @@ pub(super) async fn count(link: Arc<Link>, count: Arc<Count>) -> Result<Counted,
     let row = only(link.calls().ask(&calls::COUNTER, &[&key]).await?)?;
     let micros = row.int("clock")?.unwrap_or(0);
     let clock = Duration::from_micros(micros.unsigned_abs());
-    let answer = match table::step(&row, &count, clock, damaged)? {
+    let answer = match table::step(&row, &count, clock, clock, damaged)? {
         Step::Answer(answer) => answer,
         Step::Write {
             was,

@@ -9,8 +9,9 @@ use rusqlite::params;
 use super::file::File;
 use super::layout;
 use super::statements::column;
+use super::tickets::unsigned;
+use crate::backend::table::{self, Step};
 use crate::backend::{Count, Counted, Fault, StoreError};
-use crate::counting::{Carried, Record};
 
 pub(super) fn count(file: &mut File, count: &Count) -> Result<Counted, StoreError> {
     let key = layout::key(&count.name);
@@ -20,36 +21,28 @@ pub(super) fn count(file: &mut File, count: &Count) -> Result<Counted, StoreErro
     if column::<i64>(row, "epoch")? != file.epoch {
         return Err(file.taken_over());
     }
-    let was: Option<String> = column(row, "data")?;
+    let clock = Duration::from_millis(unsigned(layout::now_millis()));
+    let wall = Duration::from_micros(unsigned(layout::wall_micros()));
+    let (was, data, life, answer) = match table::step(row, count, clock, wall, damaged)? {
+        Step::Answer(answer) => return Ok(answer),
+        // Changes are not pushed.
+        Step::Write {
+            was,
+            data,
+            life,
+            answer,
+            news: _,
+        } => (was, data, life, answer),
+    };
     let now: i64 = column(row, "now")?;
-    let [used, life] = ["used", "life"].map(|time| column::<Option<i64>>(row, time));
-    let unused = now - used?.unwrap_or(now);
-    let mut record = match &was {
-        // If the row is there after its lifetime, it counts as removed.
-        Some(data) if unused <= life?.unwrap_or(0) => Record::decode(data).ok_or_else(damaged)?,
-        _ => Record::default(),
-    };
-    let (millis, micros) = (layout::now_millis(), layout::wall_micros());
-    let answer = match record.carry_out(count, millis.unsigned_abs(), micros.unsigned_abs()) {
-        // This read notes the use of the counter.
-        Carried::Answered(answer) if record.exists() && unused > seconds(record.slack()) => answer,
-        Carried::Answered(answer) => return Ok(answer),
-        Carried::Changed { answer, .. } => answer,
-        Carried::Crowded => return Err(StoreError::crowded()),
-    };
-    let data = record.encode();
-    let arguments = params![key, data, now, seconds(record.life()), was];
-    let written = file.transact_repeated(layout::SET_COUNTER, arguments)?;
+    let written =
+        file.transact_repeated(layout::SET_COUNTER, params![key, data, now, life, was])?;
     match written.is_empty() {
         false => Ok(answer),
         true => Err(StoreError::conflict(
             "SQLite: another process has changed the counter at the same moment",
         )),
     }
-}
-
-fn seconds(time: Duration) -> i64 {
-    i64::try_from(time.as_secs()).unwrap_or(i64::MAX)
 }
 
 fn damaged() -> StoreError {

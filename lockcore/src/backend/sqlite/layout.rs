@@ -4,8 +4,8 @@
 #[cfg(any(target_os = "linux", target_os = "android"))]
 use std::{fmt::Display, io::ErrorKind};
 
-use crate::backend::{Fault, NameInUse, StoreError};
-use crate::name::{Name, Namespace, key_prefix};
+use crate::backend::{Fault, StoreError, table};
+use crate::name::Name;
 
 /// The layout version. It is in the file's header and in every key, and the store refuses a file of
 /// another version. So a change of this number is a breaking release.
@@ -13,9 +13,6 @@ pub(super) const VERSION: u32 = 1;
 
 /// "lock" in the file's header, so that the database of another program is not used by mistake.
 pub(super) const APPLICATION: i64 = 0x6c6f_636b;
-
-/// Bytes of a name that stay readable in a key.
-const READABLE: usize = 512;
 
 pub(super) const TABLES: &str = include_str!("schema/tables.sql");
 pub(super) const COUNTERS: &str = include_str!("schema/counters.sql");
@@ -53,28 +50,7 @@ pub(super) const SWEEP: &str = include_str!("schema/sweep.sql");
 
 /// The key of a name in the file.
 pub(super) fn key(name: &Name) -> String {
-    name.key(VERSION, READABLE)
-}
-
-/// The beginning of the keys of all names that begin with `prefix`.
-pub(super) fn keys_like(namespace: &Namespace, prefix: &str) -> String {
-    key_prefix(namespace, VERSION, prefix, READABLE)
-}
-
-/// A text that sorts after all keys with this beginning. Behind the beginning, a key has at most
-/// [`READABLE`] bytes of a name. Then it has a brace, or a tilde if the name is longer. Both sort
-/// before the largest character. This text has one more of the largest character than fits into
-/// these bytes.
-pub(super) fn behind(beginning: &str) -> String {
-    const LAST: char = char::MAX;
-    let most = READABLE / LAST.len_utf8() + 1;
-    let ends = std::iter::repeat_n(LAST, most);
-    beginning.chars().chain(ends).collect()
-}
-
-/// The name of a key.
-pub(super) fn name_of(key: &str) -> Option<NameInUse> {
-    NameInUse::of_key(key, READABLE)
+    table::key(name, VERSION)
 }
 
 /// The requests by id, as `schema/ask_many.sql` takes them. Ids are hexadecimal, so nothing in them

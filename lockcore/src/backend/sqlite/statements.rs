@@ -7,7 +7,8 @@ use fallible_iterator::FallibleIterator as _;
 use rusqlite::types::{FromSql, Value, ValueRef};
 use rusqlite::{Batch, Connection, Statement, ToSql};
 
-use crate::backend::{Fault, StoreError};
+use crate::backend::{Fault, StoreError, table};
+use crate::request::Id;
 
 /// The statements that a handle has run so far.
 pub(super) struct Statements<'h> {
@@ -109,6 +110,30 @@ fn owned(value: ValueRef<'_>) -> Value {
         ValueRef::Real(number) => Value::Real(number),
         ValueRef::Text(text) => Value::Text(String::from_utf8_lossy(text).into_owned()),
         ValueRef::Blob(bytes) => Value::Blob(bytes.to_vec()),
+    }
+}
+
+impl table::Row for Row {
+    fn int(&self, name: &'static str) -> Result<Option<i64>, StoreError> {
+        column(self, name)
+    }
+
+    fn text(&self, name: &'static str) -> Result<Option<String>, StoreError> {
+        column(self, name)
+    }
+
+    fn id(&self, name: &'static str) -> Result<Option<Id>, StoreError> {
+        let text: Option<String> = column(self, name)?;
+        let parse = |text: String| {
+            let id = Id::parse(&text);
+            id.ok_or_else(|| StoreError::new(Fault::Unknown, "SQLite: an id is not one"))
+        };
+        text.map(parse).transpose()
+    }
+
+    fn is(&self, name: &'static str) -> Result<bool, StoreError> {
+        let flag: Option<i64> = column(self, name)?;
+        Ok(flag.is_some_and(|flag| flag != 0))
     }
 }
 

@@ -12,8 +12,8 @@ use super::file::File;
 use super::layout;
 use super::statements::{Row, column};
 use crate::backend::{
-    Departure, Enqueued, Fault, Listing, Page, Released, Renewed, Resize, ResizeOp, ResizeOutcome,
-    Resized, StoreError, TicketInfo, Wake,
+    Departure, Enqueued, Fault, Listing, Page, Released, Renewed, Resize, ResizeOp, Resized,
+    StoreError, TicketInfo, Wake, table,
 };
 use crate::name::Name;
 use crate::request::{Id, Request};
@@ -49,42 +49,13 @@ pub(super) fn enqueue(
         ],
     )?;
     let row = the_answer(file, wakes, &rows, now)?;
-    let holds = column::<i64>(row, "holds")? != 0;
-    let soonest: Option<i64> = column(row, "soonest")?;
-    let until_soonest = soonest.map(|at| duration(at - now));
-    if let Some(ticket) = column::<Option<i64>>(row, "ticket")? {
-        let (ticket, valid_for) = (unsigned(ticket), duration(ttl));
-        if holds {
-            wakes.settled(request.id);
-            return Ok(Enqueued::Granted { ticket, valid_for });
-        }
-        in_line(wakes, request.id, row, now + ttl)?;
-        let first_in_line = column::<i64>(row, "first")? != 0;
-        return Ok(Enqueued::Waiting {
-            ticket,
-            valid_for,
-            recheck_in: until_soonest.filter(|_| first_in_line),
-            ahead: None,
-        });
+    let answer = table::enqueued(row, duration(ttl))?;
+    match answer {
+        Enqueued::Granted { .. } => wakes.settled(request.id),
+        Enqueued::Waiting { .. } => in_line(wakes, request.id, row, now + ttl)?,
+        Enqueued::Busy { .. } | Enqueued::CapacityMismatch { .. } | Enqueued::Gone => {}
     }
-    if column::<i64>(row, "gone")? != 0 {
-        return Ok(Enqueued::Gone);
-    }
-    if let Some(in_use) = column::<Option<i64>>(row, "in_use")? {
-        return Ok(Enqueued::CapacityMismatch {
-            in_use: u32::try_from(in_use).unwrap_or(u32::MAX),
-        });
-    }
-    let crowded = column::<i64>(row, "crowded")? != 0;
-    if holds || (request.wait && !crowded) {
-        return Err(StoreError::new(
-            Fault::Refused,
-            "ticket numbers are exhausted for this name; choose another name or LOCK_NAMESPACE",
-        ));
-    }
-    Ok(Enqueued::Busy {
-        retry_in: until_soonest,
-    })
+    Ok(answer)
 }
 
 pub(super) fn renew(
@@ -99,7 +70,7 @@ pub(super) fn renew(
     let rows = ask_many(file, Verb::Renew, asked, now)?;
     let mut answers = HashMap::with_capacity(tickets.len());
     for row in &rows {
-        if is_answer(wakes, row, now)? {
+        if tell_unless_answer(wakes, row, now)? {
             let id = id(row)?;
             answers.insert(id, renewed(wakes, id, row, now)?);
         }
@@ -108,26 +79,12 @@ pub(super) fn renew(
 }
 
 fn renewed(wakes: &mut Wakes, id: Id, row: &Row, now: i64) -> Result<Renewed, StoreError> {
-    if column::<Option<i64>>(row, "ticket")?.is_none() {
-        wakes.settled(id);
-        return Ok(Renewed::Lost);
+    let answer = table::renewed(row)?;
+    match answer {
+        Renewed::Waiting { valid_for, .. } => in_line(wakes, id, row, now + millis(valid_for))?,
+        _ => wakes.settled(id),
     }
-    let ttl = column(row, "ttl_millis")?;
-    let valid_for = duration(ttl);
-    if column::<i64>(row, "holds")? != 0 {
-        wakes.settled(id);
-        return Ok(match column::<Option<String>>(row, "asked_back")? {
-            Some(owner) => Renewed::holding(valid_for, &owner),
-            None => Renewed::Granted { valid_for },
-        });
-    }
-    in_line(wakes, id, row, now + ttl)?;
-    let soonest: Option<i64> = column(row, "soonest")?;
-    Ok(Renewed::Waiting {
-        valid_for,
-        recheck_in: soonest.map(|at| duration(at - now)),
-        grace: None,
-    })
+    Ok(answer)
 }
 
 pub(super) fn release(
@@ -142,7 +99,7 @@ pub(super) fn release(
     let rows = ask_many(file, Verb::Release, marks, now)?;
     let mut answers = HashMap::with_capacity(tickets.len());
     for row in &rows {
-        if is_answer(wakes, row, now)? {
+        if tell_unless_answer(wakes, row, now)? {
             let id = id(row)?;
             wakes.settled(id);
             let answer = match column::<i64>(row, "ticket")? {
@@ -173,7 +130,7 @@ pub(super) fn resize(
         if column::<i64>(row, "epoch")? != file.epoch {
             return Err(file.taken_over());
         }
-        return stored(row, ResizeOutcome::Applied);
+        return table::resized(row, resize);
     };
     let (process, epoch, now) = (file.process, file.epoch, layout::now_millis());
     let rows = file.transact_repeated(
@@ -191,26 +148,7 @@ pub(super) fn resize(
         ],
     )?;
     let row = the_answer(file, wakes, &rows, now)?;
-    let in_use = column::<Option<i64>>(row, "in_use")?;
-    let answer = stored(row, ResizeOutcome::Kept)?;
-    let outcome = match in_use {
-        _ if answer.change == Some(resize.id) => ResizeOutcome::Applied,
-        Some(in_use) if answer.change == after => ResizeOutcome::Mismatch {
-            in_use: u32::try_from(in_use).unwrap_or(u32::MAX),
-        },
-        _ => ResizeOutcome::Kept,
-    };
-    Ok(Resized { outcome, ..answer })
-}
-
-fn stored(row: &Row, outcome: ResizeOutcome) -> Result<Resized, StoreError> {
-    let capacity = column::<Option<i64>>(row, "capacity")?;
-    let change = column::<Option<String>>(row, "change")?;
-    Ok(Resized::new(
-        capacity.map(|capacity| u32::try_from(capacity).unwrap_or(u32::MAX)),
-        change.and_then(|change| Id::parse(&change)),
-        outcome,
-    ))
+    table::resized(row, resize)
 }
 
 /// The operations on several tickets at once.
@@ -277,7 +215,7 @@ fn find_grants(file: &mut File, wakes: &mut Wakes) -> Result<(), StoreError> {
             continue;
         }
         match column::<i64>(row, "holds")? {
-            0 => is_first(wakes, row, now)?,
+            0 => tell_first(wakes, row, now)?,
             _ => granted.push(id),
         }
     }
@@ -292,7 +230,7 @@ fn find_grants(file: &mut File, wakes: &mut Wakes) -> Result<(), StoreError> {
     let keep_all = granted.into_iter().map(|id| (id, u32::MAX, None));
     let rows = ask_many(file, Verb::Renew, keep_all, now)?;
     for row in &rows {
-        if is_answer(wakes, row, now)? && renewed(wakes, id(row)?, row, now)?.holds() {
+        if tell_unless_answer(wakes, row, now)? && renewed(wakes, id(row)?, row, now)?.holds() {
             wake(wakes, row)?;
         }
     }
@@ -301,43 +239,22 @@ fn find_grants(file: &mut File, wakes: &mut Wakes) -> Result<(), StoreError> {
 
 pub(super) fn inspect(file: &mut File, name: &Name) -> Result<Vec<TicketInfo>, StoreError> {
     let (key, now) = (layout::key(name), layout::now_millis());
-    let micros = unsigned(layout::wall_micros());
-    let rows = file.read(layout::INSPECT, params![key, now])?;
-    rows.iter()
-        .map(|row| {
-            let number = |column_name| column::<i64>(row, column_name);
-            let ticket = unsigned(number("ticket")?);
-            Ok(TicketInfo::new(
-                ticket,
-                number("granted")? != 0,
-                u32::try_from(number("permits")?).unwrap_or(u32::MAX),
-                u32::try_from(number("capacity")?).unwrap_or(u32::MAX),
-                duration(number("remaining")?),
-                column(row, "owner")?,
-            )
-            .with_id(id(row)?)
-            // The number of a ticket is usually the time of its enqueue in microseconds. It is a
-            // little more if many tickets are taken in one microsecond.
-            .with_age(Duration::from_micros(micros.saturating_sub(ticket))))
-        })
-        .collect()
+    let rows = file.read(layout::INSPECT, params![key, now, layout::wall_micros()])?;
+    rows.iter().map(table::inspected).collect()
 }
 
 /// A page begins behind the last key of the page before it.
 pub(super) fn list(file: &mut File, listing: &Listing) -> Result<Page, StoreError> {
-    let prefix = layout::keys_like(&listing.namespace, &listing.prefix);
+    let prefix = table::keys_like(&listing.namespace, layout::VERSION, &listing.prefix);
     let after = listing.after.as_deref().unwrap_or_default();
-    let (now, behind) = (layout::now_millis(), layout::behind(&prefix));
+    let (now, behind) = (layout::now_millis(), table::behind(&prefix));
     let rows = file.read(
         layout::LIST,
         params![prefix, after, listing.limit, now, behind],
     )?;
     let keys = rows.iter().map(|row| column::<String>(row, "name"));
     let keys: Vec<String> = keys.collect::<Result<_, _>>()?;
-    let full = keys.len() >= listing.limit as usize;
-    let next = keys.last().filter(|_| full).map(|key| key.as_str().into());
-    let names = keys.iter().filter_map(|key| layout::name_of(key));
-    Ok(Page::new(names.collect(), next))
+    Ok(table::page(&keys, listing))
 }
 
 pub(super) fn ask_back(
@@ -379,7 +296,7 @@ fn the_answer<'r>(
 ) -> Result<&'r Row, StoreError> {
     let mut answer = None;
     for row in rows {
-        if is_answer(wakes, row, now)? {
+        if tell_unless_answer(wakes, row, now)? {
             answer = Some(row);
         }
     }
@@ -388,11 +305,11 @@ fn the_answer<'r>(
 
 /// Whether a row of enqueue, renew or release answers the request. Any other row is about another
 /// ticket: then this function tells the client of that ticket.
-fn is_answer(wakes: &mut Wakes, row: &Row, now: i64) -> Result<bool, StoreError> {
+fn tell_unless_answer(wakes: &mut Wakes, row: &Row, now: i64) -> Result<bool, StoreError> {
     match column::<i64>(row, "kind")? {
         0 => return Ok(true),
         1 => wake(wakes, row)?,
-        _ => is_first(wakes, row, now)?,
+        _ => tell_first(wakes, row, now)?,
     }
     Ok(false)
 }
@@ -406,7 +323,7 @@ fn in_line(wakes: &mut Wakes, id: Id, row: &Row, ends: i64) -> Result<(), StoreE
 
 /// Tells the client of the first ticket that waits to recheck it, because no wake-up comes when a
 /// holder's lease ends.
-fn is_first(wakes: &Wakes, row: &Row, now: i64) -> Result<(), StoreError> {
+fn tell_first(wakes: &Wakes, row: &Row, now: i64) -> Result<(), StoreError> {
     let receiver: i64 = column(row, "receiver")?;
     if let Some(at) = column::<Option<i64>>(row, "soonest")? {
         wakes.recheck(receiver.cast_unsigned(), id(row)?, duration(at - now));
@@ -425,8 +342,8 @@ fn wake(wakes: &mut Wakes, row: &Row) -> Result<(), StoreError> {
 }
 
 fn id(row: &Row) -> Result<Id, StoreError> {
-    let text: String = column(row, "id")?;
-    Id::parse(&text).ok_or_else(|| StoreError::new(Fault::Unknown, "SQLite: an id is not one"))
+    let id = table::Row::id(row, "id")?;
+    id.ok_or_else(|| StoreError::new(Fault::Unknown, "SQLite: an id is missing"))
 }
 
 pub(super) fn millis(duration: Duration) -> i64 {

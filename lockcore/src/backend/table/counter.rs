@@ -28,12 +28,13 @@ pub(crate) enum Step {
 /// it was used last, in s), `life` (for how many s it stays after that), and `now` (in s, by the
 /// clock of `used`). If the data is not that of a counter, the error is `damaged`.
 ///
-/// `clock` is the wall clock. The changes that the record remembers have its time in milliseconds,
-/// and versions follow it in microseconds.
+/// The changes that the record remembers have times of `clock`, in milliseconds. New versions
+/// follow `wall`, the wall clock, in microseconds.
 pub(crate) fn step(
     row: &impl Row,
     count: &Count,
     clock: Duration,
+    wall: Duration,
     not_a_counter: impl FnOnce() -> StoreError,
 ) -> Result<Step, StoreError> {
     let was = row.text("data")?;
@@ -46,7 +47,7 @@ pub(crate) fn step(
         _ => Record::default(),
     };
     let millis = u64::try_from(clock.as_millis()).unwrap_or(u64::MAX);
-    let micros = u64::try_from(clock.as_micros()).unwrap_or(u64::MAX);
+    let micros = u64::try_from(wall.as_micros()).unwrap_or(u64::MAX);
     let (answer, news) = match record.carry_out(count, millis, micros) {
         // This read notes the use of the counter.
         Carried::Answered(answer) if record.exists() && unused > seconds(record.slack()) => {

@@ -147,6 +147,7 @@ pub(crate) fn page(keys: &[String], listing: &Listing) -> Page {
 }
 
 /// A time for a statement.
+#[cfg(feature = "postgres")] // SQLite takes milliseconds
 pub(crate) fn micros(time: Duration) -> i64 {
     i64::try_from(time.as_micros()).unwrap_or(i64::MAX)
 }

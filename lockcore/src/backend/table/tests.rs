@@ -190,7 +190,7 @@ fn a_counter_is_written_only_if_it_changes_or_was_not_used_for_long() {
 
     let nothing = row([("now", "1000")]);
     let read = Count::new(name.clone(), Id::draw().unwrap(), CountOp::Read);
-    let Step::Answer(answer) = step(&nothing, &read, clock, damaged).unwrap() else {
+    let Step::Answer(answer) = step(&nothing, &read, clock, clock, damaged).unwrap() else {
         panic!("a read of a counter that is not there writes nothing");
     };
     assert_eq!((answer.count, answer.generation), (0, 0));
@@ -198,6 +198,7 @@ fn a_counter_is_written_only_if_it_changes_or_was_not_used_for_long() {
     let added = step(
         &nothing,
         &Count::new(name.clone(), id, add.clone()),
+        clock,
         clock,
         damaged,
     );
@@ -220,6 +221,7 @@ fn a_counter_is_written_only_if_it_changes_or_was_not_used_for_long() {
         &stored,
         &Count::new(name.clone(), id, add.clone()),
         clock,
+        clock,
         damaged,
     );
     let Step::Answer(answer) = again.unwrap() else {
@@ -228,20 +230,22 @@ fn a_counter_is_written_only_if_it_changes_or_was_not_used_for_long() {
     assert_eq!((answer.count, answer.outcome), (2, Outcome::Applied));
 
     stored.0.insert("now", (1_000 + 86_400).to_string());
-    let noted = step(&stored, &read, clock, damaged).unwrap();
+    let noted = step(&stored, &read, clock, clock, damaged).unwrap();
     assert!(
         matches!(noted, Step::Write { news: false, .. }),
         "{noted:?}"
     );
 
     stored.0.insert("now", i64::from(i32::MAX).to_string());
-    let over = step(&stored, &read, clock, damaged).unwrap();
+    let over = step(&stored, &read, clock, clock, damaged).unwrap();
     assert!(matches!(over, Step::Answer(answer) if answer.count == 0));
 
     let mut other = row([("used", "1000"), ("now", "1000"), ("life", "9")]);
     other.0.insert("data", "not a counter".into());
     assert_eq!(
-        step(&other, &read, clock, damaged).unwrap_err().fault(),
+        step(&other, &read, clock, clock, damaged)
+            .unwrap_err()
+            .fault(),
         Fault::Config
     );
 }

@@ -3,11 +3,11 @@
 --
 -- Rows, none if the epoch is over: the rows of the view `told`, and one row of kind 0 with:
 -- - the name's key, and the ticket (null: none was taken);
--- - whether the ticket holds (without a ticket: whether it would), and whether it is the first that
---   waits;
--- - `gone`: whether the id was released before, or its ticket has expired;
--- - another capacity that is in use, and when the first of the holders expires;
--- - whether another process is ahead, and whether the line is too long to wait in.
+-- - the outcome: 0 granted, 1 waiting, 2 busy, 3 another capacity is in use, 4 gone (the id was released before, or its
+--   ticket has expired), 5 the numbers of tickets are exhausted;
+-- - the other capacity;
+-- - in how many µs the first of the holders expires, if the ticket is the first that waits, or if none was taken;
+-- - whether another process is ahead.
 --
 -- One transaction. The file is locked before the number is drawn, so no smaller number can appear later.
 
@@ -36,28 +36,41 @@ WHERE number <= 9007199254740991
        OR permits + coalesce((SELECT max(now_is) FROM line), 0) <= coalesce(stored, capacity)
           AND NOT EXISTS (SELECT 1 FROM line WHERE live AND now_is > limit_is));
 
-SELECT 0 AS kind,
-       asked.id AS id,
-       names.key AS name,
-       mine.ticket AS ticket,
-       asked.receiver AS receiver,
-       coalesce(
-           (SELECT now_is <= limit_is FROM line WHERE line.id = asked.id AND live),
-           asked.permits + coalesce((SELECT max(now_is) FROM line), 0) <= coalesce(capacities.capacity, asked.capacity)
-               AND NOT EXISTS (SELECT 1 FROM line WHERE live AND now_is > limit_is)
-       ) AS holds,
-       NOT EXISTS (SELECT 1 FROM line WHERE live AND now_is > limit_is AND line.id <> asked.id) AS first,
-       asked.id IN (SELECT id FROM marks) OR asked.id IN (SELECT id FROM line WHERE NOT live) AS gone,
-       CASE WHEN capacities.capacity IS NULL
-            THEN (SELECT capacity FROM line WHERE live AND capacity <> asked.capacity LIMIT 1)
-            WHEN asked.capacity >= 1073741824 THEN capacities.capacity END AS in_use,
-       (SELECT min(expires_at) FROM line WHERE live AND now_is <= limit_is) AS soonest,
-       EXISTS (SELECT 1 FROM line WHERE live AND line.process <> asked.process) AS foreign_ahead,
-       mine.ticket IS NULL AND names.tickets >= 10000 AS crowded
-FROM asked LEFT JOIN names ON names.name = asked.key LEFT JOIN tickets AS mine ON mine.id = asked.id
-     LEFT JOIN capacities ON capacities.name = asked.key
+SELECT 0 AS kind, id, name, ticket, receiver,
+       CASE WHEN ticket IS NOT NULL THEN NOT holds
+            WHEN gone THEN 4
+            WHEN in_use IS NOT NULL THEN 3
+            WHEN holds OR wait AND NOT crowded THEN 5
+            ELSE 2 END AS outcome,
+       in_use,
+       CASE WHEN ticket IS NULL OR first THEN soonest_in END AS soonest_in,
+       foreign_ahead, NULL AS soonest
+FROM (
+    SELECT asked.id AS id,
+           names.key AS name,
+           mine.ticket AS ticket,
+           asked.receiver AS receiver,
+           asked.wait AS wait,
+           -- Without a ticket: whether it would hold.
+           coalesce(
+               (SELECT now_is <= limit_is FROM line WHERE line.id = asked.id AND live),
+               asked.permits + coalesce((SELECT max(now_is) FROM line), 0) <= coalesce(capacities.capacity, asked.capacity)
+                   AND NOT EXISTS (SELECT 1 FROM line WHERE live AND now_is > limit_is)
+           ) AS holds,
+           NOT EXISTS (SELECT 1 FROM line WHERE live AND now_is > limit_is AND line.id <> asked.id) AS first,
+           asked.id IN (SELECT id FROM marks) OR asked.id IN (SELECT id FROM line WHERE NOT live) AS gone,
+           CASE WHEN capacities.capacity IS NULL
+                THEN (SELECT capacity FROM line WHERE live AND capacity <> asked.capacity LIMIT 1)
+                WHEN asked.capacity >= 1073741824 THEN capacities.capacity END AS in_use,
+           (SELECT (min(expires_at) - asked.now) * 1000 FROM line WHERE live AND now_is <= limit_is) AS soonest_in,
+           EXISTS (SELECT 1 FROM line WHERE live AND line.process <> asked.process) AS foreign_ahead,
+           -- The line is too long to wait in.
+           mine.ticket IS NULL AND names.tickets >= 10000 AS crowded
+    FROM asked LEFT JOIN names ON names.name = asked.key LEFT JOIN tickets AS mine ON mine.id = asked.id
+         LEFT JOIN capacities ON capacities.name = asked.key
+)
 UNION ALL
-SELECT kind, id, NULL, ticket, receiver, NULL, NULL, NULL, NULL, soonest, NULL, NULL
+SELECT kind, id, NULL, ticket, receiver, NULL, NULL, NULL, NULL, soonest
 FROM told;
 
 COMMIT;
