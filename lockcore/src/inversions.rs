@@ -144,7 +144,7 @@ impl Asked {
         if under.name == wanted.name || self.told.len() == WARNINGS {
             return None;
         }
-        if !self.is_news(under.name, wanted.name, together) {
+        if !self.record(under.name, wanted.name, together) {
             return None;
         }
         let circle = self.way(wanted.name, under.name, together)?;
@@ -155,7 +155,7 @@ impl Asked {
 
     /// Records the pair of `under`, which is held, and `wanted`, which code asks for. Returns
     /// whether the pair is new, or is recorded with fewer held locks than before.
-    fn is_news(&mut self, under: &Name, wanted: &Name, together: &Arc<[Part]>) -> bool {
+    fn record(&mut self, under: &Name, wanted: &Name, together: &Arc<[Part]>) -> bool {
         if let Some(known) = self.under.get_mut(under).and_then(|of| of.get_mut(wanted)) {
             // This pair is recorded already, with the same locks held or with fewer. The recorded
             // pair can be part of every circle of the new one, so the new one adds nothing.

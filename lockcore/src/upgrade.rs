@@ -136,7 +136,7 @@ impl Held {
         if let Some(error) = self.loss() {
             return Err(error);
         }
-        match self.is_only_use() {
+        match self.claim_only_use() {
             true => Ok(()),
             false => Err(Error::still_read()),
         }

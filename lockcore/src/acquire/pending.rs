@@ -402,7 +402,7 @@ impl Asked {
             return Ok(Progress::Lost);
         }
         if let Enqueued::Granted { .. } = answer {
-            lease.is_granted_since(sent.at);
+            lease.note_granted(sent.at);
             return Ok(Progress::Granted(now));
         }
         tracing::debug!(ticket, "in line");

@@ -383,7 +383,7 @@ impl Lease {
         if known != 0 && known != ticket {
             return;
         }
-        self.is_granted_since(now);
+        self.note_granted(now);
         self.granted.store(ticket, Ordering::SeqCst);
         self.changed.notify_waiters();
     }
@@ -391,7 +391,7 @@ impl Lease {
     /// The ticket right ahead has ended, so this ticket has its turn.
     pub(crate) fn let_in(&self, now: Instant) {
         self.turn.store(true, Ordering::SeqCst);
-        self.is_granted_since(now);
+        self.note_granted(now);
         self.changed.notify_waiters();
     }
 
@@ -418,7 +418,7 @@ impl Lease {
     }
 
     /// Notes that the ticket has been granted since `at`. Only the first call counts.
-    pub(crate) fn is_granted_since(&self, at: Instant) {
+    pub(crate) fn note_granted(&self, at: Instant) {
         let order = Ordering::SeqCst;
         let _ = (self.granted_at).compare_exchange(0, at.as_nanos(), order, order);
     }
@@ -437,7 +437,7 @@ impl Lease {
         self.granted.store(0, Ordering::SeqCst);
         // If the turn comes after this line, `let_in` sets the time.
         if self.has_turn() {
-            self.is_granted_since(now);
+            self.note_granted(now);
         }
     }
 

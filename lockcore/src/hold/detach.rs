@@ -112,7 +112,7 @@ impl Guard {
         self.may_leave()?;
         // From now on no other task of this process gets the ticket, even if the lock is not
         // detached in the end.
-        if !self.is_only_use() {
+        if !self.claim_only_use() {
             return Err(Error::still_used());
         }
         // The adopter has a whole ttl from this renewal. From now on the ticket does not become a
@@ -196,7 +196,7 @@ impl Guard {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         if let Some(Origin::Share(share)) = origin {
-            // Since `is_only_use`, no other task can get the ticket, so this was its last use.
+            // Since `claim_only_use`, no other task can get the ticket, so this was its last use.
             share.leave();
         }
         hold.tell_end(self.shared().clock.now());

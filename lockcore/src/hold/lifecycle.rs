@@ -167,9 +167,9 @@ impl Held {
         })
     }
 
-    /// Whether the hold has only one guard, and only this hold uses its ticket. If so, no other task
-    /// of this process gets the ticket from now on.
-    pub(crate) fn is_only_use(&self) -> bool {
+    /// Whether the hold has only one guard, and only this hold uses its ticket. If so, this makes it
+    /// stay so: no other task of this process gets the ticket from now on.
+    pub(crate) fn claim_only_use(&self) -> bool {
         let hold = &self.0;
         let origin = hold.origin.lock().unwrap_or_else(PoisonError::into_inner);
         let is_shared = match &*origin {

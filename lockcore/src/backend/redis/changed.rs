@@ -323,7 +323,7 @@ impl Changed {
     /// counter. If a later change has the condition that nobody has changed the counter since, its
     /// condition is the new version now. If the count is another one, the conditions stay as they
     /// are, and do not hold.
-    fn are_at(&self, done: &[(Recent, Option<Counted>)], master: &Arc<str>) {
+    fn note_at(&self, done: &[(Recent, Option<Counted>)], master: &Arc<str>) {
         let Some((Recent { count, .. }, _)) = done.first() else {
             return;
         };

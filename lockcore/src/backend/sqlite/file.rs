@@ -272,7 +272,7 @@ impl<'h> File<'h> {
         text: &'static str,
         arguments: &[&dyn ToSql],
     ) -> Result<Vec<Row>, StoreError> {
-        self.is_in_place()?;
+        self.check_place()?;
         self.run(text, arguments)
     }
 
@@ -282,7 +282,7 @@ impl<'h> File<'h> {
         text: &'static str,
         arguments: &[&dyn ToSql],
     ) -> Result<Vec<Row>, StoreError> {
-        self.is_in_place()?;
+        self.check_place()?;
         self.run_reading(text, arguments)
     }
 
@@ -307,7 +307,7 @@ impl<'h> File<'h> {
         text: &'static str,
         arguments: &[&dyn ToSql],
     ) -> Result<Vec<Row>, StoreError> {
-        self.is_in_place()?;
+        self.check_place()?;
         self.run_within([PATIENCE, Duration::ZERO], text, arguments)
     }
 
@@ -315,7 +315,7 @@ impl<'h> File<'h> {
         &self.handle.path
     }
 
-    fn is_in_place(&mut self) -> Result<(), StoreError> {
+    fn check_place(&mut self) -> Result<(), StoreError> {
         let error = match Identity::of(self.path()) {
             Ok(identity) if identity == self.handle.identity => return Ok(()),
             Err(error) if error.fault() == Fault::Config => error,

@@ -93,7 +93,7 @@ async fn more_permits_let_the_first_waiters_in_with_one_push_each(store: Store) 
 
     resize(&store, &other, Some(8)).await;
 
-    let mut woken = [waiting.is_woken().await, waiting.is_woken().await];
+    let mut woken = [waiting.expect_wake().await, waiting.expect_wake().await];
     woken.sort_by_key(|wake| wake.ticket);
     assert_eq!(woken.map(|wake| wake.ticket), numbers[..2]);
     for waiter in &waiters[..2] {
@@ -215,7 +215,7 @@ async fn a_request_for_more_permits_than_there_are_waits_until_there_are_enough(
     still_waits(&ours, &one).await;
     resize(&store, &other, Some(4)).await;
 
-    assert_eq!(ours.is_woken().await.ticket, number);
+    assert_eq!(ours.expect_wake().await.ticket, number);
     holds_soon(&ours, &four).await;
     still_waits(&ours, &one).await;
     assert_eq!(ours.release(&four).await, Released::Released);

@@ -193,7 +193,7 @@ impl Asker {
     }
 
     /// Waits until the store tells of a change, which must be a change of this counter.
-    pub(super) async fn is_told_of(&mut self, name: &Name) {
+    pub(super) async fn expect_told_of(&mut self, name: &Name) {
         let next = async {
             loop {
                 if let News::Changed(name) = self.told.recv().await.expect("the sink is gone") {
@@ -206,7 +206,7 @@ impl Asker {
     }
 
     /// Waits for the next wake-up.
-    pub(super) async fn is_woken(&mut self) -> Wake {
+    pub(super) async fn expect_wake(&mut self) -> Wake {
         let next = async {
             loop {
                 if let News::Granted(wake) = self.told.recv().await.expect("the sink is gone") {

@@ -411,7 +411,7 @@ async fn a_release_wakes_the_waiters_that_it_grants_and_no_others(store: Store) 
 
     let mut woken = Vec::new();
     for _ in 0..2 {
-        let wake = next.is_woken().await;
+        let wake = next.expect_wake().await;
         woken.push((wake.id, wake.ticket));
     }
     woken.sort_by_key(|(_, number)| *number);
@@ -436,7 +436,7 @@ async fn a_ticket_that_becomes_smaller_wakes_the_waiters_that_now_hold(store: St
         Renewed::Granted { .. }
     ));
 
-    let wake = waiting.is_woken().await;
+    let wake = waiting.expect_wake().await;
     assert_eq!((wake.id, wake.ticket), (reader.id, behind));
     let line = holding.inspect(store.name("c")).await;
     let shown: Vec<_> = line
@@ -514,7 +514,7 @@ async fn a_release_skips_an_expired_waiter_and_wakes_the_next(store: Store) {
 
     assert_eq!(leaving.release(&holds).await, Released::Released);
 
-    let wake = waiting.is_woken().await;
+    let wake = waiting.expect_wake().await;
     assert_eq!((wake.id, wake.ticket), (next.id, number));
     assert_eq!(leaving.renew(&dies).await, Renewed::Lost);
     leaving.close().await;

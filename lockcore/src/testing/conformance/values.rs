@@ -303,7 +303,7 @@ async fn a_client_that_watches_is_told_of_each_value_and_not_of_the_counter(stor
     for number in [7, 7, 8] {
         let answer = writes(&store, &client, number, "same").await;
         assert_eq!(answer.outcome, Outcome::Applied);
-        client.is_told_of(&value).await;
+        client.expect_told_of(&value).await;
     }
     let _ = reads(&store, &client).await;
     // The client does not watch the counter of the same name.
@@ -318,7 +318,7 @@ async fn a_client_that_watches_is_told_of_each_value_and_not_of_the_counter(stor
     client.watch(store.name("end")).await;
     let count = Count::new(store.name("end"), Id::draw().unwrap(), count.op);
     let _ = client.count(&Arc::new(count)).await;
-    client.is_told_of(&store.name("end")).await;
+    client.expect_told_of(&store.name("end")).await;
     client.close().await;
 }
 

@@ -40,17 +40,17 @@ async fn each_client_that_watches_is_told_once_of_a_change_and_no_other_is(store
     asks(&store, &other, "a", add(1)).await.is(1);
 
     for watcher in &mut watchers {
-        watcher.is_told_of(&store.name("a")).await;
+        watcher.expect_told_of(&store.name("a")).await;
     }
     // Pushes arrive in order. The push of another counter comes next, so there was none in between.
     asks(&store, &other, "b", set(1)).await.is(1);
-    other.is_told_of(&store.name("b")).await;
+    other.expect_told_of(&store.name("b")).await;
     for watcher in &mut watchers {
         watcher.watch(store.name("end")).await;
     }
     asks(&store, &other, "end", set(1)).await.is(1);
     for watcher in &mut watchers {
-        watcher.is_told_of(&store.name("end")).await;
+        watcher.expect_told_of(&store.name("end")).await;
     }
     let [one, two] = watchers;
     for client in [one, two, other] {
@@ -64,13 +64,13 @@ async fn a_read_and_a_repetition_are_told_to_nobody(store: Store) {
     asks(&store, &client, "a", CountOp::Read).await.is(0);
     let changes = request(&store, "a", set(3));
     client.count(&changes).await.is(3);
-    client.is_told_of(&store.name("a")).await;
+    client.expect_told_of(&store.name("a")).await;
     asks(&store, &client, "a", CountOp::Read).await.is(3);
     client.count(&changes).await.is(3);
 
     client.watch(store.name("end")).await;
     asks(&store, &client, "end", set(1)).await.is(1);
-    client.is_told_of(&store.name("end")).await;
+    client.expect_told_of(&store.name("end")).await;
     client.close().await;
 }
 
@@ -85,7 +85,7 @@ async fn a_client_that_watches_no_more_is_not_told(store: Store) {
     asks(&store, &client, "a", add(1)).await.is(1);
     asks(&store, &client, "end", add(1)).await.is(1);
 
-    client.is_told_of(&store.name("end")).await;
+    client.expect_told_of(&store.name("end")).await;
     client.close().await;
 }
 
@@ -94,7 +94,7 @@ async fn a_client_that_watches_again_is_told_again(store: Store) {
     for round in 1..=20 {
         client.watch(store.name("a")).await;
         asks(&store, &client, "a", add(1)).await.is(round);
-        client.is_told_of(&store.name("a")).await;
+        client.expect_told_of(&store.name("a")).await;
         let ended = client.connection.unwatch(store.name("a")).await;
         ended.unwrap();
     }

@@ -163,7 +163,7 @@ impl<'a> Round<'a> {
         });
         for (index, ticket, written) in join_all(writes).await {
             match written {
-                Ok(answer) if answer.succeeded => self.has_changed(index, &ticket),
+                Ok(answer) if answer.succeeded => self.note_change(index, &ticket),
                 Ok(answer) => {
                     let kv = answer.into_ranges().next().unwrap_or_default().pop();
                     if self.learn(index, kv).is_some() {
@@ -179,7 +179,7 @@ impl<'a> Round<'a> {
     }
 
     /// The key of a ticket was written.
-    fn has_changed(&mut self, index: usize, ticket: &Ticket) {
+    fn note_change(&mut self, index: usize, ticket: &Ticket) {
         let Found::There { mine, .. } = &mut self.found[index] else {
             return;
         };

@@ -84,7 +84,7 @@ impl Repeating {
                     Err(error) => failed = Some(error),
                 }
             }
-            changed.are_at(&done, master);
+            changed.note_at(&done, master);
             if let Some(error) = failed {
                 return Err(error);
             }

@@ -37,13 +37,13 @@ struct Owed {
 }
 
 impl Owed {
-    fn is_done_at(&mut self, at: usize) {
+    fn settle(&mut self, at: usize) {
         self.open.retain(|open| *open != at);
     }
 
     fn answered(&mut self, (at, outcome): (usize, Result<Vec<Released>, StoreError>)) {
         if is_done(&outcome) {
-            self.is_done_at(at);
+            self.settle(at);
         }
     }
 
@@ -108,17 +108,17 @@ pub(super) async fn late_answer(
             let again = vec![Departure::new(Arc::clone(unanswered.request()), false)];
             let verb = node::release(node.connection.clone(), again);
             if is_done(&nodes.send(at, node, verb).await) {
-                unanswered.is_done_at(at);
+                unanswered.settle(at);
             }
             false
         }
         Ok(answer) => {
-            unanswered.is_done_at(at);
+            unanswered.settle(at);
             matches!(answer, Enqueued::Granted { .. })
         }
         Err(error) => {
             if !may_be_carried_out(&error) {
-                unanswered.is_done_at(at);
+                unanswered.settle(at);
             }
             false
         }

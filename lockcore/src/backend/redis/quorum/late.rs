@@ -171,7 +171,7 @@ impl Unanswered {
     }
 
     /// This node has answered the enqueue, or will never carry it out.
-    pub(super) fn is_done_at(&mut self, at: usize) {
+    pub(super) fn settle(&mut self, at: usize) {
         self.open.retain(|open| *open != at);
     }
 }

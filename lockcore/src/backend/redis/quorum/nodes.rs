@@ -514,7 +514,7 @@ impl Nodes {
             let mut taken = self.outboxes[at].take().await;
             let verb = tickets::release(node.connection.clone(), taken.departures());
             match self.send(at, node, verb).await {
-                Ok(answers) if !answers.contains(&Released::Failed) => taken.are_done(),
+                Ok(answers) if !answers.contains(&Released::Failed) => taken.acknowledge(),
                 Err(error) if error.is_broken() => return,
                 Ok(_) | Err(_) => self.timer(jittered(LONGEST_PAUSE)).await,
             }

@@ -105,7 +105,7 @@ impl Taken<'_> {
     }
 
     /// Called when the node has acknowledged all of these releases.
-    pub(super) fn are_done(&mut self) {
+    pub(super) fn acknowledge(&mut self) {
         self.batch.clear();
     }
 }

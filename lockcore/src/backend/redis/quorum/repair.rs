@@ -108,7 +108,7 @@ impl Repair {
         let mut unanswered = self.late.begin(nodes, None, request, vec![at]);
         let is_late = self.sent.until(Clock::BOOT.now()) >= request.ttl;
         if is_late || !self.renewing.is_current(request.id) {
-            unanswered.is_done_at(at);
+            unanswered.settle(at);
             return;
         }
         let again = Arc::new(Request {
