@@ -68,6 +68,11 @@ async fn clients_use_the_server_that_was_promoted_last(_: Store) {
     let early = patient(&url).build().unwrap();
     // The new one may not have its release.
     works_again(&early, "early", STALL).await;
+    let of = |server: &PostgresServer| {
+        server.query("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'lockcore'")
+    };
+    // For its keeper and for this runtime.
+    eventually("both are connected", SOON, async || of(&old) == ["4"]).await;
     new.promote();
 
     let clients = (0..10).map(|_| patient(&url).build().unwrap());
@@ -76,9 +81,6 @@ async fn clients_use_the_server_that_was_promoted_last(_: Store) {
         give_back(locks.mutex("a").acquire().await.unwrap()).await;
     }
 
-    let of = |server: &PostgresServer| {
-        server.query("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'lockcore'")
-    };
     // The early client has not connected again.
     eventually("nobody else uses the old one", SOON, async || {
         of(&old) == ["4"]
