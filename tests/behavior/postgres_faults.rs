@@ -42,6 +42,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_user_with_a_scram_password_logs_in
         a_sweep_removes_every_dead_line_and_keeps_its_numbers
         a_pooler_in_transaction_mode_is_refused
+        clients_that_look_behind_a_pooler_exclude_each_other_and_leave_nothing_there
         a_database_that_is_only_read_is_unavailable
         a_server_without_a_free_connection_is_unavailable
         a_release_of_a_hundred_names_takes_one_lock_for_each
@@ -407,6 +408,35 @@ async fn a_pooler_in_transaction_mode_is_refused(_: Store) {
                 "{text}"
             );
         }
+    }
+}
+
+/// The pooler has two connections to the server for all clients.
+async fn clients_that_look_behind_a_pooler_exclude_each_other_and_leave_nothing_there(_: Store) {
+    let server = PostgresServer::start();
+    let pooler = Pooler::of(&server);
+    let url = format!("{}?wakeups=look", pooler.url());
+    let crowd = Crowd::begin(&url, LEASE);
+    let client = || patient(&url).build().unwrap();
+    let (holder, waiter) = (client(), client());
+    for _ in 0..5 {
+        let guard = holder.mutex("b").acquire().await.unwrap();
+        let waits = begin(waiter.mutex("b").wait(SOON));
+        tickets(&holder, "b", 2).await;
+        give_back(guard).await;
+        give_back(waits.await.unwrap().unwrap()).await;
+        holder.counter("c").add(1).await.unwrap();
+    }
+    assert_eq!(waiter.counter("c").get().await.unwrap().count, 5);
+    crowd.visits(100).await;
+    crowd.end().await;
+
+    let left = "SELECT (SELECT count(*) FROM pg_listening_channels()) \
+        + (SELECT count(*) FROM pg_prepared_statements) \
+        + (SELECT count(*) FROM pg_settings WHERE source = 'session' \
+           AND name IN ('synchronous_commit', 'enable_seqscan', 'jit'))";
+    for _ in 0..4 {
+        assert_eq!(pooler.query(left), ["0"]);
     }
 }
 

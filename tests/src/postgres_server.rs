@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use tempfile::TempDir;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_postgres::{Config, NoTls, SimpleQueryMessage};
 
 use crate::certificates::{Authority, Identity};
@@ -188,18 +189,7 @@ impl PostgresServer {
     pub fn try_query(&self, statements: &str) -> Result<Vec<String>, Box<dyn Error + Send + Sync>> {
         elsewhere(async {
             let stream = tokio::net::UnixStream::connect(self.socket()).await?;
-            let mut login = Config::new();
-            let login = login.user(HARNESS).dbname(DATABASE);
-            let (client, connection) = login.connect_raw(stream, NoTls).await?;
-            let driver = tokio::spawn(connection);
-            let told = client.simple_query(statements).await?;
-            drop(client);
-            let _ = driver.await;
-            let rows = told.iter().filter_map(|message| match message {
-                SimpleQueryMessage::Row(row) => Some(row.get(0).unwrap_or_default().to_owned()),
-                _ => None,
-            });
-            Ok(rows.collect())
+            rows(stream, statements).await
         })
     }
 
@@ -255,6 +245,25 @@ impl Drop for PostgresServer {
         let stopped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.kill()));
         drop(stopped);
     }
+}
+
+/// Runs statements as the harness's user. Returns the first column of every row as text.
+async fn rows(
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    statements: &str,
+) -> Result<Vec<String>, Box<dyn Error + Send + Sync>> {
+    let mut login = Config::new();
+    let login = login.user(HARNESS).dbname(DATABASE);
+    let (client, connection) = login.connect_raw(stream, NoTls).await?;
+    let driver = tokio::spawn(connection);
+    let told = client.simple_query(statements).await?;
+    drop(client);
+    let _ = driver.await;
+    let rows = told.iter().filter_map(|message| match message {
+        SimpleQueryMessage::Row(row) => Some(row.get(0).unwrap_or_default().to_owned()),
+        _ => None,
+    });
+    Ok(rows.collect())
 }
 
 /// The data of a server that was just made, for all servers of this process. Making it takes a

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use super::{DATABASE, HARNESS, PostgresServer, START, as_unprivileged, give_away};
 use crate::daemon::{self, Daemon};
+use crate::elsewhere::elsewhere;
 
 const PROGRAM: &str = "/usr/sbin/pgbouncer";
 
@@ -54,6 +55,16 @@ impl Pooler {
             port,
             _daemon: daemon,
         }
+    }
+
+    /// Runs statements on one of the connections to the server, and returns the first column of
+    /// every row as text.
+    pub fn query(&self, statements: &str) -> Vec<String> {
+        let rows = elsewhere(async {
+            let stream = tokio::net::TcpStream::connect(("127.0.0.1", self.port)).await;
+            super::rows(stream.unwrap(), statements).await
+        });
+        rows.unwrap()
     }
 
     /// The URL for a user who may do everything.

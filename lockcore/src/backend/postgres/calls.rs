@@ -1,4 +1,5 @@
-//! The functions of the schema, as statements that a connection prepares once.
+//! The functions of the schema, as statements that a connection prepares once. Behind a pooler that
+//! moves a client from one connection of the server to another, nothing is prepared.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -7,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
 use tokio_postgres::{Client, Row as PgRow, Statement};
 
+use super::config::Wakeups;
 use super::errors::failed;
 use crate::backend::table::Row;
 use crate::backend::{Fault, StoreError};
@@ -70,15 +72,18 @@ calls! {
 /// The statements of one connection.
 pub(super) struct Calls {
     client: Client,
+    /// Whether the next request may find another connection of the server.
+    moves: bool,
     prepared: Mutex<HashMap<&'static str, Statement>>,
 }
 
 pub(super) type Parameter<'a> = &'a (dyn ToSql + Sync);
 
 impl Calls {
-    pub(super) fn new(client: Client) -> Self {
+    pub(super) fn new(client: Client, wakeups: Wakeups) -> Self {
         Self {
             client,
+            moves: wakeups == Wakeups::Look,
             prepared: Mutex::default(),
         }
     }
@@ -96,6 +101,13 @@ impl Calls {
         call: &Call,
         parameters: &[Parameter<'_>],
     ) -> Result<Vec<PgRow>, StoreError> {
+        if self.moves {
+            // Without a name, in one step.
+            let typed = parameters.iter().copied().zip(call.types.iter().cloned());
+            let typed: Vec<_> = typed.collect();
+            let rows = self.client.query_typed(call.text, &typed).await;
+            return rows.map_err(failed);
+        }
         let statement = self.prepared(call).await?;
         self.client
             .query(&statement, parameters)

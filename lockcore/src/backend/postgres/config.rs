@@ -1,6 +1,7 @@
 //! Reads the URL, and warns an operator about the settings of the server.
 
 use std::fmt;
+use std::time::Duration;
 
 use tokio_postgres::config::SslMode;
 use tokio_postgres::{Config, Error as PgError};
@@ -18,7 +19,7 @@ const PORT: u16 = 5432;
 
 const FORM: &str = "the URL is not of the form \
     postgres://user[:password]@host[:port][,host[:port]…]/database\
-    [?durability=on|off|remote_apply] (postgres+tls:// with TLS)";
+    [?durability=on|off|remote_apply&wakeups=listen|look] (postgres+tls:// with TLS)";
 
 /// The address of the servers, and how to log in.
 pub(super) struct Server {
@@ -26,6 +27,7 @@ pub(super) struct Server {
     pub(super) hosts: Vec<(String, u16)>,
     pub(super) login: Config,
     pub(super) durability: Durability,
+    pub(super) wakeups: Wakeups,
     /// For each of the hosts, with TLS.
     #[cfg(feature = "postgres-tls")]
     pub(super) tls: Option<Connector>,
@@ -41,6 +43,20 @@ pub(super) enum Durability {
     /// As `On`, and queries at these standbys see it.
     RemoteApply,
 }
+
+/// How a waiter learns that it is granted: `?wakeups=…`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wakeups {
+    /// By a notification.
+    Listen,
+    /// It looks every [`LOOK`]. For a pooler that gives connections of the server to others after
+    /// each transaction. Nothing may be left on such a connection: no settings, no channels that are
+    /// listened to, and no prepared statements.
+    Look,
+}
+
+/// How often a waiter looks.
+pub(super) const LOOK: Duration = Duration::from_millis(100);
 
 impl Durability {
     fn parse(value: &str) -> Option<Self> {
@@ -60,7 +76,7 @@ impl Durability {
 }
 
 impl Server {
-    /// Reads `postgres://user[:password]@h1[:port],h2[:port]/database[?durability=…]`.
+    /// Reads `postgres://user[:password]@h1[:port],h2[:port]/database[?durability=…&wakeups=…]`.
     pub(super) fn plain(url: &Url) -> Result<Self, Error> {
         let wrong = |what: &str| Error::config(format!("{FORM}: {what}"));
         let decoded = |part: &str| hosts::decoded(part).map_err(wrong);
@@ -93,16 +109,25 @@ impl Server {
                  and verifies the server",
             ));
         }
-        let mut durability = Durability::On;
-        let options = query::options(url, &["durability"]).map_err(|what| wrong(&what))?;
-        if let Some((_, value)) = options.first() {
-            durability = Durability::parse(value)
-                .ok_or_else(|| wrong("the durability is none of on, off and remote_apply"))?;
+        let (mut durability, mut wakeups) = (Durability::On, Wakeups::Listen);
+        let options = query::options(url, &["durability", "wakeups"]);
+        for (option, value) in options.map_err(|what| wrong(&what))? {
+            match (option, &*value) {
+                ("durability", value) => {
+                    durability = Durability::parse(value).ok_or_else(|| {
+                        wrong("the durability is none of on, off and remote_apply")
+                    })?;
+                }
+                (_, "listen") => wakeups = Wakeups::Listen,
+                (_, "look") => wakeups = Wakeups::Look,
+                _ => return Err(wrong("the wakeups are none of listen and look")),
+            }
         }
         Ok(Self {
             hosts,
             login,
             durability,
+            wakeups,
             #[cfg(feature = "postgres-tls")]
             tls: None,
         })
@@ -236,6 +261,11 @@ mod tests {
         let server = read("postgres://ann@h1%3A1,h2/shop").unwrap();
         assert_eq!(server.hosts, [("h1".into(), 1), ("h2".into(), PORT)]);
         assert_eq!(server.durability, Durability::On);
+        assert_eq!(server.wakeups, Wakeups::Listen);
+
+        let server = read("postgres://ann@h/shop?wakeups=look&durability=off").unwrap();
+        assert_eq!(server.durability, Durability::Off);
+        assert_eq!(server.wakeups, Wakeups::Look);
     }
 
     #[test]
@@ -249,6 +279,7 @@ mod tests {
             "postgres://ann@/shop",
             "postgres://ann:hunter2@h/shop?sslmode=require",
             "postgres://ann:hunter2@h/shop?durability=local",
+            "postgres://ann:hunter2@h/shop?wakeups=never",
             "postgres://ann:hunter2@h/shop?connect_timeout=3",
         ] {
             let error = Url::parse(url).map_or_else(

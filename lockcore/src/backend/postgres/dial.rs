@@ -16,7 +16,7 @@ use tokio::task::AbortHandle;
 use tokio_postgres::{AsyncMessage, NoTls, SimpleQueryMessage};
 
 use super::calls::{self, Calls, SCHEMA};
-use super::config::Server;
+use super::config::{Server, Wakeups};
 #[cfg(feature = "postgres-tls")]
 use super::encrypted;
 use super::errors::{GUIDE, failed, not_connected};
@@ -189,6 +189,10 @@ const SESSION: &str = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVE
     ('statement_timeout', 'lock_timeout', 'idle_session_timeout', 'transaction_timeout'); \
     SELECT pg_is_in_recovery(), current_setting('server_version_num'), pg_postmaster_start_time()";
 
+/// The last query alone: see [`Wakeups::Look`].
+const NO_SESSION: &str =
+    "SELECT pg_is_in_recovery(), current_setting('server_version_num'), pg_postmaster_start_time()";
+
 const OLDEST: u32 = 130_000;
 
 /// Connects to one host, and checks that it is no standby.
@@ -214,13 +218,17 @@ pub(super) async fn dial(
         }
     });
     let mut line = Line {
-        calls: Arc::new(Calls::new(client)),
+        calls: Arc::new(Calls::new(client, server.wakeups)),
         driver: driver.abort_handle(),
         host,
         server_began: String::new(),
         history: None,
     };
-    let told = line.calls.client().simple_query(SESSION).await;
+    let session = match server.wakeups {
+        Wakeups::Listen => SESSION,
+        Wakeups::Look => NO_SESSION,
+    };
+    let told = line.calls.client().simple_query(session).await;
     let told = told.map_err(not_connected)?;
     // The last query is about the server.
     let row = told.iter().rev().find_map(|message| match message {

@@ -14,8 +14,8 @@ pub(super) const GUIDE: &str =
 
 /// What is wrong with the address, and what to do.
 pub(super) const POOLER: &str = "the address is that of a pooler, which gives connections of the \
-    server to others after each transaction; name the address of the server, or let the pooler \
-    work in session mode";
+    server to others after each transaction; name the address of the server, let the pooler work in session \
+    mode, or write ?wakeups=look";
 
 /// The failure of a request. Every verb is one transaction. So where the code of an error is known
 /// here, the verb was not carried out, except where this says otherwise.

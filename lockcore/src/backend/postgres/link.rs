@@ -1,12 +1,13 @@
 //! What the verbs of a connection have in common.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
 use super::calls::Calls;
-use super::config::{Durability, Server};
+use super::config::{Durability, LOOK, Server, Wakeups};
 use super::dial::{Line, Patience};
 use super::durable::Flushes;
 use super::events::Ears;
@@ -39,6 +40,18 @@ impl Drop for Link {
 }
 
 impl Link {
+    /// Whether waiters look, because no message comes.
+    pub(super) fn looks(&self) -> bool {
+        self.server.wakeups == Wakeups::Look
+    }
+
+    /// Shortens the time after which a waiter looks again, if it has to look.
+    pub(super) fn look_again(&self, recheck_in: &mut Option<Duration>) {
+        if self.looks() {
+            *recheck_in = Some(recheck_in.map_or(LOOK, |after| after.min(LOOK)));
+        }
+    }
+
     pub(super) fn calls(&self) -> &Calls {
         &self.line.calls
     }

@@ -33,7 +33,7 @@ use crate::error::Error;
 use crate::name::Name;
 use crate::request::{Id, Request};
 use crate::tls::Tls;
-use config::{Durability, Server};
+use config::{Durability, Server, Wakeups};
 use dial::{Line, Patience};
 use durable::{Flushes, Warned};
 use errors::{POOLER, failed};
@@ -93,7 +93,7 @@ impl Backend for Postgres {
             .adopts(true)
             .resizes(true)
             .counters(true)
-            .watches(true)
+            .watches(self.0.server.wakeups == Wakeups::Listen)
     }
 
     fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
@@ -138,7 +138,17 @@ async fn connected(store: &Arc<Store>, events: EventSink) -> Result<Arc<Link>, S
         }
     };
     drop(events);
-    greet(&line, &beside, &ears).await?;
+    // The address may have moved in between.
+    if beside.server_began != line.server_began {
+        return Err(StoreError::new(
+            Fault::Retry,
+            "PostgreSQL: two connections to this address have reached two servers; name an \
+             address that always leads to the primary",
+        ));
+    }
+    if server.wakeups == Wakeups::Listen {
+        greet(&line, &beside, &ears).await?;
+    }
     let flushes = (server.durability != Durability::Off).then(|| {
         Flushes::begin(
             Arc::clone(server),
@@ -170,8 +180,7 @@ async fn connected(store: &Arc<Store>, events: EventSink) -> Result<Arc<Link>, S
     }))
 }
 
-/// Checks that the messages of the server arrive on this connection, and that the one beside it
-/// leads to the same server: the address may have moved in between. Behind a pooler that gives a
+/// Checks that the messages of the server arrive on this connection. Behind a pooler that gives a
 /// connection of the server to another client after each transaction, the messages go astray
 /// without an error. There a message that this connection sends to itself could still arrive, so
 /// the other one sends it.
@@ -198,13 +207,6 @@ async fn greet(line: &Line, beside: &Line, ears: &Ears) -> Result<(), StoreError
         // Tickets may wait that were enqueued on an earlier connection of this runtime.
         ears.stop(client);
         return Ok(());
-    }
-    if beside.server_began != line.server_began {
-        return Err(StoreError::new(
-            Fault::Retry,
-            "PostgreSQL: two connections to this address have reached two servers; name an \
-             address that always leads to the primary",
-        ));
     }
     Err(StoreError::new(
         Fault::Config,

@@ -22,9 +22,10 @@ pub(super) async fn enqueue(
 ) -> Result<Enqueued, StoreError> {
     let (id, receiver) = (request.id, link.receiver);
     let mut attempt = 0;
-    // No ticket of such a request waits, so no wake-up comes for it.
-    let hears =
-        !request.wait || (link.ears).listens_after(|| attempt = link.waits.ask(&request, receiver));
+    // No ticket of such a request waits, so no wake-up comes for it. Nor for one that looks.
+    let hears = !request.wait
+        || link.looks()
+        || (link.ears).listens_after(|| attempt = link.waits.ask(&request, receiver));
     let answer = ask(&link, &request, hears).await;
     if let Err(error) = &answer
         && error.fault() != Fault::Unknown
@@ -57,7 +58,11 @@ async fn ask(link: &Link, request: &Request, hears: bool) -> Result<Enqueued, St
     ];
     let rows = link.calls().ask(&calls::ENQUEUE, &parameters).await?;
     link.upkeep.count();
-    table::enqueued(&only(rows)?, request.ttl)
+    let mut answer = table::enqueued(&only(rows)?, request.ttl)?;
+    if let Enqueued::Waiting { recheck_in, .. } = &mut answer {
+        link.look_again(recheck_in);
+    }
+    Ok(answer)
 }
 
 pub(super) async fn renew(
@@ -76,7 +81,12 @@ pub(super) async fn renew(
     let ttls: Vec<_> = ttls.collect();
     let parameters: [calls::Parameter<'_>; 4] = [&names, &ids, &keeps, &ttls];
     let rows = link.calls().ask(&calls::RENEW, &parameters).await?;
-    let answers: Vec<_> = rows.iter().map(table::renewed).collect::<Result<_, _>>()?;
+    let mut answers: Vec<_> = rows.iter().map(table::renewed).collect::<Result<_, _>>()?;
+    for answer in &mut answers {
+        if let Renewed::Waiting { recheck_in, .. } = answer {
+            link.look_again(recheck_in);
+        }
+    }
     let of = || tickets.iter().map(|ticket| ticket.id).zip(&answers);
     let is_there = |answer: &Renewed| answer.holds() || matches!(answer, Renewed::Waiting { .. });
     if answers.iter().any(is_there)
