@@ -142,7 +142,8 @@ pub(super) async fn primary(
             Fault::Retry,
             format!(
                 "{host}:{port} takes writes although another server was promoted in its place; \
-                 stop it, or let it follow the other"
+                 stop it, or let it follow the other. If the other was given up, restart the \
+                 clients"
             ),
         ));
     }
@@ -159,15 +160,26 @@ pub(super) async fn two_primaries(server: &Server, patience: &Patience) -> Optio
     let mut tries: FuturesUnordered<_> = hosts
         .map(|host| dial(server, host.clone(), Box::new(drop)))
         .collect();
-    let mut primaries = Vec::new();
+    let mut primaries: Vec<Line> = Vec::new();
     while let Either::Left((Some(tried), _)) = select(tries.next(), &mut grace).await {
-        primaries.extend(tried.map(|line| format!("{}:{}", line.host.0, line.host.1)));
+        // Two names may lead to one server.
+        let known = |line: &Line| {
+            primaries
+                .iter()
+                .any(|other| other.server_began == line.server_began)
+        };
+        let new = tried.ok().filter(|line| !known(line));
+        primaries.extend(new);
     }
     (primaries.len() > 1).then(|| {
+        let names = primaries
+            .iter()
+            .map(|line| format!("{}:{}", line.host.0, line.host.1));
+        let names: Vec<_> = names.collect();
         format!(
             "{} take writes at the same time, so two clients may hold the same lock. Stop all but \
              the one that was promoted last, or let them follow it",
-            primaries.join(" and ")
+            names.join(" and ")
         )
     })
 }
