@@ -25,10 +25,11 @@ pub struct Table {
 
 impl Table {
     /// The database in LOCK_URL, whose user must have the right to make tables. Options behind a `?`
-    /// are for the locks.
+    /// are for the locks. Of several hosts, the one that takes writes.
     pub fn beside_the_locks() -> io::Result<Self> {
         let url = env::var("LOCK_URL").map_err(io::Error::other)?;
-        let url = url.split('?').next().unwrap_or_default().to_owned();
+        let url = url.split('?').next().unwrap_or_default();
+        let url = format!("{url}?target_session_attrs=read-write");
         let idle = Mutex::default();
         Ok(Self { url, idle })
     }
@@ -39,8 +40,12 @@ impl Table {
         client.batch_execute(&fill).await
     }
 
-    /// As [`Stock::sell`](crate::stock::Stock::sell). With a lock, nobody else gets the lock before
-    /// the transaction ends, even if this process is stopped in between for longer than the lease.
+    /// As [`Stock::sell`](crate::stock::Stock::sell). With a lock, no other process gets the lock
+    /// before the transaction ends, even if this process is stopped in between for longer than the
+    /// lease.
+    ///
+    /// No client of this example gives up a purchase that it has begun. If yours do, let a task that
+    /// owns a guard run the transaction: see `lockcore::fencing::sql`.
     pub async fn sell(
         &self,
         buyer: Buyer,

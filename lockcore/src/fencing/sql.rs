@@ -142,23 +142,34 @@
 //!
 //! If the locks are in PostgreSQL ([`guide::postgres`](crate::guide::postgres)) and the data is in
 //! the same database, the data needs no token. [`HOLD`] is the first statement of the transaction.
-//! From then to the end of the transaction nobody else gets the lock, whatever happens to the lease
-//! and to this process. So the transaction is exclusive, or it fails.
+//! From then to the end of the transaction no other client gets the lock, whatever happens to the
+//! lease and to this process.
+//!
+//! Run the transaction in a task that owns the guard, as here. A future that is dropped while it
+//! commits leaves a `COMMIT` on its way. If the guard were dropped with it, the next task of this
+//! process could get the same ticket, and read what is there before that `COMMIT`.
 //!
 #![cfg_attr(feature = "postgres", doc = "```no_run")]
 #![cfg_attr(not(feature = "postgres"), doc = "```ignore")]
-//! use lockcore::Held;
+//! use lockcore::Guard;
 //! use lockcore::fencing::sql::{HOLD, postgres_key};
-//! use tokio_postgres::{Client, Error};
+//! use tokio_postgres::Client;
 //!
-//! async fn sell(stock: &mut Client, held: &Held, token: i64) -> Result<i32, Error> {
-//!     let sale = stock.transaction().await?;
-//!     sale.query_one(HOLD, &[&postgres_key(held), &token]).await?;
-//!     let row = sale.query_one("SELECT tickets FROM stock", &[]).await?;
-//!     let ticket: i32 = row.get(0);
-//!     sale.execute("UPDATE stock SET tickets = $1", &[&(ticket - 1)]).await?;
-//!     sale.commit().await?;
-//!     Ok(ticket)
+//! type Failure = Box<dyn std::error::Error + Send + Sync>;
+//!
+//! async fn sell(mut stock: Client, guard: Guard) -> Result<i32, Failure> {
+//!     let sells = async move {
+//!         let token = guard.fencing_token()?.as_i64();
+//!         let sale = stock.transaction().await?;
+//!         sale.query_one(HOLD, &[&postgres_key(&guard), &token]).await?;
+//!         let row = sale.query_one("SELECT tickets FROM stock", &[]).await?;
+//!         let ticket: i32 = row.get(0);
+//!         sale.execute("UPDATE stock SET tickets = $1", &[&(ticket - 1)]).await?;
+//!         sale.commit().await?;
+//!         guard.release().await?;
+//!         Ok(ticket)
+//!     };
+//!     tokio::spawn(sells).await?
 //! }
 //! ```
 
@@ -205,23 +216,31 @@ pub const PASS: &str = include_str!("sql/pass.sql");
 /// [`FencingToken::as_i64`](crate::FencingToken::as_i64) (`bigint`). It returns one row without a
 /// value, and takes well under a millisecond.
 ///
-/// If the lock is not held any more, the statement fails with SQLSTATE `LC001`. If it succeeds,
-/// nobody else is granted the lock before the transaction ends. A lease may end meanwhile, and a
-/// guard may be released: the next holder waits for the end of the transaction all the same, and
-/// gets the lock at most 0.2 seconds after it. So keep the transaction short, and set
-/// `idle_in_transaction_session_timeout` for the case that its process stands still.
+/// If the lock is not held any more, the statement fails with SQLSTATE `LC001`. If it succeeds, no
+/// other client is granted the lock before the transaction ends. A lease may end meanwhile, and a
+/// guard may be released: the next holder waits for the end of the transaction all the same. Nobody
+/// tells it of that end, so it looks every 100 ms.
 ///
-/// - **Take the lock first, and begin the transaction then.** With `REPEATABLE READ` and
-///   `SERIALIZABLE`, a transaction that was begun earlier does not see the ticket, or fails with
-///   SQLSTATE 40001.
+/// - **The transaction must be `READ COMMITTED`**, the default of PostgreSQL. With another isolation
+///   the statement fails with SQLSTATE 22023: a snapshot from before the grant shows old data. In a
+///   read-only transaction it fails with 25006.
+/// - **Outside of any savepoint.** If a savepoint is rolled back, the hold that was begun behind it
+///   ends without an error.
 /// - **Holders in one process may share a ticket.** When a task hands the lock to the next task of
 ///   its process, the ticket stays the same, so `HOLD` accepts the token of the earlier task too. It
-///   keeps out other processes. Commit before you release the guard: then the tasks of the process
-///   exclude each other as well.
+///   keeps out other processes. So end the transaction before you release the guard, and see
+///   [above](self#a-transaction-that-holds-the-lock) for futures that are dropped. The same is true of
+///   a token that is used after its lock was detached: an adopted lock keeps its number.
+/// - **End the transaction before you downgrade or release permits.** It keeps a ticket where it is,
+///   and not its size.
+/// - **Wait for no other lock inside of the transaction.** Its holder may wait for this one, and no
+///   server and no client notices that.
+/// - Keep the transaction short. `idle_in_transaction_session_timeout` ends one whose process stands
+///   still between two statements. It ends no statement that runs, and no prepared transaction.
 /// - It needs the right to EXECUTE the function `lockcore1.hold`. The user of the transaction need
 ///   not be that of the locks.
-/// - For a shared lock, pass [`GrantId::as_u64`](crate::GrantId::as_u64). Then nobody gets the
-///   exclusive lock before the transaction ends.
+/// - For a shared lock, pass [`GrantId::as_u64`](crate::GrantId::as_u64) as an `i64`. Then nobody gets
+///   the exclusive lock before the transaction ends.
 /// - An adoption of the ticket fails with `Unavailable` while the transaction is open.
 pub const HOLD: &str = "SELECT lockcore1.hold($1, $2)";
 

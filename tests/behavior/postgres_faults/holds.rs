@@ -29,6 +29,8 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_transaction_that_holds_a_lock_keeps_it_when_the_lease_ends
         a_release_takes_effect_when_the_transaction_that_holds_the_lock_ends
         a_transaction_is_refused_when_the_lock_has_gone
+        a_transaction_with_a_snapshot_from_before_the_grant_is_refused
+        a_sweep_leaves_a_ticket_that_a_transaction_holds
         a_renewal_passes_a_transaction_that_holds_the_lock
         a_row_without_a_token_loses_no_change_when_leases_end_in_transactions
     ]
@@ -110,10 +112,11 @@ async fn a_transaction_that_holds_a_lock_keeps_it_when_the_lease_ends(_: Store) 
     proxy.cut();
     is_over(&server).await;
 
-    // Each of these looks at the line, and would let the next one in.
+    // Whoever looks at the line would let the next one in.
     let busy = others.mutex("a").try_acquire().await;
     assert_eq!(kind(busy), ErrorKind::Busy);
-    server.query("SELECT lockcore1.sweep('')");
+    let granted = "SELECT count(*) FROM lockcore1.tickets WHERE granted AND expires_at > 0";
+    assert_eq!(server.query(granted), ["1"]);
     assert!(!waits.is_finished());
     table.run("UPDATE visits SET count = count + 1").await;
     table.run("COMMIT").await;
@@ -168,15 +171,54 @@ async fn a_transaction_is_refused_when_the_lock_has_gone(_: Store) {
     let next = others.mutex("a").wait(STALL).acquire().await.unwrap();
     assert_eq!(code(&late).await.as_deref(), Some(NOT_HELD));
 
-    // An old snapshot shows the ticket that is there no more.
-    let isolation = "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count FROM visits";
-    table.run(isolation).await;
-    let (token, key) = (next.fencing_token().unwrap().as_i64(), postgres_key(&next));
     give_back(next).await;
+}
+
+/// The next holder has waited in line when its snapshot was taken. What the earlier one has written
+/// since is not in it.
+async fn a_transaction_with_a_snapshot_from_before_the_grant_is_refused(_: Store) {
+    let server = server();
+    let (holder, others) = (client(&server), client(&server));
+    let (first, table) = (Table::open(&server).await, Table::open(&server).await);
+    let guard = holder.mutex("a").acquire().await.unwrap();
+    let waits = begin(others.mutex("a").wait(2 * STALL));
+    tickets(&others, "a", 2).await;
+    table
+        .run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count FROM visits")
+        .await;
+    first.hold(&guard).await.unwrap();
+    first
+        .run("UPDATE visits SET count = count + 1; COMMIT")
+        .await;
+    give_back(guard).await;
+    let next = waits.await.unwrap().unwrap();
+
+    let (token, key) = (next.fencing_token().unwrap().as_i64(), postgres_key(&next));
     let refused = table.client.query_one(HOLD, &[&key, &token]).await;
     let refused = refused.unwrap_err();
-    assert_eq!(refused.code().map(|code| code.code()), Some("40001"));
+    assert_eq!(refused.code().map(|code| code.code()), Some("22023"));
     table.run("ROLLBACK").await;
+    give_back(next).await;
+}
+
+/// Dead tickets that nobody waits behind are removed by the sweep alone.
+async fn a_sweep_leaves_a_ticket_that_a_transaction_holds(_: Store) {
+    let server = server();
+    let proxy = Proxy::to(server.port());
+    let cut_off = patient(server.url_at(proxy.port())).build().unwrap();
+    let table = Table::open(&server).await;
+    let guard = cut_off.mutex("a").acquire().await.unwrap();
+    table.hold(&guard).await.unwrap();
+    proxy.cut();
+    server.query("UPDATE lockcore1.tickets SET expires_at = 0");
+    let swept = || {
+        server.query("SELECT lockcore1.sweep('')");
+        server.query("SELECT count(*) FROM lockcore1.tickets")
+    };
+
+    assert_eq!(swept(), ["1"]);
+    table.run("COMMIT").await;
+    assert_eq!(swept(), ["0"]);
 }
 
 async fn a_renewal_passes_a_transaction_that_holds_the_lock(_: Store) {

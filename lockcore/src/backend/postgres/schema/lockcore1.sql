@@ -553,11 +553,15 @@ END $f$;
 -- n: the name as in the table `tickets`   token: of the grant; above its lowest 10 bits it is the number of the ticket
 --
 -- The lock on the row lets a renewal pass, because that changes no key, and keeps `remove` off. If the ticket is removed at the
--- same moment, this waits for that, and finds none. In a transaction with an old snapshot it fails with 40001 then.
+-- same moment, this waits for that, and finds none. A snapshot from before the grant would show the user data from before the
+-- earlier holder's last write, although the lock is held. So only READ COMMITTED will do.
 CREATE FUNCTION hold(n text, token bigint) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
 DECLARE ends bigint;
 BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RAISE EXCEPTION 'lockcore: a transaction that holds a lock must be READ COMMITTED' USING ERRCODE = '22023';
+    END IF;
     SELECT t.expires_at INTO ends FROM tickets t WHERE t.name = n AND t.ticket = token >> 10 FOR KEY SHARE;
     IF ends IS NULL OR ends <= now_micros() THEN
         RAISE EXCEPTION 'lockcore: the lock is not held under this token any more' USING ERRCODE = 'LC001';
