@@ -63,7 +63,7 @@ impl Locks {
     /// earlier of the two ends.
     ///
     /// If the store shows the ticket as a waiter behind tickets of the same client, the ticket [may
-    /// hold already](crate::TicketInfo::granted). It is asked too. If it waits, its client gives it
+    /// hold already](TicketInfo::granted). It is asked too. If it waits, its client gives it
     /// up when it holds, and this call waits until then.
     ///
     /// Returns [`Released`](Release::Released) when this call has seen the end of the grant, and
@@ -210,7 +210,7 @@ impl Locks {
     /// the ticket at that time.
     ///
     /// If the store shows the ticket as a waiter behind tickets of the same client, the ticket [may
-    /// hold already](crate::TicketInfo::granted). It is removed too. If it waited, its client asks
+    /// hold already](TicketInfo::granted). It is removed too. If it waited, its client asks
     /// for another ticket, behind all others.
     ///
     /// # Errors
