@@ -8,7 +8,6 @@ use std::sync::{Mutex, PoisonError};
 use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
 use tokio_postgres::{Client, Row as PgRow, Statement};
 
-use super::config::Wakeups;
 use super::errors::failed;
 use crate::backend::table::Row;
 use crate::backend::{Fault, StoreError};
@@ -80,10 +79,10 @@ pub(super) struct Calls {
 pub(super) type Parameter<'a> = &'a (dyn ToSql + Sync);
 
 impl Calls {
-    pub(super) fn new(client: Client, wakeups: Wakeups) -> Self {
+    pub(super) fn new(client: Client, moves: bool) -> Self {
         Self {
             client,
-            moves: wakeups == Wakeups::Look,
+            moves,
             prepared: Mutex::default(),
         }
     }

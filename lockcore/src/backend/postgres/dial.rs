@@ -230,7 +230,7 @@ pub(super) async fn dial(
         }
     });
     let mut line = Line {
-        calls: Arc::new(Calls::new(client, server.wakeups)),
+        calls: Arc::new(Calls::new(client, server.wakeups == Wakeups::Look)),
         driver: driver.abort_handle(),
         host,
         server_began: String::new(),
