@@ -211,7 +211,9 @@ impl Locks {
     ///
     /// If the store shows the ticket as a waiter behind tickets of the same client, the ticket [may
     /// hold already](TicketInfo::granted). It is removed too. If it waited, its client asks
-    /// for another ticket, behind all others.
+    /// for another ticket, behind all others. But until the client learns of the removal, the ticket
+    /// may still get its turn. Then its caller works beside the next holder, as after the removal of
+    /// a holder.
     ///
     /// # Errors
     ///
@@ -340,8 +342,11 @@ impl Locks {
 /// ahead, a ticket may hold by its [turn](crate::client::turns) until the store has the releases of
 /// the tickets `ahead` of it. All of these are of the same client then.
 ///
-/// Perhaps the ticket waits. To ask it back, or to remove it, does no harm then: its client gives
-/// it up when it holds, or asks for another ticket.
+/// A writer that holds by its turn and has become a reader is not recognized. The store learns soon
+/// that it holds.
+///
+/// Perhaps the ticket waits. If it is asked back, its client gives it up when it holds. What its
+/// removal means is at [`Locks::force_release`].
 fn may_hold(place: &TicketInfo, ahead: &[TicketInfo]) -> bool {
     place.permits == FULL.get() && ahead.iter().all(|older| older.owner == place.owner)
 }

@@ -396,8 +396,8 @@ pub enum Enqueued {
         /// waiter in at once, and does not wait for the store. This is safe because everything
         /// older had ended before the ticket ahead could be held, because no ticket is between the
         /// two, and because the end of a ticket stays true. So this has to be the truth at the
-        /// moment when the store took the ticket. A store that finds out later, or from a copy that
-        /// may be older, may miss a ticket in between. A ticket that has expired counts until it is
+        /// moment when the store took the ticket, or later. From a copy that may be older, a store
+        /// may miss a ticket in between. A ticket that has expired counts until it is
         /// removed.
         ///
         /// **A waiter to which the store has named the ticket ahead may believe that it holds.** So

@@ -411,9 +411,10 @@ async fn a_lock_held_by_a_turn_can_be_asked_back(_: Store) {
 
 /// Until then its client may not have learned of the ask-back, so its grace has not begun.
 async fn a_ticket_that_is_asked_back_is_not_removed_before_the_store_calls_it_a_holder(_: Store) {
-    let brief = Duration::from_millis(50);
+    // The caller gives up on a holder after this, once it has seen the ask-back.
+    let patience = Duration::from_millis(500);
     let (wire, mut store) = wire(Capability::new().names_ahead(true).asks_back(true));
-    let locks = Locks::builder().op_timeout(brief).backend(wire);
+    let locks = Locks::builder().op_timeout(patience).backend(wire);
     let locks = locks.build().unwrap();
     let (id, asked) = (
         Id::parse(&"1".repeat(32)).unwrap(),
@@ -426,7 +427,7 @@ async fn a_ticket_that_is_asked_back_is_not_removed_before_the_store_calls_it_a_
         other => panic!("not an ask-back: {other:?}"),
     }
 
-    let early = tokio::time::timeout(10 * brief, store.next()).await;
+    let early = tokio::time::timeout(4 * patience, store.next()).await;
     assert!(early.is_err(), "{early:?}");
 
     *store.line.lock().unwrap() = vec![place(NUMBER, true, asked).with_id(id)];

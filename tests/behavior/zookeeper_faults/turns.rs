@@ -187,7 +187,7 @@ async fn a_process_that_is_killed_before_its_releases_arrive_holds_nobody_up_for
         visits(50).await;
 
         proxy.freeze();
-        visits(2).await; // whose releases do not arrive
+        visits(1).await; // whose release does not arrive
         process.kill();
         let killed = Instant::now();
         if late {

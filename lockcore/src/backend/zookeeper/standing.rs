@@ -139,6 +139,12 @@ impl State {
         self.tickets.standing(id)
     }
 
+    /// Whether the node with this number is the ticket of this id.
+    pub(super) fn has(&self, id: Id, sequence: i32) -> bool {
+        let standing = self.standing(id);
+        standing.is_some_and(|standing| standing.sequence == sequence)
+    }
+
     pub(super) fn standing_mut(&mut self, id: Id) -> Option<&mut Standing> {
         self.tickets.standing_mut(id)
     }

@@ -369,7 +369,9 @@ async fn answer(
                 retry_in: first_to_end,
             });
         }
-        ahead = right_ahead(request, standing.sequence, &line.tickets, &line.terms);
+        let of_list = right_ahead(request, standing.sequence, &line.tickets, &line.terms);
+        let is_ours = |(id, sequence)| session.state().has(id, sequence).then_some(id);
+        ahead = of_list.and_then(is_ours);
     }
     // A capacity may have been stored since this request was sent. If the client read the new line
     // before it noted this ticket, `disown` has not deleted the ticket, so the copy of the line is
@@ -396,7 +398,8 @@ async fn answer(
     let line = state.lines.get(&parent.path);
     if let Some(line) = line.filter(|line| line.is_current()) {
         let of_copy = right_ahead(request, standing.sequence, &line.tickets, &line.terms);
-        ahead = ahead.or(of_copy);
+        let is_ours = |(id, sequence)| state.has(id, sequence).then_some(id);
+        ahead = ahead.or(of_copy.and_then(is_ours));
     }
     // The ticket ahead may be let go of in memory only if it is of this session.
     let ahead = ahead.filter(|ahead| state.standing(*ahead).is_some());
@@ -420,12 +423,16 @@ async fn answer(
 /// anew, only when the line is empty. So both tickets are of one parent.
 ///
 /// If the copy does not have the ticket yet, nothing is known, and no ticket is named.
+///
+/// A create of an earlier session may have arrived late, so an id may have two nodes in the line.
+/// Therefore the number of the node is returned too. Only the node that [stands](State::has) may be
+/// named: others may be between the two.
 fn right_ahead<'a>(
     request: &Request,
     sequence: i32,
     line: impl IntoIterator<Item = &'a Ticket, IntoIter: DoubleEndedIterator>,
     terms: &Terms,
-) -> Option<Id> {
+) -> Option<(Id, i32)> {
     if !request.name_ahead || !terms.is_plain() {
         return None;
     }
@@ -433,7 +440,7 @@ fn right_ahead<'a>(
     let mut from_the_end = line.into_iter().rev();
     let mine = from_the_end.find(is_it)?;
     let ahead = from_the_end.next()?;
-    (mine.wants_all() && ahead.wants_all()).then_some(ahead.id)
+    (mine.wants_all() && ahead.wants_all()).then_some((ahead.id, ahead.sequence))
 }
 
 /// Takes back a ticket that is useless. If the delete is not answered, the ticket may exist. In
@@ -486,20 +493,30 @@ mod tests {
         let tickets = [node(&ahead, FULL, 7), node(&mine, FULL, 8)];
         let plain = Terms::default();
         let named = |line: &[Ticket]| right_ahead(&mine, 8, line, &plain);
-        assert_eq!(named(&tickets), Some(ahead.id));
+        assert_eq!(named(&tickets), Some((ahead.id, 7)));
 
         // Younger tickets, and a number that was of a node that is no ticket.
         let [first, mut second] = tickets.clone();
         assert_eq!(
             named(&[first.clone(), second.clone(), node(&other, FULL, 9)]),
-            Some(ahead.id)
+            Some((ahead.id, 7))
         );
         let gap = [node(&ahead, FULL, 5), second.clone()];
-        assert_eq!(named(&gap), Some(ahead.id));
+        assert_eq!(named(&gap), Some((ahead.id, 5)));
 
         // Somebody stands in between.
         let between = [node(&ahead, FULL, 6), node(&other, FULL, 7), second.clone()];
-        assert_eq!(named(&between), Some(other.id));
+        assert_eq!(named(&between), Some((other.id, 7)));
+
+        // A late create of an earlier session has made a second node of the ticket ahead. It is the
+        // one right ahead, and not the one that stands.
+        let twice = [
+            node(&ahead, FULL, 5),
+            node(&other, FULL, 6),
+            tickets[0].clone(),
+            tickets[1].clone(),
+        ];
+        assert_eq!(named(&twice), Some((ahead.id, 7)));
 
         // The copy does not have the ticket yet, or the ticket ahead is gone.
         assert_eq!(named(&[first]), None);

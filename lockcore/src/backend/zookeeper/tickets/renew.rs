@@ -12,7 +12,7 @@ use crate::backend::zookeeper::layout::{self, Data, Parent};
 use crate::backend::zookeeper::line::Line;
 use crate::backend::zookeeper::session::Session;
 use crate::backend::zookeeper::standing::{Mine, Standing, State};
-use crate::backend::{Renewed, StoreError};
+use crate::backend::{AskedBack, Renewed, StoreError};
 use crate::clock::{Clock, Instant};
 use crate::request::{Id, Request};
 
@@ -145,9 +145,8 @@ impl<'a> Round<'a> {
             }
             return;
         }
-        // Its client may believe that it holds, and extend its lease.
-        let extends = ttl > mine.ttl;
-        if extends {
+        // Its client may believe that it holds.
+        if reads {
             self.looks.at(at, mine, What::Ticket);
         }
         let line = state.lines.get(&mine.parent);
@@ -158,7 +157,7 @@ impl<'a> Round<'a> {
             return;
         };
         if first() == Some(mine.sequence) {
-            if !extends {
+            if !reads {
                 self.looks.at(at, mine, What::Ticket);
             }
             for node in ahead {
@@ -167,7 +166,7 @@ impl<'a> Round<'a> {
             if line.is_some_and(Line::checks_terms) {
                 self.looks.at(at, mine, What::Parent);
             }
-        } else if !line.is_some_and(Line::is_current) && !seen_lately && !extends {
+        } else if !line.is_some_and(Line::is_current) && !seen_lately && !reads {
             self.looks.at(at, mine, What::Ticket);
         }
     }
@@ -190,9 +189,7 @@ impl<'a> Round<'a> {
                     mut data, version, ..
                 }),
             ) => {
-                if let Renewed::Granted { valid_for } = self.answers[at] {
-                    self.answers[at] = Renewed::holding(valid_for, &data.owner);
-                }
+                self.answers[at] = with_ask(self.answers[at], &data.owner);
                 if self.ttl(at) > mine.ttl {
                     data.ttl = data.ttl.max(self.ttl(at));
                     self.shorter.push((at, mine.path, data, version));
@@ -228,16 +225,18 @@ impl<'a> Round<'a> {
 
     /// Corrects the answer for a ticket that was waiting when this renewal began, and holds now.
     fn holds_by_now(&mut self, at: usize) {
-        let mut state = self.session.state();
-        if let Renewed::Waiting { valid_for, .. } = self.answers[at]
-            && let Some(mine) = state.standing_mut(self.tickets[at].id)
+        let state = self.session.state();
+        if let Renewed::Waiting {
+            valid_for, grace, ..
+        } = self.answers[at]
+            && let Some(mine) = state.standing(self.tickets[at].id)
             && mine.granted
             && !mine.lost
         {
-            self.answers[at] = Renewed::Granted { valid_for };
-            // The node was read for a ticket that waited, so an ask-back in it was not reported.
-            // The next renewal reads the node again.
-            mine.seen = None;
+            self.answers[at] = match grace {
+                Some(grace) => Renewed::AskedBack { valid_for, grace },
+                None => Renewed::Granted { valid_for },
+            };
         }
     }
 
@@ -274,10 +273,8 @@ impl<'a> Round<'a> {
                 Some(data) => {
                     let mut state = self.session.state();
                     let valid_for = valid_for_in(&state.proof, request, data.ttl);
-                    let answer = match self.answers[at].holds() {
-                        true => Renewed::holding(valid_for, &data.owner),
-                        false => how_it_stands(false, valid_for),
-                    };
+                    let answer = how_it_stands(self.answers[at].holds(), valid_for);
+                    let answer = with_ask(answer, &data.owner);
                     if let Some(mine) = state.standing_mut(request.id) {
                         mine.ttl = data.ttl;
                         mine.seen = mine.seen.filter(|_| !is_asked_back(answer));
@@ -489,7 +486,27 @@ async fn shrink(session: &Arc<Session>, tickets: &[Arc<Request>]) -> Vec<(Id, bo
 }
 
 fn is_asked_back(answer: Renewed) -> bool {
-    matches!(answer, Renewed::AskedBack { .. })
+    matches!(
+        answer,
+        Renewed::AskedBack { .. } | Renewed::Waiting { grace: Some(_), .. }
+    )
+}
+
+/// The same answer, with the ask-back that is stored behind the owner.
+fn with_ask(answer: Renewed, owner: &str) -> Renewed {
+    match answer {
+        Renewed::Granted { valid_for } => Renewed::holding(valid_for, owner),
+        Renewed::Waiting {
+            valid_for,
+            recheck_in,
+            ..
+        } => Renewed::Waiting {
+            valid_for,
+            recheck_in,
+            grace: AskedBack::grace_behind(owner),
+        },
+        answer => answer,
+    }
 }
 
 fn how_it_stands(granted: bool, valid_for: Duration) -> Renewed {
