@@ -42,11 +42,25 @@ impl Daemon {
     /// A server that has not been started. The name of its folder begins with this prefix. The
     /// prefix must be short: the path of a Unix socket may have 107 bytes.
     pub(crate) fn new(name: &'static str, prefix: &str) -> Self {
+        Self::in_folder(name, prefix, &std::env::temp_dir())
+    }
+
+    /// The same, with its folder on a RAM disk if there is one.
+    pub(crate) fn on_ram_disk(name: &'static str, prefix: &str) -> Self {
+        let ram_disk = Path::new("/dev/shm");
+        match ram_disk.is_dir() {
+            true => Self::in_folder(name, prefix, ram_disk),
+            false => Self::new(name, prefix),
+        }
+    }
+
+    fn in_folder(name: &'static str, prefix: &str, parent: &Path) -> Self {
+        let folder = tempfile::Builder::new().prefix(prefix).tempdir_in(parent);
         Self {
             name,
             child: Mutex::new(None),
             ends_by: None,
-            folder: tempfile::Builder::new().prefix(prefix).tempdir().unwrap(),
+            folder: folder.unwrap(),
         }
     }
 

@@ -5,12 +5,9 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
-
-use tempfile::TempDir;
 
 use crate::daemon::{self, Daemon, NotStarted};
 use crate::ports::free_port;
@@ -21,9 +18,6 @@ const START: Duration = Duration::from_secs(30);
 /// How long an answer may take, which is longer than any answer needs.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// A RAM disk. etcd waits for the disk with each write, and this version cannot be told not to.
-const RAM_DISK: &str = "/dev/shm";
-
 /// One server. It ends when this value is dropped.
 #[derive(Debug)]
 pub struct EtcdServer {
@@ -31,8 +25,6 @@ pub struct EtcdServer {
     peers: u16,
     extra: Vec<String>,
     daemon: Daemon,
-    /// Declared after the server, so that the server ends before its data is removed.
-    data: TempDir,
 }
 
 impl EtcdServer {
@@ -43,18 +35,12 @@ impl EtcdServer {
     /// A server with more options, for example `&["--quota-backend-bytes=1000000"]`.
     pub fn with(extra: &[&str]) -> Self {
         Self::available().unwrap_or_else(|reason| panic!("{reason}"));
-        let mut folder = tempfile::Builder::new();
-        let folder = folder.prefix("etcd-data-");
-        let data = match Path::new(RAM_DISK).is_dir() {
-            true => folder.tempdir_in(RAM_DISK),
-            false => folder.tempdir(),
-        };
         let mut server = Self {
             port: 0,
             peers: 0,
             extra: extra.iter().map(ToString::to_string).collect(),
-            daemon: Daemon::new("this etcd server", "etcd-"),
-            data: data.unwrap(),
+            // etcd waits for the disk with each write, and this version cannot be told not to.
+            daemon: Daemon::on_ram_disk("this etcd server", "etcd-"),
         };
         daemon::start("etcd", |port| {
             (server.port, server.peers) = (port, free_port());
@@ -138,7 +124,10 @@ impl EtcdServer {
         let (clients, peers) = (url(self.port), url(self.peers));
         let mut command = Command::new("etcd");
         command
-            .arg(format!("--data-dir={}", self.data.path().display()))
+            .arg(format!(
+                "--data-dir={}",
+                self.daemon.folder().join("data").display()
+            ))
             .arg(format!("--listen-client-urls={clients}"))
             .arg(format!("--advertise-client-urls={clients}"))
             .arg(format!("--listen-peer-urls={peers}"))
