@@ -401,6 +401,8 @@
 // floors, and never in a circle.
 
 // Types that users add to a service, and types that their handlers take.
+#[cfg(feature = "dashboard")]
+mod dashboard;
 #[cfg(feature = "axum")]
 mod extract;
 mod fence;
@@ -439,6 +441,9 @@ pub mod read;
 mod waiters;
 
 pub use body::LockBody;
+#[cfg(feature = "dashboard")]
+#[cfg_attr(docsrs, doc(cfg(feature = "dashboard")))]
+pub use dashboard::Dashboard;
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 pub use extract::{HeldLock, HeldLocks, NotLocked};

@@ -1,0 +1,265 @@
+//! A live page for operators: which names are in use, who holds them, and who waits.
+//!
+//! `page` makes the HTML, and `look` reads the store. Everything is at one path, so that every link
+//! is a query and works wherever the router is nested, also behind a proxy that rewrites paths.
+
+mod form;
+mod look;
+mod page;
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use futures_util::{Stream, stream};
+use http::header::{
+    ACCEPT, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, LOCATION, SET_COOKIE, VARY,
+};
+use http::{HeaderMap, HeaderValue, StatusCode};
+use lockcore::Locks;
+
+use form::{Action, Form, Refused};
+use look::{Look, Wanted};
+use page::Page;
+
+/// How much time a holder has that is asked for its lock.
+const WITHIN: Duration = Duration::from_secs(30);
+/// A stream of changes ends after this time, and the browser opens another one. So a server that
+/// waits for the end of its requests before it stops does not wait for longer.
+const LONGEST_STREAM: Duration = Duration::from_secs(20);
+/// After this time the browser opens another stream.
+const AGAIN: Duration = Duration::from_millis(100);
+/// A look that took long is followed by a pause of this many times as long.
+const PAUSES: u32 = 4;
+/// The largest form.
+const MOST_BYTES: usize = 64 * 1024;
+
+/// A live page that shows which names are in use, the line of each name in order, who holds it and
+/// who waits, since when, and who was asked for it.
+///
+/// Nest its [router](Self::into_router) **behind your own authentication**: the names of locks and
+/// the machines that hold them are not for everybody. The page is HTML from the server. Its table is
+/// replaced at each change, by server-sent events. Without JavaScript it is loaded again every five
+/// seconds. It loads nothing from other sites.
+///
+/// With [`actions`](Self::actions), an operator can ask a holder for its lock, and take a lock away.
+/// Each is confirmed on a page of its own. A form of another site is refused.
+///
+/// Each page that somebody looks at costs the store a request for each name and each
+/// [look](Self::every). If this takes long, the looks are less frequent, so that one page uses at
+/// most a fifth of the time of one connection. At most 500 names are shown.
+///
+/// ```no_run
+/// use axum::Router;
+/// use lockcore::Locks;
+/// use lockcore_tower::Dashboard;
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let locks = Locks::from_env()?;
+/// let app: Router = Router::new().nest("/locks", Dashboard::new(locks).into_router());
+/// // Put your authentication around it, with `.layer(…)`.
+/// let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
+/// axum::serve(listener, app).await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "it does nothing until its router is used"]
+pub struct Dashboard {
+    locks: Locks,
+    prefix: String,
+    every: Duration,
+    actions: bool,
+}
+
+impl Dashboard {
+    /// A page that shows the names in the [namespace](lockcore::Builder::namespace) of these locks,
+    /// and changes nothing.
+    pub fn new(locks: Locks) -> Self {
+        Self {
+            locks,
+            prefix: String::new(),
+            every: Duration::from_secs(1),
+            actions: false,
+        }
+    }
+
+    /// Shows only the names that begin with this, and acts on no other. By default all names.
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.prefix = prefix.into();
+        self
+    }
+
+    /// The shortest time between two looks at the store, at least 100 ms. The default is a second.
+    pub fn every(mut self, pause: Duration) -> Self {
+        self.every = pause.max(Duration::from_millis(100));
+        self
+    }
+
+    /// Lets everybody who can open the page ask holders for their locks, and take locks away. Off by
+    /// default.
+    pub fn actions(mut self, yes: bool) -> Self {
+        self.actions = yes;
+        self
+    }
+
+    /// The page, at the path `/` of this router.
+    pub fn into_router<S>(self) -> Router<S>
+    where
+        S: Clone + Send + Sync + 'static,
+    {
+        Router::new()
+            .route("/", get(show).post(act))
+            .with_state(Arc::new(self))
+    }
+}
+
+impl Dashboard {
+    async fn look(&self, wanted: &Wanted) -> Look {
+        look::look(&self.locks, &self.prefix, wanted).await
+    }
+
+    fn page<'a>(&'a self, wanted: &'a Wanted, look: &'a Look) -> Page<'a> {
+        Page {
+            prefix: &self.prefix,
+            actions: self.actions,
+            wanted,
+            look,
+        }
+    }
+}
+
+async fn show(State(dashboard): State<Arc<Dashboard>>, request: Request) -> Response {
+    let wanted = Wanted::of(request.uri().query().unwrap_or_default());
+    if !wanted.is_below(&dashboard.prefix) {
+        return refused(StatusCode::NOT_FOUND, "this page does not show this name");
+    }
+    if wants_events(request.headers()) {
+        return events(dashboard, wanted).into_response();
+    }
+    let look = dashboard.look(&wanted).await;
+    let nonce = form::draw();
+    let token = match wanted.ask {
+        Some(_) if !dashboard.actions => return read_only(),
+        Some(_) => Some(form::token(request.headers()).unwrap_or_else(form::draw)),
+        None => None,
+    };
+    let status = match &look {
+        Look::Failed(_) => StatusCode::SERVICE_UNAVAILABLE,
+        _ => StatusCode::OK,
+    };
+    let html = page::whole(dashboard.page(&wanted, &look), &nonce, token.as_deref());
+    let mut response = (status, html.into_string()).into_response();
+    let headers = response.headers_mut();
+    let html = HeaderValue::from_static("text/html; charset=utf-8");
+    headers.insert(CONTENT_TYPE, html);
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(VARY, HeaderValue::from_static("accept"));
+    let policy = format!(
+        "default-src 'none'; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; \
+         connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    );
+    let cookie = token.map(|token| form::cookie(&token));
+    for (header, value) in [
+        (CONTENT_SECURITY_POLICY, Some(policy)),
+        (SET_COOKIE, cookie),
+    ] {
+        if let Some(value) = value.and_then(|value| HeaderValue::try_from(value).ok()) {
+            headers.insert(header, value);
+        }
+    }
+    response
+}
+
+fn wants_events(headers: &HeaderMap) -> bool {
+    let accept = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok());
+    accept.is_some_and(|accept| accept.contains("text/event-stream"))
+}
+
+/// The table of the page, at each change. The browser drops the stream when the page is left.
+fn events(
+    dashboard: Arc<Dashboard>,
+    wanted: Wanted,
+) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
+    let ends = Instant::now() + LONGEST_STREAM;
+    let begin = (dashboard, wanted, String::new(), Duration::ZERO);
+    let changes = stream::unfold(
+        begin,
+        move |(dashboard, wanted, before, mut pause)| async move {
+            loop {
+                if Instant::now() >= ends {
+                    return None;
+                }
+                tokio::time::sleep(pause).await;
+                let began = Instant::now();
+                let look = dashboard.look(&wanted).await;
+                pause = dashboard.every.max(began.elapsed() * PAUSES);
+                let now = page::table(dashboard.page(&wanted, &look)).into_string();
+                if now != before {
+                    let event = Event::default().retry(AGAIN).data(&now);
+                    return Some((Ok(event), (dashboard, wanted, now, pause)));
+                }
+            }
+        },
+    );
+    Sse::new(changes).keep_alive(KeepAlive::default())
+}
+
+async fn act(State(dashboard): State<Arc<Dashboard>>, request: Request) -> Response {
+    if !dashboard.actions {
+        return read_only();
+    }
+    let (parts, body) = request.into_parts();
+    let form = match read(&parts.headers, body).await {
+        Ok(form) => form,
+        Err(Refused(why)) => return refused(StatusCode::FORBIDDEN, why),
+    };
+    if !form.name.starts_with(&dashboard.prefix) {
+        return refused(StatusCode::FORBIDDEN, "this page does not show this name");
+    }
+    let Form {
+        name,
+        ticket,
+        action,
+        why,
+    } = form;
+    let back = page::link(&[("name", &name)]);
+    let locks = dashboard.locks.clone();
+    match action {
+        // The holder may take its time. The page shows that it was asked.
+        Action::Revoke => {
+            tokio::spawn(async move {
+                if let Err(error) = locks.revoke(&name, ticket, WITHIN, &why).await {
+                    tracing::warn!(%error, "a holder was asked for its lock, and has it still");
+                }
+            });
+        }
+        Action::Release => {
+            if let Err(error) = locks.force_release(&name, ticket).await {
+                return refused(StatusCode::SERVICE_UNAVAILABLE, &error.to_string());
+            }
+        }
+    }
+    match HeaderValue::try_from(back) {
+        Ok(back) => (StatusCode::SEE_OTHER, [(LOCATION, back)]).into_response(),
+        Err(_) => StatusCode::NO_CONTENT.into_response(),
+    }
+}
+
+async fn read(headers: &HeaderMap, body: Body) -> Result<Form, Refused> {
+    let body = axum::body::to_bytes(body, MOST_BYTES).await;
+    Form::read(headers, &body.map_err(|_| Refused("the form is too long"))?)
+}
+
+fn read_only() -> Response {
+    refused(StatusCode::FORBIDDEN, "this page changes nothing")
+}
+
+fn refused(status: StatusCode, why: &str) -> Response {
+    (status, format!("{why}\n")).into_response()
+}

@@ -1,0 +1,100 @@
+//! What a page wants to see, and what the store has.
+
+use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
+use lockcore::{Error, Locks, NameInUse, TicketInfo};
+
+use super::form::Action;
+
+/// How many names are shown.
+pub(super) const MOST_NAMES: usize = 500;
+const AT_A_TIME: usize = 16;
+
+/// The query of a page.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Wanted {
+    /// The beginning of the names to show.
+    pub(super) begin: String,
+    /// The name whose line is shown.
+    pub(super) name: Option<String>,
+    /// The action to confirm, and the ticket that it is about.
+    pub(super) ask: Option<(Action, u64)>,
+}
+
+impl Wanted {
+    pub(super) fn of(query: &str) -> Self {
+        let mut wanted = Self::default();
+        let mut action = None;
+        let mut ticket = None;
+        for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+            match &*name {
+                "begin" => wanted.begin = value.into_owned(),
+                "name" => wanted.name = Some(value.into_owned()),
+                "action" => action = Action::of(&value),
+                "ticket" => ticket = value.parse().ok(),
+                _ => {}
+            }
+        }
+        wanted.ask = action.zip(ticket).filter(|_| wanted.name.is_some());
+        wanted
+    }
+
+    /// Whether the page is about names that begin with this only.
+    pub(super) fn is_below(&self, prefix: &str) -> bool {
+        let name = self.name.as_ref();
+        name.is_none_or(|name| name.starts_with(prefix))
+    }
+}
+
+/// A name in use, with its line.
+pub(super) type Used = (NameInUse, Vec<TicketInfo>);
+
+/// What the store has.
+#[derive(Debug)]
+pub(super) enum Look {
+    /// The names with the most waiters come first.
+    Names {
+        names: Vec<Used>,
+        /// There are more names.
+        more: bool,
+    },
+    Line(Vec<TicketInfo>),
+    Failed(Error),
+}
+
+pub(super) async fn look(locks: &Locks, prefix: &str, wanted: &Wanted) -> Look {
+    let looked = match &wanted.name {
+        Some(name) => locks.inspect(name).await.map(Look::Line),
+        None => names(locks, &format!("{prefix}{}", wanted.begin)).await,
+    };
+    looked.unwrap_or_else(Look::Failed)
+}
+
+async fn names(locks: &Locks, begin: &str) -> Result<Look, Error> {
+    let mut pages = locks.list(begin);
+    let mut names = Vec::new();
+    while names.len() <= MOST_NAMES
+        && let Some(page) = pages.next().await?
+    {
+        names.extend(page);
+    }
+    names.sort();
+    names.dedup();
+    let more = names.len() > MOST_NAMES;
+    names.truncate(MOST_NAMES);
+    let names = names.into_iter().map(|used| with_line(locks, used));
+    let names = stream::iter(names).buffered(AT_A_TIME);
+    let mut names: Vec<Used> = names.try_collect().await?;
+    // A name that went out of use since the list was made is left out.
+    names.retain(|(used, line)| !used.is_whole || !line.is_empty());
+    let waiters = |line: &[TicketInfo]| line.iter().filter(|place| !place.granted).count();
+    names.sort_by_key(|(_, line)| std::cmp::Reverse(waiters(line)));
+    Ok(Look::Names { names, more })
+}
+
+async fn with_line(locks: &Locks, used: NameInUse) -> Result<Used, Error> {
+    let line = match used.is_whole {
+        true => locks.inspect(&used.name).await?,
+        false => Vec::new(),
+    };
+    Ok((used, line))
+}

@@ -1,0 +1,269 @@
+//! The HTML of the page. `maud` escapes every text from outside.
+
+use std::time::Duration;
+
+use lockcore::{Semaphore, TicketInfo};
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+use super::form::Action;
+use super::look::{Look, MOST_NAMES, Used, Wanted};
+
+const STYLE: &str = include_str!("style.css");
+
+/// Replaces the table at each change. The server has escaped what is in it.
+const SCRIPT: &str = "const live = document.getElementById('live');\
+    new EventSource(location.href).onmessage = event => { live.innerHTML = event.data };";
+
+/// What a page shows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Page<'a> {
+    pub(super) prefix: &'a str,
+    pub(super) actions: bool,
+    pub(super) wanted: &'a Wanted,
+    pub(super) look: &'a Look,
+}
+
+/// The whole page. With a token it asks for a confirmation.
+pub(super) fn whole(page: Page<'_>, nonce: &str, token: Option<&str>) -> Markup {
+    let Page {
+        prefix,
+        wanted,
+        look,
+        ..
+    } = page;
+    let title = wanted.name.as_deref().unwrap_or("Locks");
+    html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                title { (title) }
+                style nonce=(nonce) { (PreEscaped(STYLE)) }
+                @if token.is_none() {
+                    noscript { meta http-equiv="refresh" content="5"; }
+                }
+            }
+            body {
+                @match &wanted.name {
+                    Some(name) => {
+                        nav { a href="?" { "All names" } }
+                        h1 { (name) }
+                    }
+                    None => {
+                        h1 { "Locks" }
+                        form {
+                            label {
+                                "Names that begin with " (prefix) " "
+                                input name="begin" value=(wanted.begin) autocomplete="off";
+                            }
+                            " "
+                            button { "Show" }
+                        }
+                    }
+                }
+                @match (token, wanted.ask, &wanted.name) {
+                    (Some(token), Some((action, ticket)), Some(name)) => {
+                        (question(action, ticket, name, token, look))
+                    }
+                    _ => {
+                        main id="live" { (table(page)) }
+                        script nonce=(nonce) { (PreEscaped(SCRIPT)) }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What the page shows of the store.
+pub(super) fn table(page: Page<'_>) -> Markup {
+    match page.look {
+        Look::Names { names, more } => names_table(names, *more),
+        Look::Line(line) => {
+            let name = page.wanted.name.as_deref().unwrap_or_default();
+            line_table(line, name, page.actions)
+        }
+        Look::Failed(error) => html! { p.wrong role="alert" { (error) } },
+    }
+}
+
+fn names_table(names: &[Used], more: bool) -> Markup {
+    html! {
+        @if names.is_empty() {
+            p { "No name is in use." }
+        } @else {
+            table {
+                thead { tr {
+                    th { "Name" }
+                    th.number { "Holders" }
+                    th.number { "Waiters" }
+                    th.wide { "Held for" }
+                    th { "Longest wait" }
+                    th.wide { "Held by" }
+                } }
+                tbody { @for (used, line) in names { (name_row(&used.name, used.is_whole, line)) } }
+            }
+        }
+        @if more {
+            p { "Only " (MOST_NAMES) " names are shown. Type how the names begin to see others." }
+        }
+    }
+}
+
+fn name_row(name: &str, is_whole: bool, line: &[TicketInfo]) -> Markup {
+    let (holders, waiters): (Vec<_>, Vec<_>) = line.iter().partition(|place| place.granted);
+    let oldest = |places: &[&TicketInfo]| places.iter().filter_map(|place| place.age).max();
+    html! {
+        tr {
+            td {
+                @if is_whole {
+                    a href=(link(&[("name", name)])) { (name) }
+                } @else {
+                    (name) "… (too long to inspect)"
+                }
+            }
+            td.number { (holders.len()) }
+            td.number { (waiters.len()) }
+            td.wide { (time(oldest(&holders))) }
+            td { (time(oldest(&waiters))) }
+            td.wide {
+                @if let Some(first) = holders.first() { (owner(first)) }
+                @if holders.len() > 1 { " and " (holders.len() - 1) " more" }
+            }
+        }
+    }
+}
+
+fn line_table(line: &[TicketInfo], name: &str, actions: bool) -> Markup {
+    html! {
+        @if line.is_empty() {
+            p { "Free." }
+        } @else {
+            table {
+                thead { tr {
+                    th { "" }
+                    th.wide.number { "Ticket" }
+                    th.wide { "Permits" }
+                    th { "Since" }
+                    th.wide { "Lease ends in" }
+                    th { "Owner" }
+                    th.wide { "Asked for by" }
+                    @if actions { th { "" } }
+                } }
+                tbody { @for place in line { (place_row(place, name, actions)) } }
+            }
+        }
+    }
+}
+
+fn place_row(place: &TicketInfo, name: &str, actions: bool) -> Markup {
+    let ticket = place.ticket.to_string();
+    let ask = |action: Action| {
+        link(&[
+            ("name", name),
+            ("ticket", &ticket),
+            ("action", action.text()),
+        ])
+    };
+    html! {
+        tr.holds[place.granted] {
+            td { @if place.granted { "holds" } @else { "waits" } }
+            td.wide.number { (place.ticket) }
+            td.wide { (permits(place)) }
+            td { (time(place.age)) }
+            td.wide { (time(Some(place.remaining))) }
+            td { (owner(place)) }
+            td.wide {
+                @if let Some(asked) = &place.asked_back {
+                    (asked.by) @if !asked.why.is_empty() { ": " (asked.why) }
+                }
+            }
+            @if actions {
+                td {
+                    @if place.granted {
+                        a href=(ask(Action::Revoke)) { "ask for it" } " "
+                        a href=(ask(Action::Release)) { "take away" }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn question(action: Action, ticket: u64, name: &str, token: &str, look: &Look) -> Markup {
+    let place = match look {
+        Look::Line(line) => line
+            .iter()
+            .find(|place| place.ticket == ticket && place.granted),
+        _ => None,
+    };
+    html! {
+        main {
+            @if let Look::Failed(error) = look { p.wrong role="alert" { (error) } }
+            @match place {
+                None => p { "This ticket does not hold the lock any more." },
+                Some(place) => form method="post" action="?" {
+                    @match action {
+                        Action::Revoke => p {
+                            "Ask " strong { (owner(place)) } " for this lock? It has 30 seconds to \
+                             finish. Then its work is stopped, and the next in line gets the lock."
+                        },
+                        Action::Release => p {
+                            "Take this lock away from " strong { (owner(place)) } "? Until its next \
+                             renewal it may go on, while the next one works already. If it is alive, \
+                             ask for the lock instead."
+                        },
+                    }
+                    input type="hidden" name="token" value=(token);
+                    input type="hidden" name="name" value=(name);
+                    input type="hidden" name="ticket" value=(ticket);
+                    input type="hidden" name="action" value=(action.text());
+                    @if action == Action::Revoke {
+                        p { label { "Why " input name="why" maxlength="60"; } }
+                    }
+                    button { @match action {
+                        Action::Revoke => "Ask for the lock",
+                        Action::Release => "Take the lock away",
+                    } }
+                }
+            }
+            p { a href=(link(&[("name", name)])) { "Back" } }
+        }
+    }
+}
+
+/// A query with these fields. It works at every path.
+pub(super) fn link(fields: &[(&str, &str)]) -> String {
+    let mut query = form_urlencoded::Serializer::new(String::new());
+    format!("?{}", query.extend_pairs(fields).finish())
+}
+
+fn owner(place: &TicketInfo) -> String {
+    match &place.owner_text {
+        Some(text) => format!("{} ({text})", place.owner),
+        None => place.owner.clone(),
+    }
+}
+
+fn permits(place: &TicketInfo) -> String {
+    match (place.permits, place.capacity) {
+        (permits, capacity) if permits >= capacity => "all".into(),
+        // No semaphore has so many: it is the read side of a lock.
+        (_, capacity) if capacity > Semaphore::MAX_PERMITS => "shared".into(),
+        (permits, capacity) => format!("{permits} of {capacity}"),
+    }
+}
+
+/// Whole seconds, because a table that changes all the time cannot be read.
+fn time(time: Option<Duration>) -> String {
+    let Some(seconds) = time.map(|time| time.as_secs()) else {
+        return String::new();
+    };
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7_200 => format!("{} min", seconds / 60),
+        7_200..172_800 => format!("{} h", seconds / 3_600),
+        _ => format!("{} days", seconds / 86_400),
+    }
+}

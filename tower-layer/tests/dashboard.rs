@@ -1,0 +1,243 @@
+//! The live page, asked as a browser asks it.
+
+#![allow(clippy::unwrap_used, reason = "a panic is the report")]
+
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{Method, Request, Response, StatusCode, header};
+use http_body_util::BodyExt as _;
+use lockcore::{Guard, Locks};
+use lockcore_tower::Dashboard;
+use tower::ServiceExt as _;
+
+const SOON: Duration = Duration::from_secs(30);
+
+async fn ask(page: &Router, request: Request<Body>) -> Response<Body> {
+    page.clone().oneshot(request).await.unwrap()
+}
+
+async fn text(response: Response<Body>) -> String {
+    let body = response.into_body().collect().await.unwrap();
+    String::from_utf8(body.to_bytes().to_vec()).unwrap()
+}
+
+fn get(uri: &str) -> Request<Body> {
+    Request::get(uri).body(Body::empty()).unwrap()
+}
+
+async fn shows(page: &Router, uri: &str) -> String {
+    let response = ask(page, get(uri)).await;
+    assert_eq!(response.status(), StatusCode::OK, "{uri}");
+    text(response).await
+}
+
+fn router(dashboard: Dashboard) -> Router {
+    Router::new().nest("/locks", dashboard.into_router())
+}
+
+async fn held(locks: &Locks, name: &str) -> Guard {
+    locks.mutex(name).acquire().await.unwrap()
+}
+
+/// The ticket of the holder.
+async fn ticket(locks: &Locks, name: &str) -> u64 {
+    locks.inspect(name).await.unwrap()[0].ticket
+}
+
+#[tokio::test]
+async fn names_and_lines_are_shown_and_nothing_from_outside_is_markup() {
+    let locks = Locks::connect("memory:").unwrap();
+    let name = "<script>alert(1)</script>&\"'";
+    let _guard = held(&locks, name).await;
+    let _other = held(&locks, "order:1").await;
+    let page = router(Dashboard::new(locks));
+
+    let names = shows(&page, "/locks").await;
+    assert!(
+        names.contains("order:1") && names.contains("&lt;script&gt;alert"),
+        "{names}"
+    );
+    assert!(!names.contains("<script>alert"), "{names}");
+
+    let (_, link) = names.split_once("<a href=\"?name=%3Cscript").unwrap();
+    let (link, _) = link.split_once('"').unwrap();
+    let line = shows(&page, &format!("/locks?name=%3Cscript{link}")).await;
+    assert!(
+        line.contains("holds") && !line.contains("<script>alert"),
+        "{line}"
+    );
+    assert!(!line.contains("take away"), "it changes nothing: {line}");
+
+    assert!(shows(&page, "/locks?name=nobody").await.contains("Free."));
+    assert!(
+        !shows(&page, "/locks?begin=order")
+            .await
+            .contains("&lt;script")
+    );
+}
+
+#[tokio::test]
+async fn the_page_loads_nothing_and_is_kept_nowhere() {
+    let page = router(Dashboard::new(Locks::connect("memory:").unwrap()));
+
+    let response = ask(&page, get("/locks")).await;
+
+    let headers = response.headers().clone();
+    let policy = headers[header::CONTENT_SECURITY_POLICY].to_str().unwrap();
+    assert!(policy.starts_with("default-src 'none';"), "{policy}");
+    let (_, nonce) = policy.split_once("script-src 'nonce-").unwrap();
+    let (nonce, _) = nonce.split_once('\'').unwrap();
+    assert_eq!(nonce.len(), 32);
+    assert_eq!(headers[header::CACHE_CONTROL], "no-store");
+    assert!(!headers.contains_key(header::SET_COOKIE));
+    let text = text(response).await;
+    assert!(
+        text.contains(&format!("<script nonce=\"{nonce}\">")),
+        "{text}"
+    );
+    assert!(!text.contains("://"), "{text}");
+}
+
+#[tokio::test]
+async fn a_change_is_pushed_to_a_page_that_is_open() {
+    let locks = Locks::connect("memory:").unwrap();
+    let guard = held(&locks, "order:1").await;
+    let page = router(Dashboard::new(locks.clone()).every(Duration::ZERO));
+    let events = Request::get("/locks?name=order:1").header(header::ACCEPT, "text/event-stream");
+    let response = ask(&page, events.body(Body::empty()).unwrap()).await;
+    assert_eq!(
+        response.headers()[header::CONTENT_TYPE],
+        "text/event-stream"
+    );
+    let mut body = response.into_body();
+    let mut pushed = async |part: &str| {
+        let mut all = String::new();
+        while !all.contains(part) {
+            let frame = tokio::time::timeout(SOON, body.frame()).await;
+            let data = frame.expect(part).unwrap().unwrap().into_data().unwrap();
+            all.push_str(std::str::from_utf8(&data).unwrap());
+        }
+    };
+    pushed("holds").await;
+
+    guard.release().await.unwrap();
+
+    pushed("Free.").await;
+}
+
+/// The page that asks for a confirmation: its cookie and the fields of its form.
+async fn question(page: &Router, name: &str, ticket: u64, action: &str) -> (String, String) {
+    let uri = format!("/locks?name={name}&ticket={ticket}&action={action}");
+    let response = ask(page, get(&uri)).await;
+    let cookie = response.headers()[header::SET_COOKIE].to_str().unwrap();
+    assert!(cookie.ends_with("; HttpOnly; SameSite=Strict"), "{cookie}");
+    let cookie = cookie.split(';').next().unwrap().to_owned();
+    let text = text(response).await;
+    let (_, token) = text.split_once("name=\"token\" value=\"").unwrap();
+    let token = token.split('"').next().unwrap();
+    assert!(cookie.ends_with(token));
+    (
+        cookie,
+        format!("token={token}&name={name}&ticket={ticket}&action={action}"),
+    )
+}
+
+fn post(fields: &str, headers: &[(&str, &str)]) -> Request<Body> {
+    let mut request = Request::builder().method(Method::POST).uri("/locks?");
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    request.body(Body::from(fields.to_owned())).unwrap()
+}
+
+#[tokio::test]
+async fn a_form_that_is_not_of_this_page_is_refused() {
+    let locks = Locks::connect("memory:").unwrap();
+    let guard = held(&locks, "order:1").await;
+    let ticket = ticket(&locks, "order:1").await;
+    let page = router(Dashboard::new(locks).actions(true));
+    let (cookie, fields) = question(&page, "order:1", ticket, "release").await;
+    let (_, without) = fields.split_once('&').unwrap();
+    let other = format!("token={}&{without}", "0".repeat(32));
+    let empty = format!("token=&{without}");
+    let forged: [(&str, &[(&str, &str)]); 6] = [
+        (&fields, &[]),
+        (without, &[("cookie", &cookie)]),
+        (&other, &[("cookie", &cookie)]),
+        (&empty, &[("cookie", "lockcore-form=")]),
+        (
+            &fields,
+            &[("cookie", &cookie), ("sec-fetch-site", "cross-site")],
+        ),
+        (
+            &fields,
+            &[("cookie", &cookie), ("sec-fetch-site", "same-site")],
+        ),
+    ];
+
+    for (fields, headers) in forged {
+        let response = ask(&page, post(fields, headers)).await;
+        assert_eq!(
+            response.status(),
+            StatusCode::FORBIDDEN,
+            "{fields} {headers:?}"
+        );
+    }
+
+    guard.ensure(Duration::ZERO).await.unwrap();
+    let headers = [("cookie", &*cookie), ("sec-fetch-site", "same-origin")];
+    let response = ask(&page, post(&fields, &headers)).await;
+    assert_eq!(response.status(), StatusCode::SEE_OTHER);
+    assert_eq!(response.headers()[header::LOCATION], "?name=order%3A1");
+    assert!(shows(&page, "/locks?name=order:1").await.contains("Free."));
+}
+
+#[tokio::test]
+async fn a_holder_that_is_asked_learns_why() {
+    let locks = Locks::connect("memory:").unwrap();
+    let guard = held(&locks, "order:1").await;
+    let ticket = ticket(&locks, "order:1").await;
+    let page = router(Dashboard::new(locks).actions(true));
+    let (cookie, fields) = question(&page, "order:1", ticket, "revoke").await;
+
+    let fields = format!("{fields}&why=deploy");
+    let response = ask(&page, post(&fields, &[("cookie", &cookie)])).await;
+
+    assert_eq!(response.status(), StatusCode::SEE_OTHER);
+    let asked = tokio::time::timeout(SOON, guard.revoked()).await.unwrap();
+    assert_eq!(asked.why, "deploy");
+    assert!(
+        shows(&page, "/locks?name=order:1")
+            .await
+            .contains(": deploy")
+    );
+}
+
+#[tokio::test]
+async fn a_page_without_actions_and_a_page_with_a_prefix_act_on_nothing_else() {
+    let locks = Locks::connect("memory:").unwrap();
+    let guard = held(&locks, "stock").await;
+    let ticket = ticket(&locks, "stock").await;
+    let free = router(Dashboard::new(locks.clone()).actions(true));
+    let (cookie, fields) = question(&free, "stock", ticket, "release").await;
+    let cookie = [("cookie", &*cookie)];
+
+    let reads = router(Dashboard::new(locks.clone()));
+    let orders = router(Dashboard::new(locks).prefix("order:").actions(true));
+    for page in [&reads, &orders] {
+        let response = ask(page, post(&fields, &cookie)).await;
+        assert_eq!(response.status(), StatusCode::FORBIDDEN);
+    }
+
+    let asks = format!("/locks?name=stock&ticket={ticket}&action=release");
+    assert_eq!(
+        ask(&reads, get(&asks)).await.status(),
+        StatusCode::FORBIDDEN
+    );
+    let status = ask(&orders, get("/locks?name=stock")).await.status();
+    assert_eq!(status, StatusCode::NOT_FOUND);
+    assert!(!shows(&orders, "/locks").await.contains("stock"));
+    guard.ensure(Duration::ZERO).await.unwrap();
+}
