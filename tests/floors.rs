@@ -81,7 +81,15 @@ const LOCKMACRO: Floors<'_> = &[
 const LOCKCORE_TOWER: Floors<'_> = &[
     (
         "what users call",
-        &["extract", "fence", "grpc", "layer", "problem", "work"],
+        &[
+            "dashboard",
+            "extract",
+            "fence",
+            "grpc",
+            "layer",
+            "problem",
+            "work",
+        ],
     ),
     (
         "requests on their way",

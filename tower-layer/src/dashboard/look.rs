@@ -1,7 +1,8 @@
 //! What a page wants to see, and what the store has.
 
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
-use lockcore::{Error, Locks, NameInUse, TicketInfo};
+use lockcore::inspect::{NameInUse, TicketInfo};
+use lockcore::{Error, Locks};
 
 use super::form::Action;
 

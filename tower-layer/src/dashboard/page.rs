@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use lockcore::{Semaphore, TicketInfo};
+use lockcore::inspect::TicketInfo;
+use lockcore::semaphore::Semaphore;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::form::Action;
