@@ -297,7 +297,9 @@ impl Lock {
         Ok(self.begin(self.take(Some(self.wait)).await?))
     }
 
-    /// Takes the lock if it is free, in one round trip.
+    /// Takes the lock if it is free, in one round trip. If this client is still releasing a lock of
+    /// this name, because its guard was dropped, this waits for that release first, for at most one
+    /// operation timeout.
     ///
     /// # Errors
     ///

@@ -67,7 +67,9 @@ pub enum Fair {
     /// The tasks of a process queue inside the process, first come, first served. The process has
     /// only one ticket in the store's line. When it has the lock, it may hand the lock over among
     /// its own tasks, for at most this time, the *bound*. There are about four such hand-overs per
-    /// waiting task, and at most 1,000 in all. After that the next process gets the lock.
+    /// waiting task, and at most 1,000 in all. After that the next process gets the lock. A task that
+    /// comes right after a guard was dropped gets its ticket in the same way, if the release has not
+    /// begun.
     ///
     /// This applies to mutexes and read/write locks that are renewed and have no `min_hold`, no
     /// `max_hold` and no owner text of their own. For other locks, and for semaphores, each request

@@ -1,16 +1,102 @@
 //! Tests of how long a waiter waits. Facts about exclusion and order are in
 //! `lockcore::testing::conformance`.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use lockcore::ErrorKind;
 use tests::stalls::awake_since;
+use tests::witness::Witness;
 
-use crate::store::{Kind, SLACK, SOON, Store, tickets};
+use crate::store::{Kind, SLACK, SOON, Store, give_back, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
-    crate::store_facts![store; a_wait_ends_with_timeout_when_it_is_over]
+    crate::store_facts![store;
+        a_wait_ends_with_timeout_when_it_is_over
+        a_lock_that_was_dropped_is_free_for_try
+        a_lock_that_was_dropped_outside_of_a_runtime_is_free_for_try
+        what_shares_a_name_is_free_for_try_when_it_was_dropped
+        a_caller_that_tries_and_drops_again_and_again_lets_others_in
+    ]
+}
+
+/// A ticket is handed over 64 times in this process. So the drops of some guards are followed by a
+/// request to the store.
+const MORE_THAN_HAND_OVERS: usize = 150;
+
+/// The keeper releases the ticket, and may not have begun when the next request comes.
+async fn a_lock_that_was_dropped_is_free_for_try(store: Store) {
+    let lock = store.client().mutex("a");
+    let mut tokens = Vec::new();
+    for _ in 0..MORE_THAN_HAND_OVERS {
+        let guard = lock.try_acquire().await.unwrap();
+        assert!(guard.is_valid());
+        tokens.push(guard.grant_id().as_u64());
+        drop(guard);
+    }
+
+    assert!(tokens.is_sorted_by(|before, after| before < after));
+}
+
+async fn a_lock_that_was_dropped_outside_of_a_runtime_is_free_for_try(store: Store) {
+    let lock = store.client().mutex("a");
+    for _ in 0..20 {
+        let guard = lock.try_acquire().await.unwrap();
+        std::thread::spawn(move || drop(guard)).join().unwrap();
+    }
+}
+
+async fn what_shares_a_name_is_free_for_try_when_it_was_dropped(store: Store) {
+    let locks = store.client();
+    let (both, readers) = (locks.rwlock("a"), locks.rwlock("a"));
+    let slots = locks.semaphore("slots", 3);
+    for _ in 0..10 {
+        drop(both.write().try_acquire().await.unwrap());
+        let two = [(); 2].map(|()| readers.read());
+        let first = two[0].try_acquire().await.unwrap();
+        drop((first, two[1].try_acquire().await.unwrap()));
+        let [one, two] = [1, 2].map(|permits| slots.permits(permits));
+        let (one, two) = (
+            one.try_acquire().await.unwrap(),
+            two.try_acquire().await.unwrap(),
+        );
+        drop((one, two));
+        drop(slots.permits(3).try_acquire().await.unwrap());
+    }
+}
+
+/// A ticket that was dropped is taken back in memory, but not past the bound.
+async fn a_caller_that_tries_and_drops_again_and_again_lets_others_in(store: Store) {
+    let over = Arc::new(AtomicBool::new(false));
+    let (again, witness) = (store.client().mutex("a"), Arc::new(Witness::exclusive()));
+    let again_and_again = tokio::spawn({
+        let (over, witness) = (Arc::clone(&over), Arc::clone(&witness));
+        async move {
+            while !over.load(Ordering::SeqCst) {
+                if let Ok(guard) = again.try_acquire().await {
+                    let visit = witness.enter(1);
+                    tokio::task::yield_now().await;
+                    drop(visit);
+                    drop(guard);
+                }
+                tokio::task::yield_now().await;
+            }
+        }
+    });
+    let other = store.client().mutex("a").wait(SOON);
+    for _ in 0..5 {
+        let guard = other.acquire().await.unwrap();
+        let visit = witness.enter(1);
+        tokio::task::yield_now().await;
+        drop(visit);
+        give_back(guard).await;
+    }
+    over.store(true, Ordering::SeqCst);
+    again_and_again.await.unwrap();
+
+    witness.assert_no_overlap();
 }
 
 async fn a_wait_ends_with_timeout_when_it_is_over(store: Store) {

@@ -101,6 +101,14 @@ pub(super) struct Tenure {
     pub(super) alarm: Option<Alarm>,
 }
 
+/// A ticket that has no users any more.
+pub(super) struct Unused {
+    pub(super) lease: Arc<Lease>,
+    /// Whether a task that comes soon may go on with it. Not if the ticket was retired, or if others
+    /// of this process ask for the name already: they ask the store.
+    pub(super) may_go_on: bool,
+}
+
 /// A task that waits in the lane.
 pub(super) struct Waiter<H> {
     pub(super) exclusive: bool,
@@ -370,13 +378,45 @@ impl<H> Lane<H> {
 
     /// Takes out a ticket without users. There is at most one, because this is called after every
     /// change.
-    pub(super) fn take_unused(&mut self) -> Option<Arc<Lease>> {
+    pub(super) fn take_unused(&mut self) -> Option<Unused> {
         let current = self.current.take_if(|tenure| tenure.users == 0);
+        let may_go_on = current.is_some() && self.is_idle();
         let unused = current.or_else(|| {
             let at = self.draining.iter().position(|tenure| tenure.users == 0)?;
             Some(self.draining.swap_remove(at))
         });
-        unused.map(|tenure| tenure.lease)
+        unused.map(|tenure| Unused {
+            lease: tenure.lease,
+            may_go_on,
+        })
+    }
+
+    /// Lets a task go on with a ticket whose last user was done a moment ago, if a task in line could
+    /// have got that ticket from the last user.
+    pub(super) fn go_on(
+        &mut self,
+        lease: &Arc<Lease>,
+        exclusive: bool,
+        at: Moment,
+    ) -> Option<(Arc<Lease>, u16)> {
+        // The bound counts from the grant, as for the earlier users of the ticket. The time when the
+        // grant was reported is a little earlier than the time that they counted from.
+        let since = lease.granted_at()?;
+        if lease.request.ttl != self.ttl || lease.is_asked_back() {
+            return None;
+        }
+        self.current = Some(Tenure {
+            lease: Arc::clone(lease),
+            since,
+            users: 0,
+            most_hand_overs: FEWEST_HAND_OVERS as u16,
+            alarm: None,
+        });
+        let served = self.serve(exclusive, at);
+        if served.is_none() {
+            self.current = None;
+        }
+        served
     }
 
     pub(super) fn is_idle(&self) -> bool {

@@ -28,12 +28,11 @@ use std::time::Duration;
 
 use tokio::runtime;
 
-use super::lane::{Lane, Moment, Next, Of, Parcel, Waiter, locked, take};
+use super::lane::{Lane, Moment, Next, Of, Parcel, Unused, Waiter, locked, take};
 use super::pending::{Pace, Pending};
 use crate::client::alarms::Alarm;
 use crate::client::lease::Lease;
 use crate::client::shared::{LeaseObserver, Shared};
-use crate::client::tracked::Cleanup;
 use crate::clock::Instant;
 use crate::error::Error;
 use crate::hash::Prehashed;
@@ -119,6 +118,15 @@ impl Lanes {
         let leaders = &mut state.leaders;
         let Some(lane) = state.lanes.get_mut(name) else {
             let mut lane = Lane::new(ttl, self.shared.op_timeout);
+            let mut served = None;
+            self.shared.take_back(name, |lease| {
+                served = lane.go_on(lease, exclusive, at);
+                served.is_some()
+            });
+            if let Some((lease, hand_overs)) = served {
+                state.lanes.insert(name.clone(), lane);
+                return Arrived::Given(Handover::Share(Share::new(self, lease, hand_overs)));
+            }
             let number = lane.begin_leader(exclusive, at.now, leaders);
             state.lanes.insert(name.clone(), lane);
             let leader = Leader::new(self, name, exclusive, number);
@@ -267,26 +275,28 @@ impl Lanes {
         self.change(&lease.request.name, |_| ());
     }
 
-    /// Ends one use of a ticket. Returns whether that was the last use, so that the caller must
-    /// release the ticket at the store.
-    fn leave(self: &Arc<Self>, lease: &Arc<Lease>) -> bool {
-        let mut ours = false;
+    /// Ends one use of a ticket. If that was the last use, the caller must release the ticket at the
+    /// store.
+    fn leave(self: &Arc<Self>, lease: &Arc<Lease>) -> Option<Unused> {
+        let mut ours = None;
         let leave = |lane: &mut Lane<Handover>| lane.leave(lease);
         self.change_and_tell(&lease.request.name, leave, |unused| {
-            match Arc::ptr_eq(&unused, lease) {
-                true => ours = true,
-                false => self.shared.clean_up(Cleanup::of_held(&unused)),
+            match Arc::ptr_eq(&unused.lease, lease) {
+                true => ours = Some(unused),
+                false => self.give_back(&unused),
             }
         });
         ours
     }
 
+    fn give_back(&self, unused: &Unused) {
+        self.shared.give_back(&unused.lease, unused.may_go_on);
+    }
+
     /// Changes a lane, and gives to the next waiters what became free.
     fn change(self: &Arc<Self>, name: &Name, change: impl FnOnce(&mut Lane<Handover>)) {
         // A ticket may have no users now, if the lane offered it to a waiter that had given up.
-        self.change_and_tell(name, change, |unused| {
-            self.shared.clean_up(Cleanup::of_held(&unused));
-        });
+        self.change_and_tell(name, change, |unused| self.give_back(&unused));
     }
 
     /// As [`change`](Self::change), but calls `tell` with each ticket that has no users any more.
@@ -297,7 +307,7 @@ impl Lanes {
         self: &Arc<Self>,
         name: &Name,
         change: impl FnOnce(&mut Lane<Handover>),
-        mut tell: impl FnMut(Arc<Lease>),
+        mut tell: impl FnMut(Unused),
     ) {
         let mut given = VecDeque::new();
         if let Some(unused) = self.advance_after(name, change, &mut given) {
@@ -353,7 +363,7 @@ impl Lanes {
         name: &Name,
         change: impl FnOnce(&mut Lane<Handover>),
         given: &mut VecDeque<Next<Handover>>,
-    ) -> Option<Arc<Lease>> {
+    ) -> Option<Unused> {
         let mut state = self.state();
         let state = &mut *state;
         let lane = state.lanes.get_mut(name)?;
@@ -484,14 +494,17 @@ impl Share {
     /// Ends the use. Returns whether the caller has to release the ticket at the store.
     pub(crate) fn leave(mut self) -> bool {
         self.open = false;
-        self.lanes.leave(&self.lease)
+        self.lanes.leave(&self.lease).is_some()
     }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
-        if self.open && !self.lanes.shared.is_forked() && self.lanes.leave(&self.lease) {
-            self.lanes.shared.clean_up(Cleanup::of_held(&self.lease));
+        if self.open
+            && !self.lanes.shared.is_forked()
+            && let Some(unused) = self.lanes.leave(&self.lease)
+        {
+            self.lanes.give_back(&unused);
         }
     }
 }

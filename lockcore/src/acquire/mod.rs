@@ -279,6 +279,14 @@ async fn at_the_store(
                     enqueue_by = enqueue_by.max(shared.clock.now().after(LAST_MOMENT));
                     fresh = None;
                 }
+                if !budget.waits
+                    && let Some(left) = shared.left(spec.name)
+                {
+                    // On the heap, because this happens seldom.
+                    Box::pin(shared.by(budget.give_up, left.gone())).await;
+                    enqueue_by = enqueue_by.max(shared.clock.now().after(LAST_MOMENT));
+                    fresh = None;
+                }
                 // A reading of the clock, if nothing was awaited since it was taken.
                 let now = fresh.take();
                 let pending = place.insert(arm(spec, ttl, budget.waits)?);

@@ -447,11 +447,8 @@ impl Drop for Pending {
             return;
         }
         let cleanup = Cleanup {
-            request: Arc::clone(&self.lease.request),
-            ambiguous,
-            keep_until: None,
             after,
-            held: None,
+            ..Cleanup::of(&self.lease)
         };
         match may_be_left {
             true => self.shared.clean_up(cleanup),

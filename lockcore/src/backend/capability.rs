@@ -45,6 +45,9 @@ pub struct Capability {
     /// the wake-up. The waiter then renews its ticket, and holds it when the answer is
     /// [`Renewed::Granted`](super::Renewed::Granted).
     pub wake_ups_grant: bool,
+    /// The verbs never block, and their futures answer when they are polled for the first time. So
+    /// the drop of a guard releases its ticket itself, and does not leave that to the keeper.
+    pub answers_at_once: bool,
     /// The store names the ticket ahead of a waiter:
     /// [`Enqueued::Waiting`](super::Enqueued::Waiting). With this the store also promises that it
     /// loses no ticket that it has acknowledged, not even in a failover, unless it loses all of
@@ -83,6 +86,7 @@ impl Capability {
             in_flight: 1_000,
             renewals_in_flight: 6_400,
             wake_ups_grant: true,
+            answers_at_once: false,
             names_ahead: false,
             asks_back: false,
             lists: false,
@@ -147,6 +151,13 @@ impl Capability {
     #[must_use]
     pub const fn wake_ups_grant(mut self, yes: bool) -> Self {
         self.wake_ups_grant = yes;
+        self
+    }
+
+    /// Sets [`answers_at_once`](Self::answers_at_once).
+    #[must_use]
+    pub const fn answers_at_once(mut self, yes: bool) -> Self {
+        self.answers_at_once = yes;
         self
     }
 

@@ -9,11 +9,13 @@ use futures_util::FutureExt;
 use tokio::runtime;
 
 use super::gate::{Connected, Gate, InFlight, Pass, Replaced};
+use super::lease::Lease;
 use super::links::{Link, NotConnected};
 use super::shared::{FORKED, Sent, Shared};
 use crate::backend::{Answer, Connection, Departure, Fault, Released, StoreError, TicketInfo};
 use crate::clock::Instant;
 use crate::error::Error;
+use crate::log::guarded;
 use crate::name::Name;
 
 /// How long a request of the keeper waits for the keeper's own connection before it uses one that is
@@ -140,6 +142,31 @@ impl Shared {
             self.learn(connected.releases(), sent, outcome.as_ref().err());
             return outcome.map(|(_, answers)| answers);
         }
+    }
+
+    /// Releases a held ticket at a store that [answers at
+    /// once](crate::backend::Capability::answers_at_once). Returns whether the store has released
+    /// it, or `None` if nothing was sent.
+    pub(super) fn release_at_once(self: &Arc<Self>, lease: &Arc<Lease>) -> Option<bool> {
+        let here = runtime::Handle::try_current().ok();
+        let connected = self.links.up(self.serving(here.as_ref()))?;
+        let _pass = connected.releases().try_pass(1)?;
+        self.leave(lease);
+        let departure = Departure::new(lease.as_enqueued(), lease.is_ambiguous());
+        let mut released = None;
+        // This may run in the drop of a guard during a panic.
+        guarded(|| {
+            let answer = connected.verbs().release(vec![departure]);
+            let answers = answer.now_or_never().and_then(Result::ok);
+            released = answers.and_then(|answers| answers.first().copied());
+        });
+        if released == Some(Released::NotFound) {
+            self.missing(lease);
+        }
+        Some(matches!(
+            released,
+            Some(Released::Released | Released::NotFound)
+        ))
     }
 
     /// As [`release`](Self::release), for the keeper on a connection that [another runtime

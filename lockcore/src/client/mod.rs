@@ -10,6 +10,7 @@ mod backlog;
 pub(crate) mod events;
 pub(crate) mod gate;
 pub(crate) mod lease;
+pub(crate) mod leftovers;
 pub(crate) mod links;
 mod pace;
 pub(crate) mod settings;

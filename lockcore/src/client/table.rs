@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::backlog::{Backlog, class};
 use super::lease::Lease;
+use super::leftovers::Leftovers;
 use super::pace::{BATCH, Outcome, Pace};
 use super::tracked::{Cleanup, Kind, RenewalStage, Stage, Tracked};
 use super::turns::Turns;
@@ -43,6 +44,7 @@ pub(crate) struct Table {
     pub(crate) alarms_set: u64,
     /// Tickets that the keeper must remove at the store. No request for this has been sent yet.
     pub(crate) cleanups: Vec<Cleanup>,
+    pub(super) leftovers: Leftovers,
     turns: Turns,
     /// See [`Shared::change_at_end`](super::shared::Shared::change_at_end).
     pub(crate) at_end: Prehashed<Id, AtEnd>,
@@ -119,6 +121,7 @@ impl Table {
             alarms: BTreeMap::new(),
             alarms_set: 0,
             cleanups: Vec::new(),
+            leftovers: Leftovers::default(),
             turns: Turns::default(),
             at_end: Prehashed::default(),
             kept: 0,
@@ -136,6 +139,13 @@ impl Table {
             cleanups: std::mem::take(&mut self.cleanups),
             ..Round::default()
         };
+        for cleanup in &round.cleanups {
+            if let Some(ended) = cleanup.ended {
+                // Nobody is known to be behind it, but somebody may come.
+                let nobody = self.turns.end(cleanup.request.id, ended);
+                debug_assert!(nobody.is_none(), "it is not in the table");
+            }
+        }
         while let Some(entry) = self.alarms.first_entry()
             && entry.key().0 <= now
         {
@@ -184,9 +194,8 @@ impl Table {
         if let Stage::Kept { until } = tracked.stage
             && until <= now
         {
-            round.cleanups.push(Cleanup::of(&tracked.lease));
-            self.cleanups_open += 1;
-            self.remove(id);
+            let cleanup = Cleanup::of(&tracked.lease);
+            round.cleanups.push(self.begin_clean_up(cleanup));
             return;
         }
         if deadline <= now {
@@ -200,9 +209,8 @@ impl Table {
         }
         if tracked.is_forsaken(now) {
             round.recalled.push(Arc::clone(&tracked.lease));
-            round.cleanups.push(tracked.cleanup());
-            self.cleanups_open += 1;
-            self.remove(id);
+            let cleanup = tracked.cleanup();
+            round.cleanups.push(self.begin_clean_up(cleanup));
             return;
         }
         // While the renewal is queued or in flight, the keeper watches the end of the lease.
@@ -418,9 +426,69 @@ impl Table {
 
     /// Takes a ticket out of the table, and gives it to the keeper for removal at the store.
     pub(crate) fn clean_up(&mut self, cleanup: Cleanup) {
-        self.remove(cleanup.request.id);
+        let cleanup = self.begin_clean_up(cleanup);
         self.cleanups.push(cleanup);
+    }
+
+    /// The last user of a ticket is done at `ended`, if the ticket may let the next one in. Gives the
+    /// ticket to the keeper. Returns the lease that holds because of this.
+    ///
+    /// If the ticket may go on, it has not ended yet. So it must not let anybody in before its
+    /// release begins.
+    #[must_use]
+    pub(crate) fn give_back(
+        &mut self,
+        mut cleanup: Cleanup,
+        ended: Option<Instant>,
+    ) -> Option<Arc<Lease>> {
+        let id = cleanup.request.id;
+        let tracked = self.leases.get(&id);
+        let is_held = tracked.is_some_and(|tracked| tracked.stage == Stage::Held);
+        cleanup.may_go_on &= is_held && !self.turns.is_followed(id);
+        let mut next = None;
+        match cleanup.may_go_on {
+            true => cleanup.ended = ended,
+            false => next = ended.and_then(|now| self.end(id, now)),
+        }
+        self.clean_up(cleanup);
+        next
+    }
+
+    fn begin_clean_up(&mut self, mut cleanup: Cleanup) -> Cleanup {
+        self.remove(cleanup.request.id);
         self.cleanups_open += 1;
+        cleanup.leftover = Some(self.leftovers.add(&cleanup.request.name));
+        cleanup
+    }
+
+    /// Takes a ticket of this name back from the clean-ups, if its release has not begun and
+    /// `goes_on` allows it. The ticket is held again.
+    ///
+    /// This looks at a few clean-ups only, the latest first: a caller that has just ended its use
+    /// finds it, and others do not wait for the search.
+    pub(crate) fn take_back(
+        &mut self,
+        name: &Name,
+        epoch: u64,
+        goes_on: impl FnOnce(&Arc<Lease>) -> bool,
+    ) -> Option<Arc<Lease>> {
+        const FEW: usize = 16;
+        if self.phase != Phase::Open || self.cleanups.is_empty() || !self.leftovers.has(name) {
+            return None;
+        }
+        let few = self.cleanups.len().saturating_sub(FEW);
+        let is_it = |cleanup: &Cleanup| cleanup.may_go_on && cleanup.request.name == *name;
+        let at = few + self.cleanups[few..].iter().rposition(is_it)?;
+        let lease = Arc::clone(self.cleanups[at].held.as_ref()?);
+        if !lease.is_confirmed_in(epoch) || !goes_on(&lease) {
+            return None;
+        }
+        self.cleanups.remove(at);
+        self.cleanups_open -= 1;
+        let mut tracked = Tracked::new(&lease, epoch);
+        tracked.stage = Stage::Held;
+        self.leases.insert(lease.request.id, tracked);
+        Some(lease)
     }
 
     /// Notes that a ticket that may have waited is held now.

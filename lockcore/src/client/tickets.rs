@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::lease::Lease;
+use super::leftovers::Left;
 use super::shared::Shared;
 use super::table::{AtEnd, Phase, Table};
 use super::tracked::{Cleanup, RenewalStage, Stage, Tracked};
@@ -306,13 +307,50 @@ impl Shared {
     /// at every moment either the table or the list of clean-ups has it.
     pub(crate) fn clean_up(&self, cleanup: Cleanup) {
         let held = cleanup.held.as_ref();
-        let ends = held.and_then(|lease| self.ends(lease));
-        let mut table = self.table();
-        let next = ends.and_then(|now| table.end(cleanup.request.id, now));
-        table.clean_up(cleanup);
-        drop(table);
+        let ended = held.and_then(|lease| self.ends(lease));
+        let next = self.table().give_back(cleanup, ended);
         self.due_changed.notify_one();
         self.let_in(next);
+    }
+
+    /// The last user of a ticket is done, and does not wait for the release. With `may_go_on`,
+    /// another task of this process may [go on](Self::take_back) with the ticket.
+    pub(crate) fn give_back(self: &Arc<Self>, lease: &Arc<Lease>, may_go_on: bool) {
+        let mut held = Some(Arc::clone(lease));
+        if self.capability.answers_at_once {
+            match self.release_at_once(lease) {
+                Some(true) => return drop(self.disarm(lease.request.id)),
+                // That attempt may have removed the ticket, so it is no loss if the keeper finds
+                // none.
+                Some(false) => held = None,
+                None => {}
+            }
+        }
+        self.clean_up(Cleanup {
+            held,
+            may_go_on,
+            ..Cleanup::of(lease)
+        });
+    }
+
+    /// Takes a ticket of this name back that was given back a moment ago, if its release has not
+    /// begun and `goes_on` allows it. Nobody else can have held the lock meanwhile, because the
+    /// ticket has never left the line.
+    pub(crate) fn take_back(
+        &self,
+        name: &Name,
+        goes_on: impl FnOnce(&Arc<Lease>) -> bool,
+    ) -> Option<Arc<Lease>> {
+        let mut table = self.table();
+        let lease = table.take_back(name, self.epoch(), goes_on)?;
+        let due = Self::renewal_time(&lease, lease.given());
+        self.set_recheck(&mut table, lease.request.id, due);
+        Some(lease)
+    }
+
+    /// The tickets of this name that the keeper has to remove at this moment.
+    pub(crate) fn left(&self, name: &Name) -> Option<Left> {
+        self.table().leftovers.of(name)
     }
 
     /// The last user of a ticket is done. Returns the time, if the ticket may let the next one in. If

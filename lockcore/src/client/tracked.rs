@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::gate::Asking;
 use super::lease::{COLLECTED_WITHIN, Lease};
+use super::leftovers::Leftover;
 use crate::clock::Instant;
 use crate::request::Request;
 
@@ -186,6 +187,13 @@ pub(crate) struct Cleanup {
     /// Set if the ticket was in use to the end and no release of it has been sent. If the store
     /// does not have the ticket, the keeper reports a loss.
     pub(crate) held: Option<Arc<Lease>>,
+    /// Whether another task of this process may go on with the ticket until its release begins: see
+    /// [`Table::take_back`](super::table::Table::take_back).
+    pub(crate) may_go_on: bool,
+    /// When the ticket has ended, if [`turns`](super::turns) is told only when its release begins.
+    pub(crate) ended: Option<Instant>,
+    /// Set while the keeper has the clean-up.
+    pub(crate) leftover: Option<Leftover>,
 }
 
 impl Cleanup {
@@ -197,14 +205,9 @@ impl Cleanup {
             keep_until: None,
             after: None,
             held: None,
-        }
-    }
-
-    /// The clean-up of a ticket that its last user has given back.
-    pub(crate) fn of_held(lease: &Arc<Lease>) -> Self {
-        Self {
-            held: Some(Arc::clone(lease)),
-            ..Self::of(lease)
+            may_go_on: false,
+            ended: None,
+            leftover: None,
         }
     }
 }

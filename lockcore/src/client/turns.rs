@@ -80,6 +80,11 @@ impl Turns {
         false
     }
 
+    /// Whether a ticket is known to be right behind this one.
+    pub(super) fn is_followed(&self, id: Id) -> bool {
+        self.behind.contains_key(&id)
+    }
+
     /// The last user of a ticket is done. Returns the lease that holds because of this.
     #[must_use]
     pub(super) fn end(&mut self, id: Id, now: Instant) -> Option<Arc<Lease>> {

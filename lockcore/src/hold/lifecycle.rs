@@ -17,7 +17,7 @@ use crate::acquire::spec::Spec;
 use crate::client::events::GrantEvent;
 use crate::client::lease::Lease;
 use crate::client::shared::Shared;
-use crate::client::tracked::{Cleanup, Stage};
+use crate::client::tracked::Stage;
 use crate::clock::Instant;
 use crate::error::{Error, LostReason};
 use crate::log::guarded;
@@ -78,7 +78,11 @@ pub(crate) type InnerPermits = OwnedSemaphorePermit;
 ///
 /// Dropping it hands the release to the client's keeper thread. A drop works outside of a runtime
 /// too, and during a panic, and while a runtime shuts down. [`release`](Self::release) waits for
-/// the store's answer.
+/// the store's answer. The memory store needs no thread: there the drop itself releases the lock.
+///
+/// A later request of the same client is not refused because this release has not reached the store
+/// yet. [`try_acquire`](crate::Lock::try_acquire) waits for the release, or goes on with the ticket
+/// if the release has not begun.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -472,7 +476,7 @@ impl Drop for Guard {
         let held_for = self.held.held_for(now);
         tracing::debug!(lock = self.name(), grant_id = %self.grant_id(), held_for, "lock released in the background");
         match origin {
-            Origin::Ticket { .. } => self.shared().clean_up(Cleanup::of_held(&self.held.0.lease)),
+            Origin::Ticket { .. } => self.shared().give_back(&self.held.0.lease, false),
             // Dropping one of these releases the lock.
             Origin::Share(share) => drop(share),
             Origin::Outer(outer, inner) => drop((inner, outer)),

@@ -147,7 +147,10 @@ impl Process {
     fn use_ticket(&self, share: Share) {
         let id = share.lease().request.id;
         let users = Arc::clone(&self.tickets.lock().unwrap()[&id]);
-        alone(&users, || ());
+        alone(&users, || {
+            let cleaned = self.cleaned.lock().unwrap();
+            assert!(!cleaned.contains(&id), "the keeper has released it");
+        });
         drop(share);
     }
 
@@ -271,6 +274,19 @@ fn tasks_that_come_together_use_the_ticket_one_after_the_other() {
         for other in others {
             other.join().unwrap();
         }
+    });
+}
+
+#[test]
+fn a_ticket_that_was_dropped_goes_on_or_is_released_and_not_both() {
+    model(|process| {
+        let holder = process.holder(WRITES);
+        let keeping = thread!(process, process.keep());
+        let other = thread!(process, process.use_alone(process.take(WRITES).unwrap()));
+        process.use_alone(holder);
+        process.use_alone(process.take(WRITES).unwrap());
+        keeping.join().unwrap();
+        other.join().unwrap();
     });
 }
 

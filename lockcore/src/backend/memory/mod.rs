@@ -103,6 +103,7 @@ impl Backend for Memory {
         Capability::new()
             .cross_process(false)
             .in_flight(u32::MAX)
+            .answers_at_once(true)
             .asks_back(true)
             .lists(true)
             .adopts(true)

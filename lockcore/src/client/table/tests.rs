@@ -335,3 +335,80 @@ fn a_waiter_whose_renewal_is_queued_is_renewed_as_a_holder_once_it_holds() {
     };
     assert_eq!(batch.len(), 1);
 }
+
+/// A cleanup of a held lease, after which another task may go on with the ticket.
+fn give_back(table: &mut Table, lease: &Arc<Lease>) {
+    let cleanup = Cleanup {
+        held: Some(Arc::clone(lease)),
+        may_go_on: true,
+        ..Cleanup::of(lease)
+    };
+    assert!(table.give_back(cleanup, Some(at(101))).is_none());
+}
+
+#[test]
+fn a_ticket_is_taken_back_until_its_release_begins() {
+    let mut table = table(64);
+    let lease = hold(&mut table, 1, Duration::from_secs(10)).remove(0);
+    lease.confirm(EPOCH);
+    let (id, name) = (lease.request.id, lease.request.name.clone());
+
+    give_back(&mut table, &lease);
+    assert!(table.take_back(&name, EPOCH, |_| false).is_none());
+    assert!(
+        table.take_back(&name, EPOCH + 1, |_| true).is_none(),
+        "a gap"
+    );
+    let taken = table.take_back(&name, EPOCH, |_| true).unwrap();
+    assert!(Arc::ptr_eq(&taken, &lease));
+    assert_eq!(table.leases[&id].stage, Stage::Held);
+    assert!(table.leftovers.of(&name).is_none() && table.cleanups_open == 0);
+    assert!(table.take_round(at(101), EPOCH, false).cleanups.is_empty());
+
+    give_back(&mut table, &lease);
+    let round = table.take_round(at(101), EPOCH, false);
+    assert_eq!(round.cleanups.len(), 1);
+    assert!(table.take_back(&name, EPOCH, |_| true).is_none());
+    assert!(table.leftovers.of(&name).is_some(), "the keeper has it");
+    drop(round);
+    assert!(table.leftovers.of(&name).is_none());
+}
+
+/// The one behind it holds, so nobody else may.
+#[test]
+fn a_ticket_that_has_let_another_in_is_not_taken_back() {
+    let mut table = table(64);
+    let lease = hold(&mut table, 1, Duration::from_secs(10)).remove(0);
+    let follower = Arc::new(lease::tests::lease_for(Duration::from_secs(10)));
+    lease.confirm(EPOCH);
+    table
+        .leases
+        .insert(follower.request.id, Tracked::new(&follower, EPOCH));
+    let name = lease.request.name.clone();
+    assert!(!table.follow(lease.request.id, &follower));
+
+    let cleanup = Cleanup {
+        held: Some(Arc::clone(&lease)),
+        may_go_on: true,
+        ..Cleanup::of(&lease)
+    };
+    let next = table.give_back(cleanup, Some(at(101))).unwrap();
+
+    assert!(Arc::ptr_eq(&next, &follower));
+    assert!(table.take_back(&name, EPOCH, |_| true).is_none());
+}
+
+/// A ticket that may go on has not ended. It ends when its release begins, and then lets in one that
+/// comes later.
+#[test]
+fn a_ticket_that_may_be_taken_back_lets_nobody_in() {
+    let mut table = table(64);
+    let lease = hold(&mut table, 1, Duration::from_secs(10)).remove(0);
+    let late = Arc::new(lease::tests::lease_for(Duration::from_secs(10)));
+    give_back(&mut table, &lease);
+
+    assert!(!table.follow(lease.request.id, &late));
+    drop(table.take_round(at(101), EPOCH, false));
+
+    assert!(table.follow(lease.request.id, &late));
+}
