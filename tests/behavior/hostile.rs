@@ -150,7 +150,7 @@ async fn ten_thousand(store: &Store, stranger: &Arc<dyn Connection>) -> Arc<Requ
         file.query(&format!(
             "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {more}) \
              INSERT INTO tickets SELECT name, ticket + i, printf('%032x', i), permits, capacity, ttl_millis, \
-             expires_at, receiver, process, owner FROM tickets, n"
+             expires_at, receiver, process, owner, named FROM tickets, n"
         ));
         return request(store, "a", &format!("{more:032x}"));
     }

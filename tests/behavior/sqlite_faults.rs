@@ -9,6 +9,7 @@ mod forks;
 mod paths;
 mod processes;
 mod time;
+mod turns;
 
 use std::time::{Duration, Instant};
 
@@ -28,6 +29,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         time::facts,
         bursts::facts,
         forks::facts,
+        turns::facts,
     ];
     groups.into_iter().flat_map(|facts| facts(store)).collect()
 }

@@ -88,6 +88,9 @@ impl Backend for Sqlite {
             .in_flight(16)
             // More would only wait for the thread.
             .renewals_in_flight(800)
+            // A commit is in the file even if its process is killed. A crash of the machine may undo
+            // commits, but it ends all processes that use the file too.
+            .names_ahead(true)
             .asks_back(true)
             .lists(true)
             .adopts(true)

@@ -46,13 +46,17 @@ pub(super) fn enqueue(
             layout::wall_micros(),
             process,
             epoch,
+            request.name_ahead,
         ],
     )?;
     let row = the_answer(file, wakes, &rows, now)?;
-    let answer = table::enqueued(row, duration(ttl))?;
-    match answer {
+    let mut answer = table::enqueued(row, duration(ttl))?;
+    match &mut answer {
         Enqueued::Granted { .. } => wakes.settled(request.id),
-        Enqueued::Waiting { .. } => in_line(wakes, request.id, row, now + ttl)?,
+        Enqueued::Waiting { ahead, .. } => {
+            *ahead = table::Row::id(row, "ahead")?;
+            in_line(wakes, request.id, row, now + ttl)?;
+        }
         Enqueued::Busy { .. } | Enqueued::CapacityMismatch { .. } | Enqueued::Gone => {}
     }
     Ok(answer)

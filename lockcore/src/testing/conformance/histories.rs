@@ -64,6 +64,24 @@ impl Line {
         let held = self.tickets.iter().take_while(|t| t.number <= self.through);
         queue::granted_of(shares, self.stored, held.count())
     }
+
+    /// Checks the ticket ahead that the store has named to the one at this position. The store may
+    /// always leave the name out.
+    fn names_rightly(&self, at: usize, client: usize, request: &Request, answer: Enqueued) {
+        let Enqueued::Waiting {
+            ahead: Some(named), ..
+        } = answer
+        else {
+            return;
+        };
+        let ahead = &self.tickets[at.checked_sub(1).expect("nobody is ahead")];
+        assert_eq!(named, ahead.request.id, "it is not right ahead");
+        assert!(request.name_ahead, "nobody has asked for it");
+        assert_eq!(ahead.client, client, "it is of another client");
+        for permits in [request.permits, ahead.request.permits] {
+            assert_eq!(permits, FULL, "it does not ask for everything");
+        }
+    }
 }
 
 async fn every_answer_of_a_random_history_follows_the_rule(store: Store) {
@@ -97,7 +115,10 @@ async fn every_answer_of_a_random_history_follows_the_rule(store: Store) {
                     _ => 1,
                 };
                 let request = store.permits(line.name, permits, line.capacity);
-                let request = with(&request, |request| request.wait = rng.u8(..4) > 0);
+                let request = with(&request, |request| {
+                    request.wait = rng.u8(..4) > 0;
+                    request.name_ahead = request.wait && rng.bool();
+                });
                 enqueue(&clients, line, client, request).await;
             }
             _ => continue,
@@ -125,6 +146,7 @@ impl Drop for Seed {
 
 async fn enqueue(clients: &[Asker], line: &mut Line, client: usize, request: Arc<Request>) {
     let answer = clients[client].enqueue(&request).await;
+    line.names_rightly(line.tickets.len(), client, &request, answer);
     let (number, holds) = match answer {
         Enqueued::Granted { ticket, .. } => (ticket, true),
         Enqueued::Waiting { ticket, .. } => (ticket, false),
@@ -159,6 +181,7 @@ async fn repeat(clients: &[Asker], line: &Line, at: usize) {
         panic!("{answer:?}");
     };
     assert_eq!(number, ticket.number);
+    line.names_rightly(at, ticket.client, &ticket.request, answer);
 }
 
 /// A client changes the stored capacity.

@@ -15,6 +15,7 @@ CREATE TEMP TABLE asked (
     marks       INTEGER NOT NULL, -- for a release: leave a mark, so that a late enqueue is refused
     swept       INTEGER,          -- names.key, for a sweep
     resizes     INTEGER,          -- stores `capacity`
+    names_ahead INTEGER,          -- for an enqueue: the answer may name the ticket ahead
     now         INTEGER NOT NULL, -- ms of the boot clock
     micros      INTEGER NOT NULL, -- of the wall clock
     process     INTEGER NOT NULL

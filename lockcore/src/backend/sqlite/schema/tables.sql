@@ -42,6 +42,9 @@ CREATE TABLE tickets (
     receiver    INTEGER NOT NULL, -- which client of the process is woken
     process     INTEGER NOT NULL, -- drawn by each process when it opens the file
     owner       TEXT    NOT NULL, -- host/pid/client, for people
+    -- 1 if the ticket right ahead was named to the client. Then the client may believe that the
+    -- ticket holds, and nobody shortens its lease.
+    named       INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (name, ticket)
 ) WITHOUT ROWID;
 

@@ -13,6 +13,7 @@ use crate::backend::sqlite::adopt::adopt;
 use crate::backend::sqlite::file::Handle;
 use crate::backend::{Adoption, EventSink, News};
 use crate::name::Namespace;
+use crate::request::FULL;
 use crate::token::MAX_TICKET;
 
 const RECEIVER: u64 = 7;
@@ -306,6 +307,62 @@ fn numbers_rise_over_all_that_were_drawn_or_seen_and_end_instead_of_wrapping() {
     let error = process.enqueue(&request(1, 1)).unwrap_err();
     assert_eq!(error.fault(), Fault::Refused);
     assert_eq!(process.places().len(), 0);
+}
+
+/// A process that grants a ticket of another one shortens its lease. But a client that knows the
+/// ticket ahead may have let this ticket in already, and believes in the whole lease.
+#[test]
+fn the_lease_of_a_waiter_that_was_named_the_ticket_ahead_is_not_shortened() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut ours, mut other) = (Process::start(&folder, 1), Process::start(&folder, 2));
+    let all = FULL.get();
+    for named in [true, false] {
+        let (holds_first, mut behind, last) =
+            (request(all, all), request(all, all), request(all, all));
+        Arc::get_mut(&mut behind).unwrap().name_ahead = named;
+        assert!(holds(ours.enqueue(&holds_first)));
+        for _ in 0..2 {
+            let Ok(Enqueued::Waiting { ahead, .. }) = ours.enqueue(&behind) else {
+                panic!("it does not wait");
+            };
+            assert_eq!(ahead, named.then_some(holds_first.id));
+        }
+
+        ours.end(&holds_first);
+        assert!(!holds(other.enqueue(&last)));
+
+        let shown = other.places();
+        assert!(shown[0].granted && shown.len() == 2);
+        let is_whole = shown[0].remaining > Duration::from_secs(50);
+        assert_eq!(is_whole, named, "{:?}", shown[0].remaining);
+        for ticket in [behind, last] {
+            assert_eq!(ours.release(&ticket, false), Released::Released);
+        }
+    }
+}
+
+/// A repetition may find another ticket ahead of it, or its own ticket may have become smaller.
+#[test]
+fn a_repeated_enqueue_names_the_ticket_that_is_right_ahead_by_then() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut process = Process::start(&folder, 1);
+    let all = FULL.get();
+    let [oldest, older, mut youngest] = [(); 3].map(|()| request(all, all));
+    Arc::get_mut(&mut youngest).unwrap().name_ahead = true;
+    let named = |process: &mut Process| match process.enqueue(&youngest) {
+        Ok(Enqueued::Waiting { ahead, .. }) => ahead,
+        other => panic!("{other:?}"),
+    };
+    assert!(holds(process.enqueue(&oldest)));
+    assert!(!holds(process.enqueue(&older)));
+
+    assert_eq!(named(&mut process), Some(older.id));
+    assert_eq!(process.release(&older, false), Released::Released);
+    assert_eq!(named(&mut process), Some(oldest.id));
+    let mut reads = Request::clone(&oldest);
+    reads.permits = NonZeroU32::MIN;
+    assert!(process.renew(&Arc::new(reads)).holds());
+    assert_eq!(named(&mut process), None, "others may read beside it");
 }
 
 #[test]
