@@ -128,6 +128,20 @@ impl Cluster {
         format!("redis+cluster://{}", hosts.join(","))
     }
 
+    /// Lets the map name this port for a node, in place of its own. When this returns, all nodes
+    /// know it.
+    pub fn announce(&self, node: &RedisServer, port: u16) {
+        let port = port.to_string();
+        node.command::<()>(&["CONFIG", "SET", "cluster-announce-port", &port]);
+        wait_until("all nodes know the port", PATIENCE, || {
+            let mut maps = self.nodes.iter();
+            maps.all(|node| {
+                let map: String = node.command(&["CLUSTER", "NODES"]);
+                map.contains(&format!(":{port}@"))
+            })
+        });
+    }
+
     /// The master that serves the slot of this key, as the first running node sees it.
     pub fn master_of(&self, key: &str) -> &RedisServer {
         let asked = self.nodes.iter().find(|node| node.is_running()).unwrap();
@@ -170,8 +184,7 @@ impl Cluster {
     /// Waits until all replicas have everything that was written.
     pub fn wait_until_replicated(&self) {
         for master in self.masters() {
-            let reached: u64 = master.command(&["WAIT", "1", "10000"]);
-            assert_eq!(reached, 1, "a replica does not follow");
+            master.wait_until_received_by(self.replica_of(master));
         }
     }
 
@@ -206,8 +219,16 @@ impl Cluster {
     }
 
     fn replace(&self, master: &RedisServer, words: &[&str]) {
-        let replica = self.replica_of(master);
-        replica.command::<()>(words);
+        self.promote(self.replica_of(master), master, words);
+    }
+
+    /// Makes a replica the master by this command, and waits until both nodes know it.
+    pub fn promote(&self, replica: &RedisServer, master: &RedisServer, words: &[&str]) {
+        // The replica refuses while it has no connection to the master on the bus of the cluster.
+        // On a busy machine it loses this connection at times.
+        wait_until("the replica begins", PATIENCE, || {
+            replica.try_command::<()>(words).is_ok()
+        });
         let port = format!("master_port:{}\r", replica.port());
         wait_until("it is a replica", PATIENCE, || {
             master

@@ -111,26 +111,11 @@ impl Sentinels {
 
     /// Waits until the replicas have everything that was written.
     pub fn wait_until_replicated(&self) {
-        let replicas = (self.servers.len() - 1).to_string();
-        let reached: u64 = (self.master()).command(&["WAIT", &replicas, "10000"]);
-        assert_eq!(reached.to_string(), replicas, "a replica does not follow");
-    }
-
-    /// Waits until all replicas have the data of the master. The master must not take writes
-    /// meanwhile.
-    pub fn wait_until_even(&self) {
-        let offset = |server: &RedisServer, field: &str| {
-            let told: String = server.command(&["INFO", "replication"]);
-            let line = told.lines().find_map(|line| line.strip_prefix(field));
-            line.map(str::to_owned)
-        };
         let master = self.master();
-        wait_until("the replicas have everything", PATIENCE, || {
-            let written = offset(master, "master_repl_offset:");
-            let replicas = (self.servers.iter()).filter(|server| server.port() != master.port());
-            let mut read = replicas.map(|replica| offset(replica, "slave_repl_offset:"));
-            read.all(|read| read == written)
-        });
+        let others = |server: &&RedisServer| server.port() != master.port();
+        for replica in self.servers.iter().filter(others) {
+            master.wait_until_received_by(replica);
+        }
     }
 
     /// From now on, no write to the master reaches a replica.

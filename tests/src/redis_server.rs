@@ -116,6 +116,20 @@ impl RedisServer {
         replica.is_followed_by(self);
     }
 
+    /// Waits until a replica has everything that this server has at the time of the call. (`WAIT`
+    /// would wait for the writes of its own connection only.)
+    pub fn wait_until_received_by(&self, replica: &Self) {
+        let offset = |server: &Self, field: &str| -> Option<u64> {
+            let told = server.replication();
+            let offset = told.lines().find_map(|line| line.strip_prefix(field))?;
+            offset.parse().ok()
+        };
+        let written = offset(self, "master_repl_offset:").expect("a server with replicas");
+        wait_until("the replica has everything", START, || {
+            offset(replica, "slave_repl_offset:").is_some_and(|received| received >= written)
+        });
+    }
+
     fn is_followed_by(&self, replica: &Self) {
         let follows = format!("port={},state=online", replica.port);
         wait_until("the replica follows", START, || {

@@ -80,12 +80,7 @@ async fn a_message_grants_a_ticket_only_if_it_is_from_the_master_of_the_slot(_: 
         node.command::<()>(&["CLUSTER", "DELSLOTS", &nobodys]);
     }
     let way = Proxy::to(old.port());
-    let port = way.port().to_string();
-    old.command::<()>(&["CONFIG", "SET", "cluster-announce-port", &port]);
-    wait_until("the map has the way to the master", LONG_WAIT, || {
-        let told: String = new.command(&["CLUSTER", "NODES"]);
-        told.contains(&format!(":{port}@"))
-    });
+    cluster.announce(old, way.port());
     let namespace = Namespace::new("test").unwrap();
     let name = Name::new(namespace.clone(), "a").unwrap();
     let id = |number: u32| Id::parse(&format!("{number:032}")).unwrap();

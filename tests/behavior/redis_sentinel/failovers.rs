@@ -352,7 +352,7 @@ async fn releases_that_always_fail_at_the_new_master_hold_up_no_other(_: Store) 
     let foreign = keys.iter().flat_map(|key| [key, "something else"]);
     let foreign: Vec<&str> = ["MSET"].into_iter().chain(foreign).collect();
     old.command::<()>(&foreign);
-    set.wait_until_even();
+    set.wait_until_replicated();
     set.stop_replication();
     let gone: Vec<&str> = ["DEL"]
         .into_iter()

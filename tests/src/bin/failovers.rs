@@ -234,7 +234,7 @@ impl Servers {
             (How::Asked, Self::Sentinels(set)) => set.fail_over(),
             (How::Paused, Self::Sentinels(set)) => {
                 old.command::<()>(&["CLIENT", "PAUSE", "5000", "WRITE"]);
-                set.wait_until_even();
+                set.wait_until_replicated();
                 set.fail_over();
             }
             (How::Asked | How::Paused, Self::Cluster(cluster)) => cluster.fail_over(old),
