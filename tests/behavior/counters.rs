@@ -3,7 +3,7 @@
 
 mod cost;
 mod kit;
-mod servers;
+pub(crate) mod servers;
 
 use std::process::Command;
 

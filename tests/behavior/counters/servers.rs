@@ -4,7 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use libtest_mimic::Trial;
+use lockcore::Locks;
 use tests::eventually::eventually;
+use tests::proxy::Proxy;
+use tests::redis_server::RedisServer;
+use tests::stores::ServerProcess as _;
 
 use crate::faults::patient;
 use crate::store::{DEFAULT, Kind, SOON, Store};
@@ -105,4 +109,61 @@ async fn a_latch_that_opens_while_its_waiters_are_cut_off_lets_them_go_on(store:
         .unwrap()
         .unwrap();
     assert_eq!(changes.next().await.unwrap().count, 0);
+}
+
+/// A Redis master that another server replaces while changes have no answer.
+pub(crate) struct Replaced<'a> {
+    /// A client that reaches the old master through the proxy.
+    pub(crate) locks: Locks,
+    /// A client that has changed nothing before.
+    pub(crate) others: Locks,
+    pub(crate) old: &'a RedisServer,
+    pub(crate) way: &'a Proxy,
+}
+
+impl Replaced<'_> {
+    /// `part` may part the new master from the old one, so that it does not receive the changes, nor
+    /// one before them that has an answer.
+    pub(crate) async fn changes_without_an_answer_count_once(
+        self,
+        part: impl FnOnce(),
+        replace: impl FnOnce(),
+    ) {
+        let Self {
+            locks,
+            others,
+            old,
+            way,
+        } = self;
+        let sum = locks.counter("sum").wait(6 * SOON);
+        let latch = locks.latch("latch").wait(6 * SOON);
+        let add = old.marks().count;
+        assert!(latch.try_set(3).await.unwrap());
+        assert_eq!(sum.add(1).await.unwrap().count, 1);
+        part();
+        assert_eq!(sum.add(10).await.unwrap().count, 11);
+
+        way.lose_replies(add, usize::MAX);
+        let changes = async move { tokio::join!(sum.add(100), latch.count_down()) };
+        let changes = tokio::spawn(changes);
+        let there = |name: &str| {
+            let key = format!("test:1:{{{name}}}:count");
+            old.command::<String>(&["HGET", &key, "is"])
+        };
+        eventually("the old master has made both", SOON, async || {
+            there("sum").starts_with("111 ") && there("latch").starts_with("2 ")
+        })
+        .await;
+        assert!(!changes.is_finished());
+        replace();
+        // The old master redirects them by now, if it is a node of a cluster.
+        way.lose_replies(add, 0);
+
+        let (added, counted_down) = changes.await.unwrap();
+        assert_eq!(added.unwrap().count, 111);
+        assert_eq!(counted_down.unwrap(), 2);
+        let read = others.counter("sum").get().await.unwrap();
+        assert_eq!(read.count, 111);
+        assert_eq!(others.latch("latch").count().await.unwrap(), 2);
+    }
 }

@@ -7,11 +7,13 @@ use futures_util::future::join_all;
 use libtest_mimic::Trial;
 use lockcore::{ErrorKind, Guard, Locks, LostReason, Release};
 use tests::eventually::eventually;
+use tests::proxy::Proxy;
 use tests::redis_cluster::{Cluster, NEVER};
 use tests::redis_server::RedisServer;
 use tests::witness::{FencedResource, Witness};
 
 use super::{LONG_WAIT, TIMEOUT, TTL, client, key};
+use crate::counters::servers::Replaced;
 use crate::faults::{Outage, builder, is_renewed, works_again};
 use crate::store::{Kind, SOON, STALL, Store, begin, give_back, kind, tickets};
 
@@ -22,6 +24,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_lock_unknown_to_the_new_master_is_lost_and_its_late_write_refused
         a_release_that_the_new_master_had_not_received_is_repeated_there
         counts_that_the_new_master_had_not_received_are_repeated_there_and_count_once
+        changes_without_an_answer_when_the_master_is_replaced_count_once
         a_change_at_the_new_master_comes_after_the_earlier_ones_of_its_client
         changes_that_the_new_master_refuses_at_first_are_repeated_until_it_has_them
         a_release_that_one_new_master_refuses_is_repeated_and_holds_up_none_at_another
@@ -177,6 +180,42 @@ async fn counts_that_the_new_master_had_not_received_are_repeated_there_and_coun
     })
     .await;
     assert_eq!(sum.add(1).await.unwrap().count, 1_021);
+}
+
+/// The old master has carried the changes out, and the proxy loses its answers. The new master has
+/// received the changes, or it has received neither these nor the one before them.
+async fn changes_without_an_answer_when_the_master_is_replaced_count_once(_: Store) {
+    for are_received in [true, false] {
+        let cluster = Cluster::with(1, true, NEVER, &[]);
+        let [old, new] = &cluster.nodes[..] else {
+            panic!()
+        };
+        let way = Proxy::to(old.port());
+        cluster.announce(old, way.port());
+        let replaced = Replaced {
+            locks: client(&cluster.url()),
+            others: client(&cluster.url()),
+            old,
+            way: &way,
+        };
+        let part = || {
+            old.wait_until_received_by(new);
+            if !are_received {
+                cluster.stop_replication(old);
+            }
+        };
+        let replace = || {
+            let mut words = vec!["CLUSTER", "FAILOVER"];
+            match are_received {
+                true => old.wait_until_received_by(new),
+                false => words.push("FORCE"),
+            }
+            cluster.promote(new, old, &words);
+        };
+        replaced
+            .changes_without_an_answer_count_once(part, replace)
+            .await;
+    }
 }
 
 /// The request of the client goes to the old master first, which redirects it.

@@ -7,11 +7,13 @@ use futures_util::future::join_all;
 use libtest_mimic::Trial;
 use lockcore::{ErrorKind, Guard, LostReason, Release};
 use tests::eventually::eventually;
-use tests::redis_sentinels::{NEVER, Sentinels};
+use tests::proxy::Proxy;
+use tests::redis_sentinels::{NEVER, SERVICE, Sentinels};
 use tests::redis_server::RedisServer;
 use tests::witness::{FencedResource, Witness};
 
 use super::{TTL, client};
+use crate::counters::servers::Replaced;
 use crate::faults::{Outage, builder, is_renewed, works_again};
 use crate::store::{Kind, SOON, STALL, Store, begin, give_back, kind, tickets};
 
@@ -24,6 +26,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_lock_unknown_to_the_new_master_is_lost_and_its_late_write_refused
         a_release_that_the_new_master_had_not_received_is_repeated_there
         counts_that_the_new_master_had_not_received_are_repeated_there_and_count_once
+        changes_without_an_answer_when_the_master_is_replaced_count_once
         the_latest_second_of_a_busy_counter_is_repeated_at_the_new_master
         a_release_that_the_new_master_refuses_at_first_is_repeated_until_it_is_done
         releases_that_always_fail_at_the_new_master_hold_up_no_other
@@ -262,6 +265,48 @@ async fn counts_that_the_new_master_had_not_received_are_repeated_there_and_coun
     assert_eq!(sum.add(1).await.unwrap().count, 1_121);
     assert_eq!(quiet_sum.add(1).await.unwrap().count, 1_122);
     assert_eq!(latch.count_down().await.unwrap(), 2);
+}
+
+/// The old master has carried the changes out, and the proxy loses its answers. The new master has
+/// received the changes, or it has received neither these nor the one before them.
+async fn changes_without_an_answer_when_the_master_is_replaced_count_once(_: Store) {
+    for are_received in [true, false] {
+        let set = Sentinels::start(NEVER);
+        let old = set.master();
+        let way = Proxy::to(old.port());
+        let bulk = |port: u16| format!("$5\r\n{port}\r\n");
+        let sentinels: Vec<_> = (set.sentinels.iter())
+            .map(|sentinel| {
+                let proxy = Proxy::to(sentinel.port());
+                proxy.rename(bulk(old.port()).as_bytes(), bulk(way.port()).as_bytes());
+                proxy
+            })
+            .collect();
+        let hosts: Vec<_> = (sentinels.iter())
+            .map(|proxy| format!("127.0.0.1:{}", proxy.port()))
+            .collect();
+        let replaced = Replaced {
+            locks: client(&format!("redis+sentinel://{}/{SERVICE}", hosts.join(","))),
+            others: client(&set.url()),
+            old,
+            way: &way,
+        };
+        let part = || {
+            set.wait_until_replicated();
+            if !are_received {
+                set.stop_replication();
+            }
+        };
+        let replace = || {
+            if are_received {
+                set.wait_until_replicated();
+            }
+            set.fail_over();
+        };
+        replaced
+            .changes_without_an_answer_count_once(part, replace)
+            .await;
+    }
 }
 
 /// Two clients together make more changes than the server may remember. Both have made some of the
