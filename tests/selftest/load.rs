@@ -60,6 +60,8 @@ fn pairs_are_counted_and_timed() {
         &["memory:", "w1", "1000"][..],
         &["memory:", "w1", "1000", "cold"],
         &["memory:", "w2", "8", "0.2"],
+        // The bench puts the ttl behind the mode.
+        &["memory:", "w1", "1000", "--ttl", "10s"],
     ] {
         let report = report(arguments);
 
@@ -156,6 +158,7 @@ fn a_mistake_is_named_and_no_password_is() {
     for (arguments, named) in [
         (&["memory:", "w1", "many"][..], "many"),
         (&["memory:", "w1", "1", "hot"], "cold"),
+        (&["memory:", "w1", "1", "--ttl", "1ms"], "1ms"),
         (&["redos://u:hunter2@host", "w1", "1"], "redos"),
         (
             &["memory:", "w3", "1", "1", "a", "1", "/no/such/folder"],
