@@ -1,4 +1,6 @@
-//! Tests of a client without a store.
+//! Tests of a client without a store, and in `overload` with one that is too slow.
+
+mod overload;
 
 use std::future::Future;
 use std::sync::{Arc, Mutex};
