@@ -7,6 +7,7 @@
 //! | [`recipes`] | how do I write a nightly job, a consumer, a leader, a worker that stops in good order …? |
 //! | [`operations`] | something waits for a lock: who holds it, why, and how do I free it? |
 //! | [`trouble`] | what happens if the store is down, the lock is lost, the process is killed …? |
+//! | [`versions`] | what happens while two versions of a service, or of this crate, run side by side? |
 //! | [`defaults`] | why is this the default? |
 //! | [`logs`] | what is logged at which level, and what does a line mean? |
 //! | [`metrics`] | which numbers does a client give, and which of them should I watch? |
@@ -50,6 +51,10 @@ pub mod operations {}
 #[doc = include_str!("links.md")]
 #[doc = include_str!("trouble.md")]
 pub mod trouble {}
+
+#[doc = include_str!("links.md")]
+#[doc = include_str!("versions.md")]
+pub mod versions {}
 
 #[doc = include_str!("links.md")]
 #[doc = include_str!("defaults.md")]
