@@ -40,6 +40,9 @@ use crate::clock::Instant;
 /// A lease that was just granted lives for one ttl since the request was sent: the leader counts
 /// from the moment when it carries the request out, and a later leader begins later.
 ///
+/// The ttl is the one that the keep-alive was answered with, if it is shorter than the one that was
+/// granted.
+///
 /// The times are of this machine's clock, and each is read before its request is sent. An answer
 /// that comes late proves no more than it did when its request was sent.
 #[derive(Debug)]
@@ -58,11 +61,17 @@ impl Proof {
     }
 
     /// A beat was answered. `read` is when its read was sent, and the terms are those of the two
-    /// answers. Returns whether the lease certainly lives.
-    pub(super) fn beat(&mut self, read: Instant, terms: [u64; 2], now: Instant) -> bool {
+    /// answers. `ttl` is in the answer to the keep-alive. Returns whether the lease certainly lives.
+    pub(super) fn beat(
+        &mut self,
+        read: Instant,
+        terms: [u64; 2],
+        ttl: Duration,
+        now: Instant,
+    ) -> bool {
         let [of_read, of_keep_alive] = terms;
         if of_read == of_keep_alive && now < self.until {
-            self.until = self.until.max(read.after(self.ttl));
+            self.until = self.until.max(read.after(ttl.min(self.ttl)));
         }
         now < self.until
     }
@@ -87,16 +96,25 @@ mod tests {
     fn a_beat_proves_the_lease_from_the_send_of_its_read() {
         let mut proof = Proof::new(T, at(100));
         assert_eq!(proof.lives_for(at(103)), Duration::from_secs(7));
-        assert!(proof.beat(at(103), [5, 5], at(105)));
+        assert!(proof.beat(at(103), [5, 5], T, at(105)));
         assert_eq!(proof.lives_for(at(105)), Duration::from_secs(8));
-        assert!(proof.beat(at(102), [5, 5], at(106)), "it came late");
+        assert!(proof.beat(at(102), [5, 5], T, at(106)), "it came late");
         assert_eq!(proof.lives_for(at(106)), Duration::from_secs(7));
+    }
+
+    #[test]
+    fn a_beat_proves_no_more_than_the_ttl_of_its_answer() {
+        let mut proof = Proof::new(T, at(100));
+        assert!(proof.beat(at(108), [5, 5], T / 2, at(109)));
+        assert_eq!(proof.lives_for(at(109)), Duration::from_secs(4));
+        assert!(proof.beat(at(110), [5, 5], 2 * T, at(111)));
+        assert_eq!(proof.lives_for(at(111)), Duration::from_secs(9));
     }
 
     #[test]
     fn a_beat_in_two_terms_proves_nothing() {
         let mut proof = Proof::new(T, at(100));
-        assert!(proof.beat(at(103), [5, 6], at(104)));
+        assert!(proof.beat(at(103), [5, 6], T, at(104)));
         assert_eq!(proof.lives_for(at(104)), Duration::from_secs(6));
     }
 
@@ -104,7 +122,7 @@ mod tests {
     #[test]
     fn an_answer_that_comes_when_the_proof_is_over_revives_nothing() {
         let mut proof = Proof::new(T, at(100));
-        assert!(!proof.beat(at(109), [5, 5], at(110)));
+        assert!(!proof.beat(at(109), [5, 5], T, at(110)));
         assert_eq!(proof.lives_for(at(110)), Duration::ZERO);
     }
 }

@@ -194,9 +194,10 @@ impl Session {
         if ttl <= 0 {
             return Err(self.end("the servers have ended the lease of this client"));
         }
+        let ttl = Duration::from_secs(ttl.unsigned_abs());
         let mut state = self.state();
         let now = Clock::BOOT.now();
-        let lives = state.proof.beat(read, [of_read, of_keep_alive], now);
+        let lives = state.proof.beat(read, [of_read, of_keep_alive], ttl, now);
         state.sweep(now);
         drop(state);
         match lives {
