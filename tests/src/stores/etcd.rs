@@ -77,9 +77,10 @@ impl Server for EtcdServer {
     }
 
     fn litter(&self, namespace: &str) -> Vec<String> {
-        let is_counter = |key: &String| key.contains(":counters/");
+        // The key of a client stays as long as the client.
+        let stays = |key: &String| key.contains(":counters/") || key.contains(":clients/");
         let mut keys = self.keys(&format!("{namespace}:"));
-        keys.retain(|key| !is_counter(key));
+        keys.retain(|key| !stays(key));
         keys
     }
 

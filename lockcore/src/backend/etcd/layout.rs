@@ -5,7 +5,9 @@
 //! |---|---|---|
 //! | `/p/lock:1:{order:42}/t<id>` | a ticket: [`Ticket`] | the client's own |
 //! | `/p/lock:1:gone/<id>` | empty: the ticket was released before its enqueue | one for all marks of a client |
+//! | `/p/lock:1:clients/<lease>` | empty: what the enqueues of a client compare | the client's own |
 //! | `/p/lock:1:counters/{order:42}` | a counter: `counting::Record` | one for counters of this lifetime |
+//! | `/p/lock:1:counters/lease-<seconds>` | empty: the key has the newest of these leases | that lease |
 //!
 //! The number of a ticket is the revision at which its key was created. Braces and slashes of a name
 //! are escaped, so two names never have keys that begin with the same line.
@@ -45,10 +47,21 @@ impl Layout {
         format!("{}gone/{id}", self.all(namespace))
     }
 
+    /// What the enqueues of a client compare: see `tickets`.
+    pub(super) fn client(&self, namespace: &Namespace, lease: i64) -> String {
+        format!("{}clients/{lease:x}", self.all(namespace))
+    }
+
     pub(super) fn counter(&self, name: &Name) -> String {
         let all = self.all(name.namespace());
         let key = format!("{}{}", self.prefix, name.key(VERSION, READABLE));
         format!("{all}counters/{}", &key[all.len()..])
+    }
+
+    /// The key whose lease is the one for counters of this lifetime in seconds. The keys of counters
+    /// go on with a brace.
+    pub(super) fn lease_of_counters(&self, namespace: &Namespace, seconds: u64) -> String {
+        format!("{}counters/lease-{seconds}", self.all(namespace))
     }
 
     /// The beginning of all keys of a namespace. No key is equal to it.

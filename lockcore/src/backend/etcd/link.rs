@@ -28,9 +28,10 @@ use tonic_prost::ProstCodec;
 use super::config::Settings;
 use super::errors::{failed, not_changed, not_connected};
 use super::messages::{
-    AuthenticateRequest, AuthenticateResponse, LeaseGrantRequest, LeaseGrantResponse,
-    LeaseRevokeRequest, LeaseRevokeResponse, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse,
-    RangeRequest, RangeResponse, StatusRequest, StatusResponse, TxnRequest, TxnResponse, one,
+    AuthenticateRequest, AuthenticateResponse, DeleteRequest, DeleteResponse, LeaseGrantRequest,
+    LeaseGrantResponse, LeaseRevokeRequest, LeaseRevokeResponse, LeaseTimeToLiveRequest,
+    LeaseTimeToLiveResponse, RangeRequest, RangeResponse, StatusRequest, StatusResponse,
+    TxnRequest, TxnResponse, one,
 };
 use crate::backend::{Fault, StoreError};
 
@@ -152,6 +153,16 @@ impl Link {
 
     pub(super) async fn txn(&self, txn: TxnRequest) -> Result<TxnResponse, Status> {
         self.call("/etcdserverpb.KV/Txn", txn).await
+    }
+
+    /// Deletes a key. Returns whether it was there.
+    ///
+    /// Servers whose disk quota is used up take this, and older ones take no transaction, not even
+    /// one that only deletes.
+    pub(super) async fn delete(&self, key: &str) -> Result<bool, Status> {
+        let question = DeleteRequest { key: key.into() };
+        let answer = self.call("/etcdserverpb.KV/DeleteRange", question).await;
+        answer.map(|DeleteResponse { deleted }| deleted > 0)
     }
 
     /// Reads keys. The answer is at least as new as this call.

@@ -196,11 +196,13 @@ impl Connection for EtcdConnection {
         Box::pin(async move {
             self.ensemble.sessions().remove(&self.receiver);
             // From now on nobody is told that the tickets are gone.
-            let _ = self.at.session.end("the client was closed");
+            self.at.session.state().mine.clear();
             let lease = self.at.session.lease;
             if let Err(error) = self.at.link.revoke(lease).await {
                 tracing::debug!(%error, "the lease was not revoked, and ends by itself");
             }
+            // Only now, because the connection ends with this.
+            let _ = self.at.session.end("the client was closed");
         })
     }
 }

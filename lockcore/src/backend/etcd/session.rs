@@ -11,12 +11,12 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tonic::Status;
 
-use super::errors::{failed, is_without_lease};
+use super::errors::{failed, is_without_lease, not_changed};
 use super::layout::Layout;
 use super::link::{Driver, Link};
 use super::messages::{
     LeaseKeepAliveRequest, LeaseKeepAliveResponse, TxnRequest, TxnResponse, WatchRequest,
-    WatchResponse,
+    WatchResponse, put, txn,
 };
 use super::proof::Proof;
 use super::standing::{State, Told};
@@ -31,6 +31,13 @@ const BEATS: u32 = 6;
 /// If a beat is not answered within this part of the ttl, the connection counts as broken. Two other
 /// members may then be tried before the lease is over.
 const PATIENCE: u32 = 3;
+
+/// Neither takes longer than this, even if the lease is long. So a member that hangs is noticed
+/// within half a minute, and requests that wait there become void: see `tickets`.
+const LONGEST_BEAT: Duration = Duration::from_secs(10);
+const LONGEST_PATIENCE: Duration = Duration::from_secs(20);
+
+const ENDED: &str = "the servers have ended the lease of this client";
 
 /// A lease at the servers.
 #[derive(Debug)]
@@ -51,7 +58,13 @@ pub(super) struct At {
     pub(super) link: Arc<Link>,
     /// The number of this connection.
     number: u64,
+    /// The revision at which this connection has written the key of the client. An enqueue compares
+    /// it.
+    pub(super) epoch: i64,
 }
+
+/// The epoch of a connection that takes no tickets: no key was written at this revision.
+const NEVER: i64 = -1;
 
 impl Drop for At {
     fn drop(&mut self) {
@@ -88,11 +101,13 @@ impl Session {
         (link, driver): (Link, Driver),
         events: Arc<EventSink>,
     ) -> Result<Arc<At>, StoreError> {
+        let epoch = self.begin_epoch(&link).await?;
         let (number, watches) = self.state().attach(events);
         let at = Arc::new(At {
             session: self,
             link: Arc::new(link),
             number,
+            epoch,
         });
         let (lives, lived) = oneshot::channel();
         let (session, link) = (Arc::clone(&at.session), Arc::clone(&at.link));
@@ -103,6 +118,31 @@ impl Session {
                 StoreError::new(Fault::Retry, "etcd: the connection has ended again")
             })),
         }
+    }
+
+    /// Writes the key of the client, so that no enqueue of an earlier connection takes a ticket any
+    /// more. If the future is dropped, the key may be written later. Then a later connection takes no
+    /// tickets, and is replaced.
+    async fn begin_epoch(&self, link: &Link) -> Result<i64, StoreError> {
+        let key = self.client_key();
+        let write = vec![put(&key, String::new(), self.lease)];
+        let written = link.txn(txn(Vec::new(), write, Vec::new())).await;
+        let error = match written {
+            Ok(answer) => return Ok(answer.revision()),
+            Err(status) if is_without_lease(&status) => return Err(self.end(ENDED)),
+            Err(status) => not_changed(status),
+        };
+        if error.fault() != Fault::Refused {
+            return Err(error);
+        }
+        // The disk quota is used up. The connection keeps and releases what is held. When there is
+        // room again, its first enqueue replaces it.
+        link.delete(&key).await.map_err(not_changed)?;
+        Ok(NEVER)
+    }
+
+    pub(super) fn client_key(&self) -> String {
+        self.layout.client(&self.namespace, self.lease)
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
@@ -192,7 +232,7 @@ impl Session {
         let of_read = link.term(&self.layout.all(&self.namespace)).await?;
         let (ttl, of_keep_alive) = keep.alive(link, self.lease).await.map_err(failed)?;
         if ttl <= 0 {
-            return Err(self.end("the servers have ended the lease of this client"));
+            return Err(self.end(ENDED));
         }
         let ttl = Duration::from_secs(ttl.unsigned_abs());
         let mut state = self.state();
@@ -212,9 +252,7 @@ impl At {
     pub(super) async fn txn(&self, txn: TxnRequest) -> Result<TxnResponse, StoreError> {
         let answer = self.link.txn(txn).await;
         answer.map_err(|status| match is_without_lease(&status) {
-            true => self
-                .session
-                .end("the servers have ended the lease of this client"),
+            true => self.session.end(ENDED),
             false => failed(status),
         })
     }
@@ -262,7 +300,8 @@ async fn hear(
 /// Beats until a beat fails. Tells of the first one.
 async fn beats(session: &Session, link: &Link, lives: oneshot::Sender<()>) -> StoreError {
     let (mut keep, mut lives) = (KeepAlive::default(), Some(lives));
-    let patience = session.ttl / PATIENCE;
+    let patience = (session.ttl / PATIENCE).min(LONGEST_PATIENCE);
+    let pause = (session.ttl / BEATS).min(LONGEST_BEAT);
     loop {
         match timeout(patience, session.beat(link, &mut keep)).await {
             Ok(Ok(())) => {}
@@ -275,7 +314,7 @@ async fn beats(session: &Session, link: &Link, lives: oneshot::Sender<()>) -> St
         if let Some(lives) = lives.take() {
             let _ = lives.send(()); // The caller may be gone, and then so is the connection.
         }
-        tokio::time::sleep(session.ttl / BEATS).await;
+        tokio::time::sleep(pause).await;
     }
 }
 

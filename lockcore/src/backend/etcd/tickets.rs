@@ -5,6 +5,13 @@
 //!
 //! - An enqueue compares: its key and the mark of its id must not exist. So it takes one ticket at
 //!   most, and none after a release that has left a mark.
+//! - A mark stays for a minute or two, but a member that was stopped may go on after hours, with all
+//!   that it has received before. The lease may still live then, so nobody would delete the ticket.
+//!   So an enqueue also compares the revision of the *key of the client*, which each connection
+//!   writes anew before its first enqueue. Within half a minute of silence the client turns to
+//!   another connection, and then no enqueue of the earlier one takes a ticket. (The other way would
+//!   be to list the keys of the lease now and then, and to delete those that nobody here knows. That
+//!   costs more for a client with many tickets, and until then the ticket is in the way.)
 //! - The key of a ticket is made from the id of its enqueue, and the number of the ticket is the
 //!   revision at which the key was created. A delete of the key is right at any time, because the
 //!   core enqueues no id again that it has released.
@@ -71,7 +78,8 @@ pub(super) async fn enqueue(at: Arc<At>, request: Arc<Request>) -> Result<Enqueu
         success.push(Op::Range(all_below(&line)));
     }
     let failure = vec![Op::Range(one(&mark)), Op::Range(all_below(&line))];
-    let compare = vec![is_absent(&key), is_absent(&mark)];
+    let client = was_written(&session.client_key(), at.epoch);
+    let compare = vec![is_absent(&key), is_absent(&mark), client];
     let answer = at.txn(txn(compare, success, failure)).await;
     let answer = answer.inspect_err(|error| not_enqueued(session, request.id, error))?;
     let revision = answer.revision();
@@ -93,7 +101,14 @@ pub(super) async fn enqueue(at: Arc<At>, request: Arc<Request>) -> Result<Enqueu
             stands(&at, &request, (&line, &key), numbers, Some(listed)).await
         }
         // The ticket is of an earlier lease of this client, which nobody keeps.
-        _ => withdraw(&at, &request, &key, Enqueued::Gone).await,
+        Some(_) => withdraw(&at, &request, &key, Enqueued::Gone).await,
+        None => {
+            let text =
+                "etcd: another connection of this client has taken over, or its key was changed";
+            let error = StoreError::replace(Fault::Retry, text);
+            not_enqueued(session, request.id, &error);
+            Err(error)
+        }
     }
 }
 
@@ -236,8 +251,13 @@ pub(super) async fn release(
 ) -> Result<Vec<Released>, StoreError> {
     let session = &at.session;
     let marks = match tickets.iter().any(|ticket| ticket.enqueue_may_follow) {
-        true => marks(&at).await?,
-        false => 0,
+        true => marks(&at).await,
+        false => Ok(0),
+    };
+    let marks = match marks {
+        // There is no room for marks either, and `remove` finds the same.
+        Err(error) if error.fault() == Fault::Refused => 0,
+        marks => marks?,
     };
     {
         let mut state = session.state();
@@ -283,13 +303,40 @@ async fn remove(at: &At, tickets: &[Departure], marks: i64) -> Result<Vec<Releas
         }
     }
     let answer = at.link.txn(txn(Vec::new(), ops, Vec::new())).await;
-    let mut deleted = answer.map_err(failed)?.into_done();
+    let answer = match answer.map_err(failed) {
+        Err(error) if error.fault() == Fault::Refused => return remove_alone(at, tickets).await,
+        answer => answer?,
+    };
+    let mut deleted = answer.into_done();
     let released = is_first.into_iter().map(|is_first| {
         let deleted = is_first.then(|| deleted.next()).flatten().flatten();
         match deleted {
             Some(Done::Delete(done)) if done.deleted > 0 => Released::Released,
             _ => Released::NotFound,
         }
+    });
+    Ok(released.collect())
+}
+
+/// Removes tickets while the disk quota of the servers is used up. They take single deletes then, and
+/// no marks. In place of marks, this first voids all enqueues that were sent on this connection or an
+/// earlier one. If the future is dropped, some are removed, and the core releases them again.
+async fn remove_alone(at: &At, tickets: &[Departure]) -> Result<Vec<Released>, StoreError> {
+    if tickets.iter().any(|ticket| ticket.enqueue_may_follow) {
+        at.link
+            .delete(&at.session.client_key())
+            .await
+            .map_err(failed)?;
+    }
+    let deletes = tickets.iter().map(|Departure { request, .. }| {
+        let line = at.session.layout.line(&request.name);
+        let key = layout::ticket(&line, request.id);
+        async move { at.link.delete(&key).await }
+    });
+    let deleted = try_join_all(deletes).await.map_err(failed)?;
+    let released = deleted.into_iter().map(|deleted| match deleted {
+        true => Released::Released,
+        false => Released::NotFound,
     });
     Ok(released.collect())
 }
