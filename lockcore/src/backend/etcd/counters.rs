@@ -5,9 +5,14 @@
 //!
 //! A counter has to live for its `keep` after the last request for it, and nobody's wall clock may
 //! decide this. So each key has a lease, and the leader counts its time. A lease lasts for twice the
-//! `keep`, rounded up. A write uses it as long as it lasts for `keep` and half as much again. A
-//! request that changes nothing writes the key once more if its lease lasts for less than `keep`. So
-//! a client has one or two leases for each lifetime of counters that it uses.
+//! `keep`, rounded up to a power of two. A write uses it as long as it lasts for `keep` and half as
+//! much again. A request that changes nothing writes the key once more if its lease lasts for less
+//! than `keep`.
+//!
+//! All clients of a namespace share these leases, because such a lease lasts for up to three months,
+//! and programs may start every minute. A key for each lifetime has the newest lease of this lifetime,
+//! and says by this which one it is. A lifetime gets a new lease when it has used half of it or more,
+//! so it has at most five at any time.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -70,7 +75,9 @@ pub(super) async fn count(at: Arc<At>, count: Arc<Count>) -> Result<Counted, Sto
     let written = written.map_err(|status| {
         if is_without_lease(&status) {
             // Somebody has revoked it.
-            at.session.state().of_counters.clear();
+            let mut state = at.session.state();
+            state.of_counters.clear();
+            state.known.clear();
             return StoreError::conflict("etcd: the lease of the counter was revoked");
         }
         failed(status)
@@ -83,21 +90,44 @@ pub(super) async fn count(at: Arc<At>, count: Arc<Count>) -> Result<Counted, Sto
     }
 }
 
-/// A lease that lasts for this time and half as much again, at least.
+/// A lease that lasts for this time and half as much again, at least. If the future is dropped
+/// between the grant and the write of the key, the lease stays without a key until it ends.
 async fn lease(at: &At, keep: Duration) -> Result<i64, StoreError> {
-    let (class, now) = (keep.as_secs().next_power_of_two(), Clock::BOOT.now());
+    let (class, least) = (keep.as_secs().next_power_of_two(), keep + keep / 2);
+    let known = at.session.state().of_counters.get(&class).copied();
+    if let Some(lease) = known
+        && lasts(at, lease).await? >= least
     {
-        let state = at.session.state();
-        let known = state.of_counters.get(&class);
-        if let Some(lease) = known
-            && let Some(until) = state.known.get(lease)
-            && now.until(*until) >= keep + keep / 2
-        {
-            return Ok(*lease);
-        }
+        return Ok(lease);
     }
+    let key = (at.session.layout).lease_of_counters(&at.session.namespace, class);
+    let found = at.link.range(one(&key)).await?.kvs.into_iter().next();
+    if let Some(kv) = &found
+        && lasts(at, kv.lease).await? >= least
+    {
+        at.session.state().of_counters.insert(class, kv.lease);
+        return Ok(kv.lease);
+    }
+    let now = Clock::BOOT.now();
     let seconds = i64::try_from(2 * class).unwrap_or(i64::MAX);
     let (lease, ttl) = at.link.grant(seconds).await?;
+    let compare = match &found {
+        Some(kv) => was_written(&key, kv.mod_revision),
+        None => is_absent(&key),
+    };
+    let write = put(&key, String::new(), lease);
+    let written = at
+        .link
+        .txn(txn(vec![compare], vec![write], Vec::new()))
+        .await;
+    if !written.map_err(not_changed)?.succeeded {
+        if let Err(error) = at.link.revoke(lease).await {
+            tracing::debug!(%error, "a lease of counters was not revoked, and ends by itself");
+        }
+        return Err(StoreError::conflict(
+            "etcd: another client has begun a lease of counters at this moment",
+        ));
+    }
     let mut state = at.session.state();
     state.of_counters.insert(class, lease);
     state.known.insert(lease, now.after(ttl));
