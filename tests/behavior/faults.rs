@@ -2,16 +2,18 @@
 //! processes, checks of the store, and work that a loss must stop. The checks show that a store is
 //! unavailable, or that it works again. Facts about one store are in the files with its name.
 
+use std::future::ready;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use lockcore::{Builder, Error, ErrorKind, Guard, Held, Lock, Locks, LostReason, Release};
 use tests::eventually::eventually;
-use tests::process::{Holder, HolderOptions};
+use tests::process::{Holder, HolderOptions, Process};
 use tests::proxy::Proxy;
 use tests::stalls::awake_since;
-use tests::witness::Witness;
+use tests::witness::{FileWitness, Witness};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -228,4 +230,105 @@ impl Work {
             ErrorKind::Lost(LostReason::Expired)
         );
     }
+}
+
+/// Waits until the lease was proved again after the grant, at a store with sessions.
+pub(crate) async fn is_proved_again(held: &Held) {
+    let mut left = held.remaining();
+    eventually("it is proved again", SOON, || {
+        let before = std::mem::replace(&mut left, held.remaining());
+        ready(left > before)
+    })
+    .await;
+}
+
+/// Compares the steps of the work of two holders. `breaks` cuts the first one off from the servers
+/// that serve the second one.
+pub(crate) async fn no_second_holder(there: &Locks, elsewhere: &Locks, breaks: impl FnOnce()) {
+    there.ready(SOON).await.unwrap();
+    elsewhere.ready(SOON).await.unwrap();
+    let work = Work::begin(there.mutex("a")).await;
+    let held = work.held.clone();
+    is_proved_again(&held).await;
+    let waiter = begin(elsewhere.mutex("a").wait(3 * SOON));
+    tickets(elsewhere, "a", 2).await;
+
+    breaks();
+    let broken = Instant::now();
+    let losing = held.clone();
+    let lost = tokio::spawn(async move {
+        losing.lost().await;
+        Instant::now()
+    });
+    let next = waiter.await.unwrap().unwrap();
+    let granted = Instant::now();
+    let overlap = held.remaining();
+    if !overlap.is_zero() {
+        println!("two valid holders, for {overlap:?} at least");
+    }
+    work.assert_stopped().await;
+
+    let lost = lost.await.unwrap();
+    println!(
+        "lost {:?} after the cut, and the next granted {:?} later",
+        lost - broken,
+        granted - lost
+    );
+    give_back(next).await;
+}
+
+/// Four processes, with sixteen tasks each, use one name. Twice, `breaks` breaks the store, and
+/// returns how to repair it.
+pub(crate) async fn a_crowd_overlaps_nowhere<R: FnOnce()>(url: &str, breaks: impl Fn() -> R) {
+    let folder = tempfile::tempdir().unwrap();
+    let seconds = if tests::fact::long() { 60 } else { 25 };
+    let mut crowd: Vec<Process> = (0..4)
+        .map(|_| {
+            Process::start(
+                Command::new(env!("CARGO_BIN_EXE_crowd"))
+                    .args(["a", "16", &seconds.to_string()])
+                    .arg(folder.path())
+                    .env("LOCK_URL", url)
+                    .env("LOCK_NAMESPACE", NAMESPACE)
+                    .env("LOCK_TTL", "6s")
+                    .env("LOCK_WAIT", "20s")
+                    .env("LOCK_FAIR", "strict"),
+            )
+        })
+        .collect();
+    let witness = FileWitness::in_folder(folder.path());
+    let mut visits = 0;
+    for _ in 0..2 {
+        eventually("the crowd moves", 2 * SOON, async || {
+            witness.visits() > visits + 200
+        })
+        .await;
+        let repairs = breaks();
+        let broken = Instant::now();
+        visits = witness.visits();
+        eventually("the crowd moves again", 2 * SOON, async || {
+            witness.visits() > visits + 200
+        })
+        .await;
+        println!("broken, 200 visits later: {:?}", broken.elapsed());
+        repairs();
+        visits = witness.visits();
+    }
+    let (mut done, mut errors) = (0, 0);
+    for process in &mut crowd {
+        let told = process.expect("DONE", Duration::from_secs(seconds) + 2 * SOON);
+        let (visited, failed) = told.split_once(' ').unwrap();
+        done += visited.parse::<u64>().unwrap();
+        errors += failed.parse::<u64>().unwrap();
+    }
+    let tokens = std::fs::read_to_string(folder.path().join("tokens")).unwrap();
+    let tokens: Vec<u64> = tokens.lines().map(|token| token.parse().unwrap()).collect();
+    let out_of_order = tokens.windows(2).filter(|pair| pair[0] >= pair[1]).count();
+
+    println!(
+        "{done} visits, {errors} errors, {} overlaps, {out_of_order} tokens out of order",
+        witness.overlaps().len()
+    );
+    witness.assert_no_overlap();
+    assert_eq!(out_of_order, 0);
 }

@@ -14,6 +14,7 @@ mod counters;
 mod detach;
 mod downgrade;
 mod election;
+mod etcd_faults;
 mod exclusion;
 mod extend;
 mod faults;
@@ -78,6 +79,7 @@ fn main() {
     trials.extend(facts_of_memory(&stores::memory::Memory));
     trials.extend(facts_of_redis(&stores::redis::Redis));
     trials.extend(facts_of_sqlite(&stores::sqlite::Sqlite));
+    trials.extend(etcd_faults::facts(&stores::etcd::Etcd));
     trials.extend(postgres_faults::facts(&stores::postgres::Postgres));
     trials.extend(redis_cluster::facts(&stores::cluster::Cluster));
     trials.extend(redis_sentinel::facts(&stores::sentinel::Sentinel));

@@ -5,15 +5,16 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::process::Command;
+use std::process::{Command, Output};
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use crate::daemon::{self, Daemon, NotStarted};
+use crate::eventually::poll;
 use crate::ports::free_port;
 
 /// The time for a start. A start takes half a second, or some seconds on two saturated cores.
-const START: Duration = Duration::from_secs(30);
+pub(crate) const START: Duration = Duration::from_secs(30);
 
 /// How long an answer may take, which is longer than any answer needs.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -22,9 +23,31 @@ const ANSWER: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct EtcdServer {
     port: u16,
-    peers: u16,
+    peers: Peers,
     extra: Vec<String>,
     daemon: Daemon,
+}
+
+/// How the members of an ensemble reach this one.
+#[derive(Debug, Default)]
+pub(crate) struct Peers {
+    pub(crate) name: String,
+    pub(crate) listens: u16,
+    pub(crate) advertised: u16,
+    /// All members, each with its name and its address.
+    pub(crate) cluster: String,
+}
+
+impl Peers {
+    fn alone() -> Self {
+        let port = free_port();
+        Self {
+            name: "alone".into(),
+            listens: port,
+            advertised: port,
+            cluster: format!("alone=http://127.0.0.1:{port}"),
+        }
+    }
 }
 
 impl EtcdServer {
@@ -35,18 +58,24 @@ impl EtcdServer {
     /// A server with more options, for example `&["--quota-backend-bytes=1000000"]`.
     pub fn with(extra: &[&str]) -> Self {
         Self::available().unwrap_or_else(|reason| panic!("{reason}"));
-        let mut server = Self {
-            port: 0,
-            peers: 0,
-            extra: extra.iter().map(ToString::to_string).collect(),
-            // etcd waits for the disk with each write, and this version cannot be told not to.
-            daemon: Daemon::on_ram_disk("this etcd server", "etcd-"),
-        };
+        let mut server = Self::prepare(0, Peers::default());
+        server.extra = extra.iter().map(ToString::to_string).collect();
         daemon::start("etcd", |port| {
-            (server.port, server.peers) = (port, free_port());
+            (server.port, server.peers) = (port, Peers::alone());
             server.serve()
         });
         server
+    }
+
+    /// A member that has not been started.
+    pub(crate) fn prepare(port: u16, peers: Peers) -> Self {
+        Self {
+            port,
+            peers,
+            extra: Vec::new(),
+            // etcd waits for the disk with each write, and this version cannot be told not to.
+            daemon: Daemon::on_ram_disk("this etcd server", "etcd-"),
+        }
     }
 
     /// Whether etcd is installed. The error says how to install it.
@@ -106,22 +135,72 @@ impl EtcdServer {
         keys.map(ToOwned::to_owned).collect()
     }
 
+    /// The numbers of all leases.
+    pub fn leases(&self) -> Vec<String> {
+        let told = self.ctl(&["lease", "list"]);
+        // The first line says how many there are.
+        told.lines().skip(1).map(ToOwned::to_owned).collect()
+    }
+
+    /// The newest revision.
+    pub fn revision(&self) -> u64 {
+        let told = self.ctl(&["get", "none", "--write-out=json"]);
+        let (_, revision) = told.split_once("\"revision\":").unwrap();
+        let end = revision.find(|c: char| !c.is_ascii_digit());
+        revision[..end.unwrap()].parse().unwrap()
+    }
+
+    /// Writes until the disk quota is used up.
+    pub fn fill(&self) {
+        let much = "x".repeat(100_000);
+        let is_full = || !self.run_ctl(&["put", "filler", &much]).status.success();
+        poll(START, || is_full().then_some(())).expect("the server has a quota");
+    }
+
+    /// What an operator does when the disk quota is used up.
+    pub fn make_room(&self) {
+        self.ctl(&["compact", &self.revision().to_string()]);
+        self.ctl(&["defrag"]);
+        self.ctl(&["alarm", "disarm"]);
+    }
+
     /// Runs `etcdctl`, and returns what it prints. Panics if it fails.
     pub fn ctl(&self, arguments: &[&str]) -> String {
-        let output = Command::new("etcdctl")
-            .env("ETCDCTL_API", "3")
-            .arg(format!("--endpoints=127.0.0.1:{}", self.port))
-            .args(arguments)
-            .output()
-            .unwrap();
+        let output = self.run_ctl(arguments);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "etcdctl {arguments:?}: {said}");
         String::from_utf8(output.stdout).unwrap()
     }
 
+    fn run_ctl(&self, arguments: &[&str]) -> Output {
+        Command::new("etcdctl")
+            .env("ETCDCTL_API", "3")
+            .arg(format!("--endpoints=127.0.0.1:{}", self.port))
+            .args(arguments)
+            .output()
+            .unwrap()
+    }
+
     fn serve(&self) -> Result<(), NotStarted> {
+        let mut command = self.command();
+        self.daemon.serve(&mut command, START, || self.is_healthy())
+    }
+
+    /// Starts the process, and waits for nothing.
+    pub(crate) fn spawn(&self) {
+        self.daemon.spawn(&mut self.command());
+    }
+
+    fn command(&self) -> Command {
         let url = |port: u16| format!("http://127.0.0.1:{port}");
-        let (clients, peers) = (url(self.port), url(self.peers));
+        let clients = url(self.port);
+        let Peers {
+            name,
+            listens,
+            advertised,
+            cluster,
+        } = &self.peers;
+        let (listens, advertised) = (url(*listens), url(*advertised));
         let mut command = Command::new("etcd");
         command
             .arg(format!(
@@ -130,26 +209,49 @@ impl EtcdServer {
             ))
             .arg(format!("--listen-client-urls={clients}"))
             .arg(format!("--advertise-client-urls={clients}"))
-            .arg(format!("--listen-peer-urls={peers}"))
-            .arg(format!("--initial-advertise-peer-urls={peers}"))
-            .arg(format!("--initial-cluster=default={peers}"))
+            .arg(format!("--name={name}"))
+            .arg(format!("--listen-peer-urls={listens}"))
+            .arg(format!("--initial-advertise-peer-urls={advertised}"))
+            .arg(format!("--initial-cluster={cluster}"))
             .args(&self.extra)
             .current_dir(self.daemon.folder());
-        self.daemon.serve(&mut command, START, || self.is_healthy())
+        command
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.daemon.pid()
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.daemon.ended().is_some()
+    }
+
+    pub(crate) fn log_tail(&self) -> String {
+        self.daemon.log_tail()
+    }
+
+    /// Whether the server leads, as it believes itself. `false` if it does not answer.
+    pub fn leads(&self) -> bool {
+        self.daemon.is_running()
+            && (self.told("/metrics"))
+                .is_some_and(|told| told.lines().any(|line| line == "etcd_server_is_leader 1"))
     }
 
     /// Whether the server has a leader.
-    fn is_healthy(&self) -> bool {
-        let told = || {
-            let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
-            let mut stream = TcpStream::connect_timeout(&address, ANSWER).ok()?;
-            stream.set_read_timeout(Some(ANSWER)).ok()?;
-            let question = b"GET /health HTTP/1.1\r\nHost: etcd\r\nConnection: close\r\n\r\n";
-            stream.write_all(question).ok()?;
-            let mut told = String::new();
-            stream.read_to_string(&mut told).ok()?;
-            Some(told)
-        };
-        told().is_some_and(|told| told.contains("\"health\":\"true\""))
+    pub(crate) fn is_healthy(&self) -> bool {
+        let told = self.told("/health");
+        told.is_some_and(|told| told.contains("\"health\":\"true\""))
+    }
+
+    /// The page that the server has at this path.
+    fn told(&self, path: &str) -> Option<String> {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
+        let mut stream = TcpStream::connect_timeout(&address, ANSWER).ok()?;
+        stream.set_read_timeout(Some(ANSWER)).ok()?;
+        let question = format!("GET {path} HTTP/1.0\r\n\r\n");
+        stream.write_all(question.as_bytes()).ok()?;
+        let mut told = String::new();
+        stream.read_to_string(&mut told).ok()?;
+        Some(told)
     }
 }

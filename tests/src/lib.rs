@@ -44,6 +44,7 @@ pub mod certificates;
 pub mod child;
 mod daemon;
 mod elsewhere;
+pub mod etcd_ensemble;
 pub mod etcd_server;
 pub mod eventually;
 pub mod fact;

@@ -1,21 +1,17 @@
 //! Tests with ensembles of three servers. One of the servers is cut off, hangs or dies.
 
-use std::future::ready;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use libtest_mimic::Trial;
-use lockcore::{Builder, Fair, Held};
+use lockcore::{Builder, Fair};
 use tests::eventually::eventually;
-use tests::process::Process;
-use tests::witness::FileWitness;
 use tests::zookeeper_ensemble::Ensemble;
 use tests::zookeeper_server::ZooKeeperServer;
 use zookeeper_client::Client;
 
-use crate::faults::{self, Work};
-use crate::store::{Kind, SOON, Store, begin, give_back, tickets};
+use crate::faults::{self, is_proved_again};
+use crate::store::{Kind, SOON, Store, give_back};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     let mut facts = crate::store_facts![store, crate::store::DEFAULT;
@@ -37,16 +33,6 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
 /// that hangs on a cut-off server must end before that server notices the cut.
 fn builder(url: String) -> Builder {
     faults::builder(url).fair(Fair::Strict)
-}
-
-/// Waits until a check after the creation of the session has proved the lease again.
-async fn is_proved_again(held: &Held) {
-    let mut left = held.remaining();
-    eventually("it is proved again", SOON, || {
-        let before = std::mem::replace(&mut left, held.remaining());
-        ready(left > before)
-    })
-    .await;
 }
 
 /// The server of the holder answers the holder even after the cut.
@@ -115,8 +101,7 @@ async fn a_leader_without_followers_answers_probes_and_no_checks(_: Store) {
     assert_eq!(leader.role().as_deref(), Some("leader"));
 }
 
-/// Compares the steps of the work of two holders. The server of the first holder is cut off. The
-/// second holder waits at another server.
+/// The server of the first holder is cut off. The second holder waits at another server.
 async fn no_second_holder(
     ensemble: &Ensemble,
     server: &ZooKeeperServer,
@@ -125,36 +110,7 @@ async fn no_second_holder(
     let ttl = Duration::from_secs(3);
     let there = builder(server.url()).ttl(ttl).build().unwrap();
     let elsewhere = builder(ensemble.servers()[0].url()).build().unwrap();
-    there.ready(SOON).await.unwrap();
-    elsewhere.ready(SOON).await.unwrap();
-    let work = Work::begin(there.mutex("a")).await;
-    let held = work.held.clone();
-    is_proved_again(&held).await;
-    let waiter = begin(elsewhere.mutex("a").wait(3 * SOON));
-    tickets(&elsewhere, "a", 2).await;
-
-    cut_off(ensemble, server);
-    let cut = Instant::now();
-    let losing = held.clone();
-    let lost = tokio::spawn(async move {
-        losing.lost().await;
-        Instant::now()
-    });
-    let next = waiter.await.unwrap().unwrap();
-    let granted = Instant::now();
-    let overlap = held.remaining();
-    if !overlap.is_zero() {
-        println!("two valid holders, for {overlap:?} at least");
-    }
-    work.assert_stopped().await;
-
-    let lost = lost.await.unwrap();
-    println!(
-        "lost {:?} after the cut, and the next granted {:?} later",
-        lost - cut,
-        granted - lost
-    );
-    give_back(next).await;
+    faults::no_second_holder(&there, &elsewhere, || cut_off(ensemble, server)).await;
 }
 
 /// The connections to the frozen server stay open, but no answers come.
@@ -199,62 +155,17 @@ async fn a_server_that_hangs_costs_no_lease_while_others_answer(_: Store) {
     hangs.thaw();
 }
 
-/// Four processes, with sixteen tasks each, use one name.
 async fn a_crowd_overlaps_nowhere_while_leaders_die(_: Store) {
-    let ensemble = Ensemble::start();
-    let folder = tempfile::tempdir().unwrap();
-    let seconds = if tests::fact::long() { 60 } else { 25 };
-    let mut crowd: Vec<Process> = (0..4)
-        .map(|_| {
-            Process::start(
-                Command::new(env!("CARGO_BIN_EXE_crowd"))
-                    .args(["a", "16", &seconds.to_string()])
-                    .arg(folder.path())
-                    .env("LOCK_URL", ensemble.url())
-                    .env("LOCK_NAMESPACE", "test")
-                    .env("LOCK_TTL", "6s")
-                    .env("LOCK_WAIT", "20s")
-                    .env("LOCK_FAIR", "strict"),
-            )
-        })
-        .collect();
-    let witness = FileWitness::in_folder(folder.path());
-    let mut visits = 0;
-    for _ in 0..2 {
-        eventually("the crowd moves", 2 * SOON, async || {
-            witness.visits() > visits + 200
-        })
-        .await;
+    let ensemble = &Ensemble::start();
+    faults::a_crowd_overlaps_nowhere(&ensemble.url(), || {
         let leader = ensemble.leader();
         leader.kill();
-        let killed = Instant::now();
-        visits = witness.visits();
-        eventually("the crowd moves again", 2 * SOON, async || {
-            witness.visits() > visits + 200
-        })
-        .await;
-        println!("leader killed, 200 visits later: {:?}", killed.elapsed());
-        leader.restart();
-        ensemble.wait_until_complete();
-        visits = witness.visits();
-    }
-    let (mut done, mut errors) = (0, 0);
-    for process in &mut crowd {
-        let told = process.expect("DONE", Duration::from_secs(seconds) + 2 * SOON);
-        let (visited, failed) = told.split_once(' ').unwrap();
-        done += visited.parse::<u64>().unwrap();
-        errors += failed.parse::<u64>().unwrap();
-    }
-    let tokens = std::fs::read_to_string(folder.path().join("tokens")).unwrap();
-    let tokens: Vec<u64> = tokens.lines().map(|token| token.parse().unwrap()).collect();
-    let out_of_order = tokens.windows(2).filter(|pair| pair[0] >= pair[1]).count();
-
-    println!(
-        "{done} visits, {errors} errors, {} overlaps, {out_of_order} tokens out of order",
-        witness.overlaps().len()
-    );
-    witness.assert_no_overlap();
-    assert_eq!(out_of_order, 0);
+        move || {
+            leader.restart();
+            ensemble.wait_until_complete();
+        }
+    })
+    .await;
     let leader = ensemble.leader();
     eventually("nothing is left", SOON, async || {
         leader.ephemerals("/test:1/").is_empty()

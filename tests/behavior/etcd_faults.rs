@@ -1,0 +1,30 @@
+//! Tests with etcd servers that are full, lose leases or keys, or get requests late. Each fact has
+//! its own servers. This file has what the groups of facts share. The groups are the files of this
+//! folder.
+
+mod ensembles;
+mod full;
+mod late;
+mod leases;
+
+use libtest_mimic::Trial;
+use lockcore::Locks;
+use lockcore::backend::Namespace;
+use tests::etcd_server::EtcdServer;
+
+use crate::faults::patient;
+use crate::store::Kind;
+
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    let groups = [ensembles::facts, full::facts, late::facts, leases::facts];
+    groups.into_iter().flat_map(|facts| facts(store)).collect()
+}
+
+fn client(server: &EtcdServer) -> Locks {
+    patient(server.url()).build().unwrap()
+}
+
+/// The namespace of the clients.
+fn namespace() -> Namespace {
+    Namespace::new("test").unwrap()
+}

@@ -1,0 +1,107 @@
+//! Tests with a server whose disk quota is used up.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use lockcore::ErrorKind;
+use lockcore::backend::{
+    self, Departure, Enqueued, EventSink, FULL, Fault, Id, Name, Released, Request,
+};
+use tests::etcd_server::EtcdServer;
+use tests::eventually::eventually;
+
+use super::{client, namespace};
+use crate::faults::{is_renewed, patient, works_again};
+use crate::store::{DEFAULT, Kind, PATIENCE, SOON, Store, begin, give_back, kind, soon, tickets};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, DEFAULT;
+        a_full_server_keeps_locks_and_takes_releases
+        a_release_that_a_full_server_cannot_mark_stays_final
+        a_client_that_reconnects_to_a_full_server_keeps_its_locks
+    ]
+}
+
+fn small() -> EtcdServer {
+    EtcdServer::with(&["--quota-backend-bytes=2000000"])
+}
+
+async fn a_full_server_keeps_locks_and_takes_releases(_: Store) {
+    let ttl = Duration::from_secs(3);
+    let server = small();
+    let (holder, waiter) = (client(&server), client(&server));
+    let guard = holder.mutex("a").ttl(ttl).acquire().await.unwrap();
+    let waits = begin(waiter.mutex("a").wait(3 * SOON));
+    tickets(&holder, "a", 2).await;
+
+    server.fill();
+    let refused = holder.mutex("b").acquire().await;
+    let text = refused.as_ref().unwrap_err().to_string();
+    assert_eq!(kind(refused), ErrorKind::Unavailable);
+    assert!(text.contains("NOSPACE"), "{text}");
+    is_renewed(&guard, ttl).await;
+    give_back(guard).await;
+    let next = soon(waits).await.unwrap().unwrap();
+    give_back(next).await;
+
+    server.make_room();
+    works_again(&holder, "b", SOON).await;
+}
+
+/// The ticket of a request without an answer may be taken after its release.
+async fn a_release_that_a_full_server_cannot_mark_stays_final(_: Store) {
+    let server = small();
+    let store = backend::open(&server.url()).unwrap();
+    let connect = async || {
+        let events = EventSink::new(1, namespace(), |_| ());
+        store.connect(events).await.unwrap()
+    };
+    let connection = connect().await;
+    let request = |number: u32| {
+        let name = Name::new(namespace(), format!("n{number}")).unwrap();
+        let id = Id::parse(&format!("{number:032}")).unwrap();
+        Arc::new(Request::new(name, id, FULL, FULL, Duration::from_secs(10)))
+    };
+    let taken = connection.enqueue(request(1), PATIENCE).await;
+    assert!(matches!(taken, Ok(Enqueued::Granted { .. })), "{taken:?}");
+
+    server.fill();
+    let departures = [1, 2].map(|number| Departure::new(request(number), true));
+    let released = connection.release(departures.to_vec()).await.unwrap();
+    assert_eq!(released, [Released::Released, Released::NotFound]);
+    server.make_room();
+
+    // They come late, and there are no marks.
+    for number in [1, 2] {
+        let late = connection.enqueue(request(number), PATIENCE).await;
+        let error = late.unwrap_err();
+        assert_eq!(error.fault(), Fault::Retry, "{error}");
+    }
+    assert_eq!(server.keys("test:1:{"), [""; 0]);
+    let taken = connect().await.enqueue(request(3), PATIENCE).await;
+    assert!(matches!(taken, Ok(Enqueued::Granted { .. })), "{taken:?}");
+}
+
+async fn a_client_that_reconnects_to_a_full_server_keeps_its_locks(_: Store) {
+    let ttl = Duration::from_secs(5);
+    let server = small();
+    let proxy = tests::proxy::Proxy::to(server.port());
+    let locks = patient(server.url_at(proxy.port())).build().unwrap();
+    let guard = locks.mutex("a").ttl(ttl).acquire().await.unwrap();
+
+    server.fill();
+    proxy.cut();
+    proxy.restore();
+    is_renewed(&guard, ttl).await;
+    is_renewed(&guard, ttl).await;
+    assert!(guard.is_valid());
+    give_back(guard).await;
+
+    server.make_room();
+    works_again(&locks, "b", SOON).await;
+    eventually("nothing is left", SOON, async || {
+        server.keys("test:1:{").is_empty()
+    })
+    .await;
+}

@@ -1,0 +1,123 @@
+//! Tests of the leases at the server, and of people who delete leases and keys.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use libtest_mimic::Trial;
+use tests::etcd_server::EtcdServer;
+use tests::eventually::eventually;
+
+use super::client;
+use crate::faults::{builder, patient, works_again};
+use crate::store::{DEFAULT, Kind, SOON, Store, begin, give_back, soon, tickets};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, DEFAULT;
+        a_client_that_ends_leaves_no_lease
+        the_counters_of_all_clients_share_a_lease
+        a_holder_whose_lease_somebody_revokes_learns_it
+        a_holder_whose_key_somebody_deletes_learns_it
+        a_lock_with_a_short_ttl_ends_beside_one_with_a_long_ttl
+    ]
+}
+
+/// A lease that is not revoked stays at the server until its ttl is over.
+async fn a_client_that_ends_leaves_no_lease(_: Store) {
+    let server = EtcdServer::start();
+    for _ in 0..20 {
+        let locks = client(&server);
+        give_back(locks.mutex("a").acquire().await.unwrap()).await;
+        assert_eq!(server.leases().len(), 1);
+
+        drop(locks);
+
+        assert_eq!(server.leases(), [""; 0]);
+    }
+}
+
+/// Such a lease stays for two months. Programs may start every minute.
+async fn the_counters_of_all_clients_share_a_lease(_: Store) {
+    let server = EtcdServer::start();
+    for round in 0..3 {
+        let clients = [(); 5].map(|()| client(&server));
+        let added = clients.iter().enumerate().map(async |(number, locks)| {
+            locks.counter(format!("c{number}")).add(1).await.unwrap();
+            locks.counter("all").add(1).await.unwrap().count
+        });
+        join_all(added).await;
+        let count = clients[0].counter("all").get().await.unwrap().count;
+        assert_eq!(count, 5 * (round + 1));
+        drop(clients);
+    }
+    assert_eq!(server.leases().len(), 1);
+
+    let leases = server.leases();
+    server.ctl(&["lease", "revoke", &leases[0]]);
+    let locks = client(&server);
+    assert_eq!(locks.counter("all").get().await.unwrap().count, 0);
+    assert_eq!(locks.counter("all").add(1).await.unwrap().count, 1);
+}
+
+async fn a_holder_whose_lease_somebody_revokes_learns_it(_: Store) {
+    let server = EtcdServer::start();
+    // The clients look after their leases every two seconds.
+    let (holder, waiter) = (
+        builder(server.url()).build().unwrap(),
+        builder(server.url()).build().unwrap(),
+    );
+    let guard = holder.mutex("a").acquire().await.unwrap();
+    let lease = server.leases().pop().unwrap();
+    let waits = begin(waiter.mutex("a").wait(3 * SOON));
+    tickets(&holder, "a", 2).await;
+
+    server.ctl(&["lease", "revoke", &lease]);
+
+    let next = soon(waits).await.unwrap().unwrap();
+    soon(guard.lost()).await;
+    assert!(!guard.is_valid());
+    give_back(next).await;
+    works_again(&holder, "a", SOON).await;
+}
+
+async fn a_holder_whose_key_somebody_deletes_learns_it(_: Store) {
+    let server = EtcdServer::start();
+    let (holder, waiter) = (
+        builder(server.url()).build().unwrap(),
+        builder(server.url()).build().unwrap(),
+    );
+    let guard = holder.mutex("a").acquire().await.unwrap();
+    let other = holder.mutex("b").acquire().await.unwrap();
+
+    server.ctl(&["del", "--prefix", "test:1:{a}/"]);
+
+    let next = waiter.mutex("a").acquire().await.unwrap();
+    soon(guard.lost()).await;
+    assert!(other.is_valid());
+    give_back(next).await;
+    give_back(other).await;
+    works_again(&holder, "a", SOON).await;
+}
+
+/// Both are in one lease, which lasts for the longer ttl.
+async fn a_lock_with_a_short_ttl_ends_beside_one_with_a_long_ttl(_: Store) {
+    let server = EtcdServer::start();
+    let locks = patient(server.url()).ttl(3 * SOON).build().unwrap();
+    let long = locks.mutex("long").acquire().await.unwrap();
+    let short = locks
+        .mutex("short")
+        .ttl(Duration::from_secs(1))
+        .renew(false);
+    let short = short.acquire().await.unwrap();
+    assert_eq!(server.leases().len(), 1);
+
+    let others = client(&server);
+    let next = others.mutex("short").wait(SOON).acquire().await.unwrap();
+
+    assert!(!short.is_valid() && long.is_valid());
+    give_back(next).await;
+    give_back(long).await;
+    eventually("nothing is left", SOON, async || {
+        server.keys("test:1:{").is_empty()
+    })
+    .await;
+}
