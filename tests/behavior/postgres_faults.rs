@@ -41,7 +41,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_user_with_the_rights_of_the_guide_can_touch_no_table
         a_user_with_a_scram_password_logs_in
         a_sweep_removes_every_dead_line_and_keeps_its_numbers
-        a_pooler_in_transaction_mode_is_refused
+        a_pooler_in_transaction_mode_is_refused_and_nothing_is_left_there
         clients_that_look_behind_a_pooler_exclude_each_other_and_leave_nothing_there
         a_database_that_is_only_read_is_unavailable
         a_server_without_a_free_connection_is_unavailable
@@ -392,9 +392,8 @@ async fn a_sweep_removes_every_dead_line_and_keeps_its_numbers(_: Store) {
     assert_eq!(server.query(numbers), ["500"]);
 }
 
-/// The connections of the server that the pooler hands out are new for the first client. Later
-/// clients find on them what the earlier ones have left.
-async fn a_pooler_in_transaction_mode_is_refused(_: Store) {
+/// A later client would find on the connections of the pooler what an earlier one has left there.
+async fn a_pooler_in_transaction_mode_is_refused_and_nothing_is_left_there(_: Store) {
     for durability in ["off", "on"] {
         let server = PostgresServer::start();
         let pooler = Pooler::of(&server);
@@ -407,6 +406,11 @@ async fn a_pooler_in_transaction_mode_is_refused(_: Store) {
                 text.contains("pooler") && text.contains("session mode"),
                 "{text}"
             );
+            eventually("the client has gone", SOON, async || {
+                server.query("SELECT count(*) FROM pg_stat_activity WHERE state <> 'idle'") == ["1"]
+            })
+            .await;
+            assert_nothing_left_at(&pooler);
         }
     }
 }
@@ -431,13 +435,16 @@ async fn clients_that_look_behind_a_pooler_exclude_each_other_and_leave_nothing_
     crowd.visits(100).await;
     crowd.end().await;
 
+    assert_nothing_left_at(&pooler);
+}
+
+fn assert_nothing_left_at(pooler: &Pooler) {
     let left = "SELECT (SELECT count(*) FROM pg_listening_channels()) \
         + (SELECT count(*) FROM pg_prepared_statements) \
-        + (SELECT count(*) FROM pg_settings WHERE source = 'session' \
-           AND name IN ('synchronous_commit', 'enable_seqscan', 'jit'))";
-    for _ in 0..4 {
-        assert_eq!(pooler.query(left), ["0"]);
-    }
+        + (SELECT count(*) FROM pg_settings WHERE source = 'session' AND name IN \
+           ('synchronous_commit', 'client_min_messages', 'enable_seqscan', 'jit', \
+            'default_transaction_isolation', 'statement_timeout'))";
+    assert_eq!(pooler.query_each(left), ["0", "0"]);
 }
 
 /// As an administrator makes it who moves the database to another server.

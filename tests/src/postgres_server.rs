@@ -17,10 +17,12 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use rustix::process::Signal;
 use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio_postgres::{Config, NoTls, SimpleQueryMessage};
+use tokio::task::JoinHandle;
+use tokio_postgres::{Client, Config, NoTls, SimpleQueryMessage};
 
 use crate::certificates::{Authority, Identity};
 use crate::child::LeashedChild;
@@ -252,18 +254,28 @@ async fn rows(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     statements: &str,
 ) -> Result<Vec<String>, Box<dyn Error + Send + Sync>> {
-    let mut login = Config::new();
-    let login = login.user(HARNESS).dbname(DATABASE);
-    let (client, connection) = login.connect_raw(stream, NoTls).await?;
-    let driver = tokio::spawn(connection);
+    let (client, driver) = client(stream).await?;
     let told = client.simple_query(statements).await?;
     drop(client);
     let _ = driver.await;
+    Ok(first_column(&told))
+}
+
+async fn client(
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+) -> Result<(Client, JoinHandle<()>), tokio_postgres::Error> {
+    let mut login = Config::new();
+    let login = login.user(HARNESS).dbname(DATABASE);
+    let (client, connection) = login.connect_raw(stream, NoTls).await?;
+    Ok((client, tokio::spawn(connection.map(drop))))
+}
+
+fn first_column(told: &[SimpleQueryMessage]) -> Vec<String> {
     let rows = told.iter().filter_map(|message| match message {
         SimpleQueryMessage::Row(row) => Some(row.get(0).unwrap_or_default().to_owned()),
         _ => None,
     });
-    Ok(rows.collect())
+    rows.collect()
 }
 
 /// The data of a server that was just made, for all servers of this process. Making it takes a

@@ -1,19 +1,27 @@
 //! Facts about servers with a standby.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use libtest_mimic::Trial;
 use lockcore::ErrorKind;
-use lockcore::backend::{self, EventSink, Namespace};
+use lockcore::backend::{
+    self, Departure, EventSink, FULL, Fault, Id, Name, Namespace, Released, Request, Resize,
+    ResizeOp, StoreError,
+};
 use tests::eventually::eventually;
-use tests::postgres_server::{PostgresServer, STANDBY};
+use tests::postgres_server::{HARNESS, Pooler, PostgresServer, STANDBY};
 use tests::proxy::Proxy;
 
 use super::{Crowd, SHORT};
 use crate::faults::{builder, patient, works_again};
-use crate::store::{DEFAULT, Kind, SOON, STALL, Store, give_back, kind};
+use crate::store::{DEFAULT, Kind, LEASE, PATIENCE, SOON, STALL, Store, give_back, kind};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
         clients_of_a_server_whose_standby_is_cut_off_leave_no_process_there
+        behind_a_pooler_a_request_itself_waits_until_it_lasts
+        a_wait_for_a_standby_that_was_ended_does_not_count
         clients_use_the_server_that_was_promoted_last
         a_standby_that_was_waited_for_lets_no_second_holder_in_when_it_is_promoted
     ]
@@ -51,6 +59,92 @@ async fn clients_of_a_server_whose_standby_is_cut_off_leave_no_process_there(_: 
     proxy.restore();
     works_again(&locks, "a", STALL).await;
     assert_eq!(counting.await.unwrap().unwrap().count, 1);
+}
+
+/// A flush behind the request would prove nothing there. Each request waits alone.
+async fn behind_a_pooler_a_request_itself_waits_until_it_lasts(_: Store) {
+    let server = PostgresServer::primary(&[]);
+    let pooler = Pooler::of(&server);
+    let locks = patient(format!("{}?wakeups=look", pooler.url()));
+    let locks = locks.build().unwrap();
+    let waits = async |verb: &str| {
+        let hangs = format!(
+            "SELECT count(*) FROM pg_stat_activity \
+             WHERE wait_event = 'SyncRep' AND query LIKE '%lockcore1.{verb}(%'"
+        );
+        eventually(&format!("{verb} waits"), SOON, async || {
+            server.query(&hangs) == ["1"]
+        })
+        .await;
+    };
+    macro_rules! lasts {
+        ($verb:literal, $request:expr) => {{
+            server.wait_for_no_standby();
+            let request = tokio::spawn($request);
+            waits($verb).await;
+            assert!(!request.is_finished(), $verb);
+            server.set("RESET synchronous_standby_names");
+            request.await.unwrap().unwrap()
+        }};
+    }
+    // The ttl is so long that the keeper sends no renewal meanwhile.
+    let long = Duration::from_secs(3600);
+    let mutex = locks.mutex("a").ttl(long);
+    let guard = lasts!("enqueue", async move { mutex.acquire().await });
+    let guard = lasts!("renew", async move {
+        guard.extend(2 * long).await.map(|_| guard)
+    });
+    let text = guard.detach().await.unwrap();
+    let adopts = locks.clone();
+    let guard = lasts!("adopt", async move { adopts.adopt(&text).await });
+    give_back(guard).await;
+    let semaphore = locks.semaphore("s", 4);
+    lasts!("stored", async move { semaphore.capacity().await });
+    let counter = locks.counter("c");
+    lasts!("counter", async move { counter.add(1).await });
+}
+
+/// The server answers as if the request were at the standby, and warns. The client ends the wait
+/// itself when it has lasted for one operation timeout.
+async fn a_wait_for_a_standby_that_was_ended_does_not_count(_: Store) {
+    let server = PostgresServer::primary(&[]);
+    server.query(&format!(
+        "ALTER USER {HARNESS} SET client_min_messages = error"
+    ));
+    let pooler = Pooler::of(&server);
+    let namespace = Namespace::new("test").unwrap();
+    let urls = [server.url(), format!("{}?wakeups=look", pooler.url())];
+    for (number, url) in urls.iter().enumerate() {
+        let events = EventSink::new(1, namespace.clone(), |_| ());
+        let connection = backend::open(url).unwrap().connect(events).await.unwrap();
+        server.wait_for_no_standby();
+        let name = Name::new(namespace.clone(), format!("n{number}")).unwrap();
+        let id = Id::parse(&format!("{number:032}")).unwrap();
+        let request = Arc::new(Request::new(name.clone(), id, FULL, FULL, LEASE));
+        let assert_does_not_count = |error: StoreError| {
+            let is_unknown = error.is_halfway() || error.fault() == Fault::Unknown;
+            assert!(is_unknown && !error.is_broken(), "{error:?}");
+        };
+
+        let taken = connection.enqueue(Arc::clone(&request), PATIENCE).await;
+        assert_does_not_count(taken.unwrap_err());
+        let renewed = connection.renew(vec![Arc::clone(&request)], PATIENCE).await;
+        assert_does_not_count(renewed.unwrap_err());
+        let op = ResizeOp::Set {
+            capacity: Some(2),
+            after: None,
+            stated: FULL,
+        };
+        let resize = Arc::new(Resize::new(name.clone(), id, op));
+        assert_does_not_count(connection.resize(resize).await.unwrap_err());
+        let read = Arc::new(Resize::new(name, id, ResizeOp::Read));
+        assert_does_not_count(connection.resize(read).await.unwrap_err());
+
+        let departure = Departure::new(request, true);
+        let released = connection.release(vec![departure]).await.unwrap();
+        assert_eq!(released, [Released::Released]);
+        server.set("RESET synchronous_standby_names");
+    }
 }
 
 /// The host names are those of the URL. The old primary is the first.

@@ -9,6 +9,9 @@ use super::{DATABASE, HARNESS, PostgresServer, START, as_unprivileged, give_away
 use crate::daemon::{self, Daemon};
 use crate::elsewhere::elsewhere;
 
+/// How many connections to the server there are at most.
+const SIZE: usize = 2;
+
 const PROGRAM: &str = "/usr/sbin/pgbouncer";
 
 /// A running pooler. It ends when this value is dropped.
@@ -41,7 +44,7 @@ impl Pooler {
                  unix_socket_dir =\n\
                  auth_type = any\n\
                  pool_mode = transaction\n\
-                 default_pool_size = 2\n",
+                 default_pool_size = {SIZE}\n",
                 server.port()
             );
             fs::write(&settings, text).unwrap();
@@ -57,14 +60,24 @@ impl Pooler {
         }
     }
 
-    /// Runs statements on one of the connections to the server, and returns the first column of
-    /// every row as text.
-    pub fn query(&self, statements: &str) -> Vec<String> {
-        let rows = elsewhere(async {
-            let stream = tokio::net::TcpStream::connect(("127.0.0.1", self.port)).await;
-            super::rows(stream.unwrap(), statements).await
-        });
-        rows.unwrap()
+    /// Runs a query on each of the connections to the server, and returns the first columns of the
+    /// rows as text. None of them may be in use.
+    pub fn query_each(&self, query: &str) -> Vec<String> {
+        elsewhere(async {
+            let (mut clients, mut all) = (Vec::new(), Vec::new());
+            for _ in 0..SIZE {
+                let stream = tokio::net::TcpStream::connect(("127.0.0.1", self.port)).await;
+                let client = super::client(stream.unwrap()).await.unwrap();
+                // The connection belongs to this client until the transaction ends.
+                let told = client.0.simple_query(&format!("BEGIN; {query}")).await;
+                all.extend(super::first_column(&told.unwrap()));
+                clients.push(client);
+            }
+            for (client, _) in &clients {
+                client.batch_execute("ROLLBACK").await.unwrap();
+            }
+            all
+        })
     }
 
     /// The URL for a user who may do everything.

@@ -51,4 +51,14 @@ impl PostgresServer {
         self.query(&format!("ALTER SYSTEM {change}"));
         self.query("SELECT pg_reload_conf()");
     }
+
+    /// From now on, a commit that waits for standbys waits for one that does not exist.
+    pub fn wait_for_no_standby(&self) {
+        self.set("SET synchronous_standby_names = nobody");
+        wait_until("the setting is read", super::START, || {
+            self.query("SHOW synchronous_standby_names") == ["nobody"]
+        });
+        // The process that makes it begins with the new settings, and then makes them known.
+        self.query("CHECKPOINT");
+    }
 }

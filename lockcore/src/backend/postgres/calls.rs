@@ -114,6 +114,26 @@ impl Calls {
             .map_err(failed)
     }
 
+    /// The same, as a transaction that is committed when it is flushed: see `durable`.
+    pub(super) async fn ask_and_flush(
+        &self,
+        call: &Call,
+        parameters: &[Parameter<'_>],
+        durability: &'static str,
+    ) -> Result<Vec<PgRow>, StoreError> {
+        let at = parameters.len() + 1;
+        // The server has all rows of the answer before it comes to the first.
+        let text = format!(
+            "SELECT *, CASE row_number() OVER () WHEN 1 THEN lockcore1.flush(${at}) END FROM ({}) AS answer",
+            call.text
+        );
+        let last: (Parameter<'_>, Type) = (&durability, Type::TEXT);
+        let typed = parameters.iter().copied().zip(call.types.iter().cloned());
+        let typed: Vec<_> = typed.chain([last]).collect();
+        let rows = self.client.query_typed(&text, &typed).await;
+        rows.map_err(failed)
+    }
+
     pub(super) async fn prepared(&self, call: &Call) -> Result<Statement, StoreError> {
         let known = self.statements().get(call.text).cloned();
         if let Some(known) = known {

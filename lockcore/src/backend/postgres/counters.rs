@@ -11,14 +11,15 @@ use std::time::Duration;
 use super::calls::{self, VERSION, only};
 use super::errors::failed;
 use super::events::channel_of_counter;
-use super::link::Link;
+use super::link::{Asked, Link};
 use crate::backend::table::{self, Row as _, Step};
 use crate::backend::{Count, Counted, Fault, StoreError};
 use crate::name::Name;
 
 pub(super) async fn count(link: Arc<Link>, count: Arc<Count>) -> Result<Counted, StoreError> {
     let key = table::key(&count.name, VERSION);
-    let row = only(link.calls().ask(&calls::COUNTER, &[&key]).await?)?;
+    let Asked { rows, mut lasts } = link.ask(&calls::COUNTER, &[&key]).await?;
+    let row = only(rows)?;
     let micros = row.int("clock")?.unwrap_or(0);
     let clock = Duration::from_micros(micros.unsigned_abs());
     let answer = match table::step(&row, &count, clock, clock, damaged)? {
@@ -39,9 +40,10 @@ pub(super) async fn count(link: Arc<Link>, count: Arc<Count>) -> Result<Counted,
                 &life,
                 &channel,
             ];
-            let rows = link.calls().ask(&calls::SET_COUNTER, &parameters).await?;
+            let set = link.ask(&calls::SET_COUNTER, &parameters).await?;
+            lasts = set.lasts;
             link.upkeep.count();
-            if !only(rows)?.is("written")? {
+            if !only(set.rows)?.is("written")? {
                 return Err(StoreError::conflict(
                     "PostgreSQL: another client has changed the counter at the same moment",
                 ));
@@ -49,7 +51,7 @@ pub(super) async fn count(link: Arc<Link>, count: Arc<Count>) -> Result<Counted,
             answer
         }
     };
-    let counts = link.counts().await;
+    let counts = link.counts(lasts).await;
     counts.map_err(|error| error.carried_out(Fault::Unknown))?;
     Ok(answer)
 }

@@ -10,10 +10,10 @@ use std::time::Duration;
 use futures_util::future::{Either, select};
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use rustix::net::sockopt;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::task::AbortHandle;
-use tokio_postgres::{AsyncMessage, NoTls, SimpleQueryMessage};
+use tokio_postgres::{AsyncMessage, NoTls, SimpleQueryMessage, SimpleQueryRow};
 
 use super::calls::{self, Calls, SCHEMA};
 use super::config::{Server, Wakeups};
@@ -32,6 +32,8 @@ pub(super) struct Line {
     pub(super) host: (String, u16),
     /// When the server was started, as it says. Two servers hardly have the same time.
     pub(super) server_began: String,
+    /// The number of the process that serves this connection at the server.
+    process: String,
     /// Known only if the URL names several hosts.
     history: Option<History>,
 }
@@ -184,30 +186,14 @@ pub(super) async fn two_primaries(server: &Server, patience: &Patience) -> Optio
     })
 }
 
-/// Sets up the session. The isolation is that which the verbs need, whatever the default of the
-/// database is. The core has its own deadlines. A timeout of the server would end the wait for a
-/// standby, and say that the request was carried out, or end a connection that is not used for a
-/// while. Not every version has all of these timeouts.
-///
-/// The queries of the verbs find their few rows by an index, one row after the other. Just after a
-/// vacuum the tables are nearly empty for the planner. It would then prefer plans that read all rows
-/// of a line, and sort them. The session keeps these plans while removed rows fill the table again.
-/// Where a table must be read, this makes the plan so dear for the planner that it would compile it,
-/// which takes longer than everything else (`jit`).
-const SESSION: &str = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED; \
-    SET synchronous_commit = off; SET client_min_messages = warning; \
-    SET enable_seqscan = off; SET enable_bitmapscan = off; SET jit = off; \
-    SELECT set_config(name, '0', false) FROM pg_settings WHERE name IN \
-    ('statement_timeout', 'lock_timeout', 'idle_session_timeout', 'transaction_timeout'); \
-    SELECT pg_is_in_recovery(), current_setting('server_version_num'), pg_postmaster_start_time()";
-
-/// The last query alone: see [`Wakeups::Look`].
-const NO_SESSION: &str =
-    "SELECT pg_is_in_recovery(), current_setting('server_version_num'), pg_postmaster_start_time()";
+/// About the server and the process that serves this connection there.
+const SERVER: &str = "SELECT pg_is_in_recovery(), current_setting('server_version_num'), \
+    pg_postmaster_start_time(), pg_backend_pid()";
 
 const OLDEST: u32 = 130_000;
 
-/// Connects to one host, and checks that it is no standby.
+/// Connects to one host, and checks that it is no standby. Changes nothing on the connection, which
+/// may be one of a pooler.
 pub(super) async fn dial(
     server: &Server,
     host: (String, u16),
@@ -234,19 +220,12 @@ pub(super) async fn dial(
         driver: driver.abort_handle(),
         host,
         server_began: String::new(),
+        process: String::new(),
         history: None,
     };
-    let session = match server.wakeups {
-        Wakeups::Listen => SESSION,
-        Wakeups::Look => NO_SESSION,
-    };
-    let told = line.calls.client().simple_query(session).await;
+    let told = line.calls.client().simple_query(SERVER).await;
     let told = told.map_err(not_connected)?;
-    // The last query is about the server.
-    let row = told.iter().rev().find_map(|message| match message {
-        SimpleQueryMessage::Row(row) => Some(row),
-        _ => None,
-    });
+    let row = row(&told);
     let column = |at| row.and_then(|row| row.get(at)).unwrap_or_default();
     if column(1).parse().is_ok_and(|version: u32| version < OLDEST) {
         return Err(because(
@@ -261,10 +240,19 @@ pub(super) async fn dial(
         return Err(because(Fault::Retry, text.to_owned()));
     }
     column(2).clone_into(&mut line.server_began);
+    column(3).clone_into(&mut line.process);
     if server.hosts.len() > 1 {
         line.history = history(&line).await;
     }
     Ok(line)
+}
+
+/// The first row of an answer.
+fn row(told: &[SimpleQueryMessage]) -> Option<&SimpleQueryRow> {
+    told.iter().find_map(|message| match message {
+        SimpleQueryMessage::Row(row) => Some(row),
+        _ => None,
+    })
 }
 
 /// `None` if this user may not read it, or if the connection has ended. Of the name of a file of the
@@ -272,23 +260,65 @@ pub(super) async fn dial(
 async fn history(line: &Line) -> Option<History> {
     let text = "SELECT system_identifier, left(pg_walfile_name(pg_current_wal_lsn()), 8) \
         FROM pg_control_system()";
-    let rows = line.calls.client().simple_query(text).await.ok()?;
-    let row = rows.iter().find_map(|message| match message {
-        SimpleQueryMessage::Row(row) => Some(row),
-        _ => None,
-    })?;
+    let told = line.calls.client().simple_query(text).await.ok()?;
+    let row = row(&told)?;
     Some(History {
         system: row.get(0)?.to_owned(),
         timeline: u32::from_str_radix(row.get(1)?, 16).ok()?,
     })
 }
 
+/// Whether a pooler gives the connections of the server to others after each transaction. It may
+/// say no although there is one.
+///
+/// Each line is served by one process, and by another than the other line. A pooler usually hands
+/// out the connection that it got back last. If nobody else uses it in this moment, both queries
+/// find the same process.
+pub(super) async fn shares_processes(line: &Line, other: &Line) -> Result<bool, StoreError> {
+    for line in [line, other] {
+        let told = line.calls.client().simple_query("SELECT pg_backend_pid()");
+        let told = told.await.map_err(failed)?;
+        if row(&told).and_then(|row| row.get(0)) != Some(&*line.process) {
+            return Ok(true);
+        }
+    }
+    Ok(line.process == other.process)
+}
+
+/// The settings of a connection that no other client uses. The isolation is that which the verbs
+/// need, whatever the default of the database is. The core has its own deadlines. A timeout of the
+/// server would end the wait for a standby, and say that the request was carried out, or end a
+/// connection that is not used for a while. Not every version has all of these timeouts.
+///
+/// The queries of the verbs find their few rows by an index, one row after the other. Just after a
+/// vacuum the tables are nearly empty for the planner. It would then prefer plans that read all rows
+/// of a line, and sort them. The session keeps these plans while removed rows fill the table again.
+/// Where a table must be read, this makes the plan so dear for the planner that it would compile it,
+/// which takes longer than everything else (`jit`).
+const SESSION: &str = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED; \
+    SET synchronous_commit = off; SET client_min_messages = warning; \
+    SET enable_seqscan = off; SET enable_bitmapscan = off; SET jit = off; \
+    SELECT set_config(name, '0', false) FROM pg_settings WHERE name IN \
+    ('statement_timeout', 'lock_timeout', 'idle_session_timeout', 'transaction_timeout')";
+
+pub(super) async fn set_up(line: &Line) -> Result<(), StoreError> {
+    let done = line.calls.client().batch_execute(SESSION).await;
+    done.map_err(failed)
+}
+
 /// Ends what the server does for this connection, which then answers. Nobody learns whether the
 /// request has come to the server.
 pub(super) async fn cancel(server: &Server, line: &Line) {
-    if let Ok(stream) = stream(server, &line.host).await {
-        let token = line.calls.client().cancel_token();
-        let _ = token.cancel_query_raw(stream, NoTls).await;
+    let Ok(mut stream) = stream(server, &line.host).await else {
+        return;
+    };
+    // The driver would close the connection at once, and a pooler would forget about the request.
+    let mut request = Vec::new();
+    let token = line.calls.client().cancel_token();
+    let written = token.cancel_query_raw(tokio::io::join(tokio::io::empty(), &mut request), NoTls);
+    if written.await.is_ok() && stream.write_all(&request).await.is_ok() {
+        // The server closes the connection when it has done so.
+        let _ = stream.read(&mut [0]).await;
     }
 }
 
@@ -358,7 +388,7 @@ pub(super) async fn find_schema(line: &Line) -> Result<(), StoreError> {
         }
         _ => return Err(failed(missing)),
     }
-    let made = format!("BEGIN; {SCHEMA} COMMIT");
+    let made = format!("BEGIN ISOLATION LEVEL READ COMMITTED; {SCHEMA} COMMIT");
     let Err(error) = line.calls.client().batch_execute(&made).await else {
         return Ok(());
     };

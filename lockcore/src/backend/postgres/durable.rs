@@ -35,15 +35,24 @@
 //!
 //! If a wake-up comes before the enqueue of its ticket counts, it is kept: see `waits`.
 //!
+//! Behind a pooler that gives connections of the server to others (`wakeups=look`), such a flush
+//! proves nothing. If the server crashes between a verb and its flush, the pooler connects again
+//! without a word, and the flush succeeds, although the crash has taken the verb back. So there each
+//! verb that must count flushes in its own transaction. If its connection ends, it has no answer. Its
+//! name stays locked until the disk has it. That makes many locks of one name slower, and keeps
+//! everything above true: what can be missing after a crash is still only what nobody counts on. An
+//! answer that shows what others have changed is flushed too, behind what it shows.
+//!
 //! A flush may hang, because a standby is cut off. The server does not notice then that the client
 //! closes the connection, and keeps the process of this connection until the standby is back. So a
 //! client ends the wait before it closes the connection. Otherwise each connection that the core
 //! opens in place of one that does not answer would leave such a process, until the server takes no
 //! connection any more. Nothing counts because of a wait that was ended.
 
+use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::{mpsc, oneshot};
 use tokio_postgres::AsyncMessage;
@@ -59,21 +68,39 @@ pub(super) struct Flushes(mpsc::UnboundedSender<Waiter>);
 
 type Waiter = oneshot::Sender<Result<(), StoreError>>;
 
-/// Whether the server has sent a warning on the connection of the flushes.
+/// How many warnings the server has sent on a connection.
 ///
 /// If the wait for a standby is ended, the server answers as if the flush had succeeded, and warns
 /// that the standby may not have it. The warning comes before the answer.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Warned(Arc<AtomicBool>);
+pub(super) struct Warnings(Arc<AtomicU64>);
 
-impl Warned {
+impl Warnings {
     pub(super) fn hear(&self) -> Hears {
-        let warned = self.clone();
-        Box::new(move |message| {
-            if let AsyncMessage::Notice(_) = message {
-                warned.0.store(true, Ordering::Release);
-            }
-        })
+        let warnings = self.clone();
+        Box::new(move |message| warnings.take(&message))
+    }
+
+    pub(super) fn take(&self, message: &AsyncMessage) {
+        if let AsyncMessage::Notice(_) = message {
+            self.0.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// Runs a request that flushes. Returns a failure beside the answer, if a warning has come
+    /// meanwhile. It may be about another request on this connection.
+    pub(super) async fn watch<T>(&self, asked: impl Future<Output = T>) -> (T, Option<StoreError>) {
+        let before = self.0.load(Ordering::Acquire);
+        let answer = asked.await;
+        let warned = self.0.load(Ordering::Acquire) != before;
+        let doubt = warned.then(|| {
+            StoreError::new(
+                Fault::Retry,
+                "PostgreSQL: the wait for a standby was ended, and the standby may not have the \
+                 request",
+            )
+        });
+        (answer, doubt)
     }
 }
 
@@ -83,15 +110,13 @@ impl Flushes {
     pub(super) fn begin(
         server: Arc<Server>,
         line: Line,
-        warned: Warned,
+        warnings: Warnings,
         patience: Patience,
         main: tokio::task::AbortHandle,
     ) -> Self {
-        // What the server has said while this connection was set up is about no flush.
-        warned.0.store(false, Ordering::Release);
         let (flushes, waiters) = mpsc::unbounded_channel();
         tokio::spawn(async move {
-            let ended = flush_for(&server, &line, &warned, &patience, waiters).await;
+            let ended = flush_for(&server, &line, &warnings, &patience, waiters).await;
             if ended {
                 main.abort();
             }
@@ -113,7 +138,7 @@ impl Flushes {
 async fn flush_for(
     server: &Server,
     line: &Line,
-    warned: &Warned,
+    warnings: &Warnings,
     patience: &Patience,
     mut waiters: mpsc::UnboundedReceiver<Waiter>,
 ) -> bool {
@@ -122,14 +147,18 @@ async fn flush_for(
         while let Ok(next) = waiters.try_recv() {
             all.push(next);
         }
-        let outcome = match flush(server, line, patience).await {
-            Err(error) if error.is_broken() => Err(error),
-            _ if warned.0.swap(false, Ordering::Acquire) => Err(StoreError::new(
-                Fault::Retry,
-                "PostgreSQL: the wait for a standby was ended, and the standby may not have the \
-                 request",
-            )),
-            flushed => flushed,
+        let setting = server.durability.setting();
+        let parameters: [calls::Parameter<'_>; 1] = [&setting];
+        let asked = in_time(
+            server,
+            line,
+            patience,
+            line.calls.ask(&calls::FLUSH, &parameters),
+        );
+        let outcome = match warnings.watch(asked).await {
+            (Err(error), _) if error.is_broken() => Err(error),
+            (_, Some(doubt)) => Err(doubt),
+            (flushed, None) => flushed.map(drop),
         };
         let ended = matches!(&outcome, Err(error) if error.is_broken());
         for waiter in all {
@@ -143,25 +172,28 @@ async fn flush_for(
     false
 }
 
-/// One flush. If it takes too long, it is ended at the server. If there is no answer to this either,
-/// the connection is of no use any more.
+/// Waits for a request that flushes. If it takes too long, it is ended at the server. If there is no
+/// answer to this either, the connection is of no use any more.
 ///
 /// The request to end it has a connection of its own, and says which connection it means. If the
 /// flush is answered at the same moment, it may end the next one. The callers of that one then try
 /// again.
-async fn flush(server: &Server, line: &Line, patience: &Patience) -> Result<(), StoreError> {
-    let setting = server.durability.setting();
-    let parameters: [calls::Parameter<'_>; 1] = [&setting];
-    let mut asked = pin!(line.calls.ask(&calls::FLUSH, &parameters));
+pub(super) async fn in_time<T>(
+    server: &Server,
+    line: &Line,
+    patience: &Patience,
+    asked: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    let mut asked = pin!(asked);
     tokio::select! {
         biased;
-        asked = &mut asked => return asked.map(drop),
+        asked = &mut asked => return asked,
         // No caller waits any more that was there when the flush began.
         () = patience.end() => {}
     }
     let ended = async {
         dial::cancel(server, line).await;
-        asked.await.map(drop)
+        asked.await
     };
     tokio::select! {
         biased;

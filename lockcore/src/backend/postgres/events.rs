@@ -12,6 +12,7 @@ use tokio_postgres::{AsyncMessage, Client, Notification};
 
 use super::calls::VERSION;
 use super::dial::Hears;
+use super::durable::Warnings;
 use super::waits::Waits;
 use crate::backend::table;
 use crate::backend::{EventSink, Wake};
@@ -59,12 +60,12 @@ impl Ears {
     /// Returns what the driver of the connection does with its messages. This runs inside the
     /// driver, so no other task has to run before a wake-up reaches its waiter. When the connection
     /// ends, the driver drops `events`, and the core learns of the end.
-    pub(super) fn hear(self: &Arc<Self>, events: &Arc<EventSink>) -> Hears {
+    pub(super) fn hear(self: &Arc<Self>, events: &Arc<EventSink>, warnings: &Warnings) -> Hears {
         let (ears, events) = (Arc::clone(self), Arc::clone(events));
-        Box::new(move |message| {
-            if let AsyncMessage::Notification(notification) = message {
-                ears.tell(&events, &notification);
-            }
+        let warnings = warnings.clone();
+        Box::new(move |message| match message {
+            AsyncMessage::Notification(notification) => ears.tell(&events, &notification),
+            message => warnings.take(&message),
         })
     }
 

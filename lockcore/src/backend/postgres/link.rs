@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
+use tokio_postgres::Row;
 
-use super::calls::Calls;
+use super::calls::{Call, Calls, Parameter};
 use super::config::{Durability, LOOK, Server, Wakeups};
-use super::dial::{Line, Patience};
-use super::durable::Flushes;
+use super::dial::{self, Line, Patience};
+use super::durable::{self, Flushes, Warnings};
 use super::events::Ears;
 use super::upkeep::Upkeep;
 use super::waits::Waits;
@@ -21,8 +22,10 @@ pub(super) struct Link {
     pub(super) server: Arc<Server>,
     pub(super) patience: Patience,
     pub(super) line: Line,
-    /// `None` with `durability=off`.
+    /// `None` with `durability=off`, and if each request flushes itself.
     pub(super) flushes: Option<Flushes>,
+    /// Of the connection of the verbs, if each request flushes itself.
+    pub(super) warnings: Warnings,
     pub(super) durability: Durability,
     pub(super) receiver: u64,
     pub(super) waits: Arc<Waits>,
@@ -56,11 +59,66 @@ impl Link {
         &self.line.calls
     }
 
-    /// Waits until everything that was answered on this connection counts.
-    pub(super) async fn counts(&self) -> Result<(), StoreError> {
-        match &self.flushes {
-            Some(flushes) => flushes.flush().await,
-            None => Ok(()),
+    /// Runs a verb whose answer must last. It counts after [`counts`](Self::counts).
+    pub(super) async fn ask(
+        self: &Arc<Self>,
+        call: &Call,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Asked, StoreError> {
+        let calls = self.calls();
+        if !self.looks() || self.durability == Durability::Off {
+            let rows = calls.ask(call, parameters).await?;
+            return Ok(Asked {
+                rows,
+                lasts: Lasts::Later,
+            });
+        }
+        let mut unanswered = Unanswered(Some(Arc::clone(self)));
+        let asked = calls.ask_and_flush(call, parameters, self.durability.setting());
+        let asked = durable::in_time(&self.server, &self.line, &self.patience, asked);
+        let (rows, doubt) = self.warnings.watch(asked).await;
+        unanswered.0 = None;
+        Ok(Asked {
+            rows: rows?,
+            lasts: doubt.map_or(Lasts::Already, Lasts::Perhaps),
+        })
+    }
+
+    /// Waits until an answer counts.
+    pub(super) async fn counts(&self, lasts: Lasts) -> Result<(), StoreError> {
+        match (lasts, &self.flushes) {
+            (Lasts::Later, Some(flushes)) => flushes.flush().await,
+            (Lasts::Perhaps(doubt), _) => Err(doubt),
+            (Lasts::Already, _) | (Lasts::Later, None) => Ok(()),
+        }
+    }
+}
+
+/// The answer of a verb.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) rows: Vec<Row>,
+    pub(super) lasts: Lasts,
+}
+
+/// Whether an answer is durable.
+#[derive(Debug)]
+pub(super) enum Lasts {
+    Already,
+    /// After the next flush.
+    Later,
+    Perhaps(StoreError),
+}
+
+/// A request that flushes. If its future is dropped before the answer has come, it is ended at the
+/// server: it may hang there, and the connection may be closed next. See `durable`.
+struct Unanswered(Option<Arc<Link>>);
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        if let Some(link) = self.0.take() {
+            let runtime = link.runtime.clone();
+            runtime.spawn(async move { dial::cancel(&link.server, &link.line).await });
         }
     }
 }

@@ -35,7 +35,7 @@ use crate::request::{Id, Request};
 use crate::tls::Tls;
 use config::{Durability, Server, Wakeups};
 use dial::{Line, Patience};
-use durable::{Flushes, Warned};
+use durable::{Flushes, Warnings};
 use errors::{POOLER, failed};
 use events::{Ears, GREETING, channel};
 use link::Link;
@@ -109,55 +109,26 @@ impl Backend for Postgres {
 ///
 /// If the future is dropped, all that it has opened is dropped with it.
 async fn connected(store: &Arc<Store>, events: EventSink) -> Result<Arc<Link>, StoreError> {
-    let Store {
-        server,
-        waits,
-        newest,
-    } = &**store;
+    let server = &store.server;
     let receiver = events.receiver();
     let patience = Patience {
         timer: events.timer(),
         time: events.op_timeout(),
     };
-    let ears = Arc::new(Ears::new(receiver, Arc::clone(waits)));
+    let ears = Arc::new(Ears::new(receiver, Arc::clone(&store.waits)));
+    let warnings = Warnings::default();
     let events = Arc::new(events);
     let main = async {
-        let line = dial::primary(server, || ears.hear(&events), &patience, newest).await?;
+        let hears = || ears.hear(&events, &warnings);
+        let line = dial::primary(server, hears, &patience, &store.newest).await?;
         dial::find_schema(&line).await?;
         Ok(line)
     };
-    // Without flushes, it only greets.
-    let warned = Warned::default();
-    let beside = |host: &(String, u16)| dial::dial(server, host.clone(), warned.hear());
-    let (line, beside) = match server.hosts.as_slice() {
-        [host] => try_join(main, beside(host)).await?,
-        _ => {
-            let line = main.await?;
-            let beside = beside(&line.host).await?;
-            (line, beside)
-        }
+    let (line, flushes) = match server.wakeups {
+        Wakeups::Look => (main.await?, None),
+        Wakeups::Listen => listening(server, main, &ears, &patience).await?,
     };
     drop(events);
-    // The address may have moved in between.
-    if beside.server_began != line.server_began {
-        return Err(StoreError::new(
-            Fault::Retry,
-            "PostgreSQL: two connections to this address have reached two servers; name an \
-             address that always leads to the primary",
-        ));
-    }
-    if server.wakeups == Wakeups::Listen {
-        greet(&line, &beside, &ears).await?;
-    }
-    let flushes = (server.durability != Durability::Off).then(|| {
-        Flushes::begin(
-            Arc::clone(server),
-            beside,
-            warned,
-            patience.clone(),
-            line.end(),
-        )
-    });
     let upkeep = Arc::new(Upkeep::default());
     if ears.is_listening() {
         upkeep.begin();
@@ -170,9 +141,10 @@ async fn connected(store: &Arc<Store>, events: EventSink) -> Result<Arc<Link>, S
         patience,
         line,
         flushes,
+        warnings,
         durability: server.durability,
         receiver,
-        waits: Arc::clone(waits),
+        waits: Arc::clone(&store.waits),
         ears,
         upkeep,
         keeps_up: keeps_up.abort_handle(),
@@ -180,14 +152,66 @@ async fn connected(store: &Arc<Store>, events: EventSink) -> Result<Arc<Link>, S
     }))
 }
 
+/// Opens a second connection beside `main`, and sets both up. Without flushes, the second one only
+/// greets.
+async fn listening(
+    server: &Arc<Server>,
+    main: impl Future<Output = Result<Line, StoreError>>,
+    ears: &Ears,
+    patience: &Patience,
+) -> Result<(Line, Option<Flushes>), StoreError> {
+    let warnings = Warnings::default();
+    let beside = |host: &(String, u16)| dial::dial(server, host.clone(), warnings.hear());
+    let (line, beside) = match server.hosts.as_slice() {
+        [host] => try_join(main, beside(host)).await?,
+        _ => {
+            let line = main.await?;
+            let beside = beside(&line.host).await?;
+            (line, beside)
+        }
+    };
+    // The address may have moved in between.
+    if beside.server_began != line.server_began {
+        return Err(StoreError::new(
+            Fault::Retry,
+            "PostgreSQL: two connections to this address have reached two servers; name an \
+             address that always leads to the primary",
+        ));
+    }
+    greet(&line, &beside, ears).await?;
+    // The calls that are used most.
+    let prepared = |call| line.calls.prepared(call);
+    let prepared = try_join(
+        prepared(&calls::ENQUEUE),
+        try_join(prepared(&calls::RELEASE), prepared(&calls::RENEW)),
+    );
+    let main = try_join(dial::set_up(&line), prepared);
+    try_join(main, dial::set_up(&beside)).await?;
+    let flushes = (server.durability != Durability::Off).then(|| {
+        let (server, patience) = (Arc::clone(server), patience.clone());
+        Flushes::begin(server, beside, warnings, patience, line.end())
+    });
+    Ok((line, flushes))
+}
+
 /// Checks that the messages of the server arrive on this connection. Behind a pooler that gives a
 /// connection of the server to another client after each transaction, the messages go astray
 /// without an error. There a message that this connection sends to itself could still arrive, so
 /// the other one sends it.
 ///
+/// Nothing is set up before this has passed, because it would stay at a pooler. What is listened to
+/// would stay too, so the processes are looked at before.
+///
 /// When the message is committed, the server has told the process of the other connection. That
-/// process sends it before its next answer. The calls that are used most are prepared meanwhile.
+/// process sends it before its next answer.
 async fn greet(line: &Line, beside: &Line, ears: &Ears) -> Result<(), StoreError> {
+    let pooled = || {
+        let text = format!("PostgreSQL: notifications do not arrive: {POOLER}");
+        StoreError::new(Fault::Config, text)
+    };
+    if dial::shares_processes(line, beside).await? {
+        return Err(pooled());
+    }
     let channel = channel(ears.receiver());
     let client = line.calls.client();
     let listens = client.batch_execute(&format!("LISTEN \"{channel}\"")).await;
@@ -197,21 +221,13 @@ async fn greet(line: &Line, beside: &Line, ears: &Ears) -> Result<(), StoreError
         .batch_execute(&format!("NOTIFY \"{channel}\", '{GREETING}'"))
         .await;
     greeted.map_err(failed)?;
-    let prepared = |call| line.calls.prepared(call);
-    try_join(
-        prepared(&calls::ENQUEUE),
-        try_join(prepared(&calls::RELEASE), prepared(&calls::RENEW)),
-    )
-    .await?;
-    if ears.is_greeted() {
-        // Tickets may wait that were enqueued on an earlier connection of this runtime.
-        ears.stop(client);
-        return Ok(());
+    client.batch_execute("SELECT 1").await.map_err(failed)?;
+    if !ears.is_greeted() {
+        return Err(pooled());
     }
-    Err(StoreError::new(
-        Fault::Config,
-        format!("PostgreSQL: notifications do not arrive: {POOLER}"),
-    ))
+    // Tickets may wait that were enqueued on an earlier connection of this runtime.
+    ears.stop(client);
+    Ok(())
 }
 
 impl Connection for PostgresConnection {

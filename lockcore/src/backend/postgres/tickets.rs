@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::calls::{self, Uuid, VERSION, only};
-use super::link::Link;
+use super::link::{Asked, Lasts, Link};
 use crate::backend::table::{self, Row as _};
 use crate::backend::{
     Adoption, Departure, Enqueued, Fault, Listing, Page, Released, Renewed, Resize, ResizeOp,
@@ -32,18 +32,22 @@ pub(super) async fn enqueue(
     {
         link.waits.failed(id, attempt);
     }
-    let answer = answer?;
+    let (answer, lasts) = answer?;
     if matches!(answer, Enqueued::Waiting { .. }) && !hears {
         link.ears.begun();
         link.upkeep.begin();
     }
     if matches!(answer, Enqueued::Granted { .. } | Enqueued::Waiting { .. }) {
-        link.counts().await.map_err(halfway)?;
+        link.counts(lasts).await.map_err(halfway)?;
     }
     Ok(link.waits.asked(id, attempt, answer))
 }
 
-async fn ask(link: &Link, request: &Request, hears: bool) -> Result<Enqueued, StoreError> {
+async fn ask(
+    link: &Arc<Link>,
+    request: &Request,
+    hears: bool,
+) -> Result<(Enqueued, Lasts), StoreError> {
     let parameters: [calls::Parameter<'_>; 10] = [
         &Uuid(request.id),
         &table::key(&request.name, VERSION),
@@ -56,13 +60,13 @@ async fn ask(link: &Link, request: &Request, hears: bool) -> Result<Enqueued, St
         &&*request.owner,
         &hears,
     ];
-    let rows = link.calls().ask(&calls::ENQUEUE, &parameters).await?;
+    let asked = link.ask(&calls::ENQUEUE, &parameters).await?;
     link.upkeep.count();
-    let mut answer = table::enqueued(&only(rows)?, request.ttl)?;
+    let mut answer = table::enqueued(&only(asked.rows)?, request.ttl)?;
     if let Enqueued::Waiting { recheck_in, .. } = &mut answer {
         link.look_again(recheck_in);
     }
-    Ok(answer)
+    Ok((answer, asked.lasts))
 }
 
 pub(super) async fn renew(
@@ -80,7 +84,7 @@ pub(super) async fn renew(
     let ttls = tickets.iter().map(|ticket| table::micros(ticket.ttl));
     let ttls: Vec<_> = ttls.collect();
     let parameters: [calls::Parameter<'_>; 4] = [&names, &ids, &keeps, &ttls];
-    let rows = link.calls().ask(&calls::RENEW, &parameters).await?;
+    let Asked { rows, lasts } = link.ask(&calls::RENEW, &parameters).await?;
     let mut answers: Vec<_> = rows.iter().map(table::renewed).collect::<Result<_, _>>()?;
     for answer in &mut answers {
         if let Renewed::Waiting { recheck_in, .. } = answer {
@@ -90,7 +94,7 @@ pub(super) async fn renew(
     let of = || tickets.iter().map(|ticket| ticket.id).zip(&answers);
     let is_there = |answer: &Renewed| answer.holds() || matches!(answer, Renewed::Waiting { .. });
     if answers.iter().any(is_there)
-        && let Err(error) = link.counts().await
+        && let Err(error) = link.counts(lasts).await
     {
         // The loss of a ticket need not be on the disk, and the holder must learn of it now.
         let lost = of().filter(|(_, answer)| **answer == Renewed::Lost);
@@ -143,11 +147,12 @@ pub(super) async fn adopt(
         &&*request.owner,
         &adoption.enqueue_may_follow,
     ];
-    let row = only(link.calls().ask(&calls::ADOPT, &parameters).await?)?;
+    let Asked { rows, lasts } = link.ask(&calls::ADOPT, &parameters).await?;
+    let row = only(rows)?;
     let Some(ticket) = row.int("ticket")? else {
         return Ok(Enqueued::Gone);
     };
-    link.counts().await.map_err(halfway)?;
+    link.counts(lasts).await.map_err(halfway)?;
     Ok(Enqueued::Granted {
         ticket: ticket.unsigned_abs(),
         valid_for: request.ttl,
@@ -158,8 +163,8 @@ pub(super) async fn adopt(
 /// its caller has acted on it, so a read waits for the disk too.
 pub(super) async fn resize(link: Arc<Link>, resize: Arc<Resize>) -> Result<Resized, StoreError> {
     let key = table::key(&resize.name, VERSION);
-    let rows = match resize.op {
-        ResizeOp::Read => link.calls().ask(&calls::STORED, &[&key]).await?,
+    let Asked { rows, lasts } = match resize.op {
+        ResizeOp::Read => link.ask(&calls::STORED, &[&key]).await?,
         ResizeOp::Set {
             capacity,
             after,
@@ -172,11 +177,11 @@ pub(super) async fn resize(link: Arc<Link>, resize: Arc<Resize>) -> Result<Resiz
                 &after.map(Uuid),
                 &number(stated.get()),
             ];
-            link.calls().ask(&calls::RESIZE, &parameters).await?
+            link.ask(&calls::RESIZE, &parameters).await?
         }
     };
     let answer = table::resized(&only(rows)?, &resize)?;
-    let counts = link.counts().await;
+    let counts = link.counts(lasts).await;
     counts.map_err(|error| error.carried_out(Fault::Unknown))?;
     Ok(answer)
 }

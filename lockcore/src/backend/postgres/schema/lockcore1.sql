@@ -78,7 +78,8 @@ END $f$;
 -- committed by then, which is true in READ COMMITTED only.
 --
 -- A verb holds the lock to the end of its transaction. So it must not wait for the disk: it is committed asynchronously, and
--- the client waits for the disk elsewhere (`flush`) before the verb counts.
+-- the client waits for the disk elsewhere (`flush`) before the verb counts. Only a client behind a pooler calls `flush` in
+-- the same transaction.
 CREATE FUNCTION take(n text) RETURNS bigint LANGUAGE plpgsql AS $f$
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -193,12 +194,16 @@ END $f$;
 -- The number of this text. It changes with every change of a function that clients notice.
 CREATE FUNCTION version() RETURNS int LANGUAGE plpgsql AS $f$ BEGIN RETURN 1; END $f$;
 
--- Returns when everything that was committed before is on the disk, or at the standbys, as `durability` says: a value of
--- synchronous_commit. The message is the smallest transaction that writes to the log.
+-- This transaction is committed when it and everything that was committed before are on the disk, or at the standbys, as
+-- `durability` says: a value of synchronous_commit. The message is the smallest transaction that writes to the log.
+--
+-- If somebody ends the wait for a standby, the server answers as if it had come to an end, and warns. So no setting of the
+-- user may hide this warning.
 CREATE FUNCTION flush(durability text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
 BEGIN
     PERFORM set_config('synchronous_commit', durability, true);
+    PERFORM set_config('client_min_messages', 'warning', true);
     PERFORM pg_logical_emit_message(true, 'lockcore', '');
 END $f$;
 
