@@ -37,6 +37,8 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         an_end_of_all_processes_of_clients_lets_no_second_holder_in
         clients_that_find_no_schema_make_one
         a_schema_that_a_user_may_not_make_is_told
+        functions_of_an_earlier_version_are_replaced_by_a_client_that_may
+        functions_of_a_later_version_stay
         a_database_with_another_default_isolation_has_locks_all_the_same
         a_user_with_the_rights_of_the_guide_can_touch_no_table
         a_user_with_a_scram_password_logs_in
@@ -309,6 +311,61 @@ async fn a_schema_that_a_user_may_not_make_is_told(_: Store) {
     let text = forbidden.as_ref().unwrap_err().to_string();
     assert_eq!(kind(forbidden), ErrorKind::Config);
     assert!(text.contains("GRANT USAGE"), "{text}");
+}
+
+fn make_version(server: &PostgresServer, version: u32) {
+    server.query(&format!(
+        "CREATE OR REPLACE FUNCTION lockcore1.version() RETURNS int LANGUAGE plpgsql \
+         AS $f$ BEGIN RETURN {version}; END $f$; \
+         CREATE OR REPLACE FUNCTION lockcore1.hold(n text, token bigint) RETURNS void \
+         LANGUAGE plpgsql AS $f$ BEGIN RETURN; END $f$"
+    ));
+}
+
+/// The functions keep their rights, and serve a client that has connected before.
+async fn functions_of_an_earlier_version_are_replaced_by_a_client_that_may(_: Store) {
+    let server = PostgresServer::start();
+    let url = server.url_with_user(USER, SECRET);
+    let early = patient(&url).build().unwrap();
+    let guard = early.mutex("early").acquire().await.unwrap();
+    make_version(&server, 1);
+    let version = || server.query("SELECT lockcore1.version()");
+
+    let refused = patient(&url).build().unwrap().mutex("a").acquire().await;
+    let text = refused.as_ref().unwrap_err().to_string();
+    assert_eq!(kind(refused), ErrorKind::Config);
+    assert!(
+        text.contains("version 1") && text.contains("lockcore1.sql"),
+        "{text}"
+    );
+    assert_eq!(version(), ["1"]);
+
+    let owners = (0..4).map(|_| patient(server.url()).build().unwrap());
+    let owners: Vec<Locks> = owners.collect();
+    let take = owners.iter().map(async |locks| {
+        give_back(locks.mutex("a").wait(SOON).acquire().await.unwrap()).await;
+    });
+    join_all(take).await;
+    assert_eq!(version(), ["2"]);
+    let not_held = server.try_query("SELECT lockcore1.hold('a', 1024)");
+    assert!(not_held.is_err());
+    let late = patient(&url).build().unwrap();
+    give_back(late.mutex("a").acquire().await.unwrap()).await;
+    guard.extend(LEASE).await.unwrap();
+    give_back(guard).await;
+}
+
+async fn functions_of_a_later_version_stay(_: Store) {
+    let server = PostgresServer::start();
+    make_version(&server, 3);
+
+    let locks = patient(server.url()).build().unwrap();
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+    let file = include_str!("../../lockcore/src/backend/postgres/schema/lockcore1.sql");
+    let refused = format!("{:?}", server.try_query(file).unwrap_err());
+
+    assert!(refused.contains("LC002"), "{refused}");
+    assert_eq!(server.query("SELECT lockcore1.version()"), ["3"]);
 }
 
 async fn a_database_with_another_default_isolation_has_locks_all_the_same(_: Store) {

@@ -20,6 +20,9 @@ pub(super) const VERSION: u32 = 1;
 /// The schema and everything in it.
 pub(super) const SCHEMA: &str = include_str!("schema/lockcore1.sql");
 
+/// The version of the functions in this schema. They serve clients of earlier versions too.
+pub(super) const FUNCTIONS: i32 = 2;
+
 /// Fails if the schema is missing, or if this user may not use it.
 pub(super) const VERSION_OF_SCHEMA: &str = "SELECT lockcore1.version()";
 
@@ -253,4 +256,18 @@ fn unreadable(error: tokio_postgres::Error) -> StoreError {
         Fault::Unknown,
         format!("PostgreSQL: unreadable answer: {error}"),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_has_the_version_of_its_functions_in_both_places() {
+        let both = [
+            format!("IF lockcore1.version() > {FUNCTIONS} THEN"),
+            format!("BEGIN RETURN {FUNCTIONS}; END"),
+        ];
+        assert!(both.iter().all(|place| SCHEMA.contains(place)), "{both:?}");
+    }
 }

@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 use tokio::task::AbortHandle;
 use tokio_postgres::{AsyncMessage, NoTls, SimpleQueryMessage, SimpleQueryRow};
 
-use super::calls::{self, Calls, SCHEMA};
+use super::calls::{self, Calls, FUNCTIONS, SCHEMA};
 use super::config::{Server, Wakeups};
 #[cfg(feature = "postgres-tls")]
 use super::encrypted;
@@ -364,54 +364,61 @@ async fn socket(host: &str, port: u16) -> io::Result<TcpStream> {
     Ok(socket)
 }
 
-/// Makes the schema if it is missing.
+/// Makes the schema if it is missing, and replaces functions of an earlier version. Those of a later
+/// version serve this client too, and stay.
 ///
 /// If the future is dropped in the middle, the connection is dropped with it, and the server rolls
 /// the transaction back.
 pub(super) async fn find_schema(line: &Line) -> Result<(), StoreError> {
-    let Err(missing) = version(line).await else {
-        return Ok(());
+    let earlier = match version(line).await {
+        Ok(version) if version >= FUNCTIONS => return Ok(()),
+        Ok(version) => Some(version),
+        Err(missing) => match code(&missing) {
+            "3F000" => None,
+            "42883" => {
+                return Err(no_schema(
+                    "the schema lockcore1 is not that of this library",
+                ));
+            }
+            "42501" => {
+                return Err(no_schema(
+                    "this user may not use the schema lockcore1: GRANT USAGE ON SCHEMA lockcore1, \
+                     and EXECUTE ON ALL FUNCTIONS IN SCHEMA lockcore1",
+                ));
+            }
+            _ => return Err(failed(missing)),
+        },
     };
-    let code = missing.code().map(|code| code.code().to_owned());
-    match code.as_deref() {
-        Some("3F000") => {}
-        Some("42883") => {
-            return Err(no_schema(
-                "the schema lockcore1 is not that of this library",
-            ));
-        }
-        Some("42501") => {
-            return Err(no_schema(
-                "this user may not use the schema lockcore1: GRANT USAGE ON SCHEMA lockcore1, and \
-                 EXECUTE ON ALL FUNCTIONS IN SCHEMA lockcore1",
-            ));
-        }
-        _ => return Err(failed(missing)),
-    }
     let made = format!("BEGIN ISOLATION LEVEL READ COMMITTED; {SCHEMA} COMMIT");
     let Err(error) = line.calls.client().batch_execute(&made).await else {
         return Ok(());
     };
-    let code = error.code().map(|code| code.code().to_owned());
     let rolled_back = line.calls.client().batch_execute("ROLLBACK").await;
     rolled_back.map_err(failed)?;
-    match code.as_deref() {
-        // Another client has made it meanwhile.
-        Some("42P06") => version(line).await.map(drop).map_err(failed),
-        Some("42501") => Err(no_schema(
+    match (code(&error), earlier) {
+        // A client of a later version was there in between.
+        ("LC002", _) => Ok(()),
+        ("42501", None) => Err(no_schema(
             "the schema lockcore1 is missing, and this user may not make it: let a user with the \
              right to CREATE in this database run the file lockcore1.sql",
         )),
+        ("42501", Some(version)) => Err(no_schema(&format!(
+            "the functions of the schema lockcore1 are those of version {version}, this library \
+             needs version {FUNCTIONS}, and this user may not replace them: let the owner of the \
+             schema run the file lockcore1.sql of this library"
+        ))),
         _ => Err(failed(error)),
     }
 }
 
-async fn version(line: &Line) -> Result<(), tokio_postgres::Error> {
+async fn version(line: &Line) -> Result<i32, tokio_postgres::Error> {
     let client = line.calls.client();
-    client
-        .query_typed(calls::VERSION_OF_SCHEMA, &[])
-        .await
-        .map(drop)
+    let rows = client.query_typed(calls::VERSION_OF_SCHEMA, &[]).await?;
+    rows.first().map_or(Ok(0), |row| row.try_get(0))
+}
+
+fn code(error: &tokio_postgres::Error) -> &str {
+    error.code().map_or("", |code| code.code())
 }
 
 fn no_schema(why: &str) -> StoreError {

@@ -1,75 +1,91 @@
--- The schema of lockcore for PostgreSQL 13 and later. A client that finds it missing runs this file, if it has the right.
--- Otherwise a person runs it once, in the database of the URL: psql --single-transaction --file=lockcore1.sql
+-- The schema of lockcore for PostgreSQL 13 and later. A client that finds it missing, or finds functions of an earlier version,
+-- runs this file, if it has the right. Otherwise a person runs it, in the database of the URL, as the owner of the schema:
+-- psql --set=ON_ERROR_STOP=1 --single-transaction --file=lockcore1.sql
 --
--- All of it is wire format: a change makes another schema, with another number. Only the functions in the second list below
--- are called by clients. A client needs USAGE on the schema and EXECUTE on these functions, and no right on a table.
+-- The tables, and the names, the parameters and the answers of the functions in the second list below are wire format: a change
+-- makes another schema, with another number. Clients of several versions use this schema at the same time, with the functions
+-- of the latest one. So a later version of this file may change what is inside of functions, and add functions. A call of a
+-- client may be under way meanwhile, and find some functions replaced. So a function that gets another meaning gets another
+-- name.
+--
+-- Only the functions in the second list are called by clients. A client needs USAGE on the schema and EXECUTE on these
+-- functions, and no right on a table.
 --
 -- Times are in microseconds. They are of the wall clock of the server, and are read when the name is locked.
 
-SELECT pg_advisory_xact_lock(1818583907, 0); -- "lock"; two clients may find the schema missing at once
-CREATE SCHEMA lockcore1;
+SELECT pg_advisory_xact_lock(1818583907, 0); -- "lock"; two clients may run this at once
 SET search_path = lockcore1, pg_temp;
+DO $do$
+BEGIN
+    IF to_regnamespace('lockcore1') IS NOT NULL THEN
+        IF lockcore1.version() > 2 THEN
+            RAISE EXCEPTION 'the functions of lockcore are those of a later version, and stay' USING ERRCODE = 'LC002';
+        END IF;
+        RETURN;
+    END IF;
+    CREATE SCHEMA lockcore1;
 
--- One row for each name that a ticket has left lately, or that has a stored capacity. The row stays for a day after `last`,
--- because `last` keeps the numbers rising.
-CREATE TABLE names (
-    name      text   COLLATE "C" PRIMARY KEY, -- namespace:layout version:{name}
-    last      bigint NOT NULL DEFAULT 0,      -- no ticket that has gone had a greater number
-    first     bigint NOT NULL DEFAULT 0,      -- no ticket that is there has a smaller number: walks begin here
-    capacity  int,                            -- the stored capacity
-    change    uuid,                           -- the id of its last change
-    changed   bigint                          -- when that was
-) WITH (fillfactor = 70);
+    -- One row for each name that a ticket has left lately, or that has a stored capacity. The row stays for a day after `last`,
+    -- because `last` keeps the numbers rising.
+    CREATE TABLE names (
+        name      text   COLLATE "C" PRIMARY KEY, -- namespace:layout version:{name}
+        last      bigint NOT NULL DEFAULT 0,      -- no ticket that has gone had a greater number
+        first     bigint NOT NULL DEFAULT 0,      -- no ticket that is there has a smaller number: walks begin here
+        capacity  int,                            -- the stored capacity
+        change    uuid,                           -- the id of its last change
+        changed   bigint                          -- when that was
+    ) WITH (fillfactor = 70);
 
--- One row for each ticket, for holders and waiters alike. No index has a column that a renewal or a grant changes.
-CREATE TABLE tickets (
-    name        text    COLLATE "C" NOT NULL,
-    ticket      bigint  NOT NULL,
-    id          uuid    NOT NULL UNIQUE,
-    permits     int     NOT NULL,
-    capacity    int     NOT NULL,  -- as the request stated it
-    ttl         bigint  NOT NULL,
-    expires_at  bigint  NOT NULL,
-    granted     boolean NOT NULL,  -- set once, and never unset: a smaller capacity takes nothing back
-    place       bigint  NOT NULL,  -- one more than that of the ticket before, so the length of a line need not be counted
-    receiver    bigint  NOT NULL,  -- the channel of the client that is woken is lockcore1.<receiver>
-    owner       text    NOT NULL,  -- host/pid/client, for people; an ask-back stands behind it, after a line break
-    PRIMARY KEY (name, ticket)
-) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
+    -- One row for each ticket, for holders and waiters alike. No index has a column that a renewal or a grant changes.
+    CREATE TABLE tickets (
+        name        text    COLLATE "C" NOT NULL,
+        ticket      bigint  NOT NULL,
+        id          uuid    NOT NULL UNIQUE,
+        permits     int     NOT NULL,
+        capacity    int     NOT NULL,  -- as the request stated it
+        ttl         bigint  NOT NULL,
+        expires_at  bigint  NOT NULL,
+        granted     boolean NOT NULL,  -- set once, and never unset: a smaller capacity takes nothing back
+        place       bigint  NOT NULL,  -- one more than that of the ticket before, so the length of a line need not be counted
+        receiver    bigint  NOT NULL,  -- the channel of the client that is woken is lockcore1.<receiver>
+        owner       text    NOT NULL,  -- host/pid/client, for people; an ask-back stands behind it, after a line break
+        PRIMARY KEY (name, ticket)
+    ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 
--- The ids that were released while their enqueue could still arrive.
-CREATE TABLE marks (
-    id          uuid   PRIMARY KEY,
-    name        text   COLLATE "C" NOT NULL,
-    expires_at  bigint NOT NULL
-);
+    -- The ids that were released while their enqueue could still arrive.
+    CREATE TABLE marks (
+        id          uuid   PRIMARY KEY,
+        name        text   COLLATE "C" NOT NULL,
+        expires_at  bigint NOT NULL
+    );
 
--- Counters, and values of locks. The text of a value may have characters that a text of PostgreSQL cannot have.
-CREATE TABLE counters (
-    name  text   COLLATE "C" PRIMARY KEY,
-    data  bytea  NOT NULL, -- a text: value, generation, version, the changes of the last minute, the text of a value
-    used  bigint NOT NULL, -- when, in s
-    life  bigint NOT NULL  -- for how many s the row stays after that
-);
+    -- Counters, and values of locks. The text of a value may have characters that a text of PostgreSQL cannot have.
+    CREATE TABLE counters (
+        name  text   COLLATE "C" PRIMARY KEY,
+        data  bytea  NOT NULL, -- a text: value, generation, version, the changes of the last minute, the text of a value
+        used  bigint NOT NULL, -- when, in s
+        life  bigint NOT NULL  -- for how many s the row stays after that
+    );
 
--- A message to the client of a ticket: it is granted, or its client looks again after this time.
-CREATE TYPE news AS (receiver bigint, id uuid, ticket bigint, again bigint);
+    -- A message to the client of a ticket: it is granted, or its client looks again after this time.
+    CREATE TYPE news AS (receiver bigint, id uuid, ticket bigint, again bigint);
 
--- What a walk along the line of a name has found.
-CREATE TYPE walk AS (
-    held         bigint, -- permits
-    soonest      bigint, -- when the first of the holders expires
-    first        bigint, -- the first ticket that waits, its id and its receiver
-    first_id     uuid,
-    first_heard  bigint,
-    capacity     int,    -- of the oldest ticket
-    place        bigint, -- of the oldest ticket
-    granted      news[]  -- the tickets that hold since this walk
-);
+    -- What a walk along the line of a name has found.
+    CREATE TYPE walk AS (
+        held         bigint, -- permits
+        soonest      bigint, -- when the first of the holders expires
+        first        bigint, -- the first ticket that waits, its id and its receiver
+        first_id     uuid,
+        first_heard  bigint,
+        capacity     int,    -- of the oldest ticket
+        place        bigint, -- of the oldest ticket
+        granted      news[]  -- the tickets that hold since this walk
+    );
+END $do$;
 
 -- ---- inside
 
-CREATE FUNCTION now_micros() RETURNS bigint LANGUAGE plpgsql AS $f$
+CREATE OR REPLACE FUNCTION now_micros() RETURNS bigint LANGUAGE plpgsql AS $f$
 BEGIN
     RETURN (date_part('epoch', clock_timestamp()) * 1000000)::bigint;
 END $f$;
@@ -80,7 +96,7 @@ END $f$;
 -- A verb holds the lock to the end of its transaction. So it must not wait for the disk: it is committed asynchronously, and
 -- the client waits for the disk elsewhere (`flush`) before the verb counts. Only a client behind a pooler calls `flush` in
 -- the same transaction.
-CREATE FUNCTION take(n text) RETURNS bigint LANGUAGE plpgsql AS $f$
+CREATE OR REPLACE FUNCTION take(n text) RETURNS bigint LANGUAGE plpgsql AS $f$
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'lockcore needs READ COMMITTED: set default_transaction_isolation for its user' USING ERRCODE = '22023';
@@ -91,7 +107,7 @@ BEGIN
 END $f$;
 
 -- The order is that of the hashes, not of the names: two names may have the same hash.
-CREATE FUNCTION take_all(names text[]) RETURNS bigint LANGUAGE plpgsql AS $f$
+CREATE OR REPLACE FUNCTION take_all(names text[]) RETURNS bigint LANGUAGE plpgsql AS $f$
 DECLARE n text; h int;
 BEGIN
     n := names[1];
@@ -107,7 +123,7 @@ BEGIN
 END $f$;
 
 -- The youngest ticket of a name has gone: numbers go on behind it.
-CREATE FUNCTION went(n text, number bigint) RETURNS void LANGUAGE plpgsql AS $f$
+CREATE OR REPLACE FUNCTION went(n text, number bigint) RETURNS void LANGUAGE plpgsql AS $f$
 BEGIN -- an UPDATE that finds the row costs less than an INSERT that conflicts, and the name is locked
     UPDATE names x SET last = greatest(x.last, number) WHERE x.name = n;
     IF NOT FOUND THEN INSERT INTO names (name, last) VALUES (n, number); END IF;
@@ -115,7 +131,7 @@ END $f$;
 
 -- Removes a ticket. Returns false if a transaction has called `hold` for it and has not ended: nobody else locks the row,
 -- because the name is locked here. Without waiting for that transaction, the ticket stays.
-CREATE FUNCTION remove(n text, number bigint) RETURNS boolean LANGUAGE plpgsql AS $f$
+CREATE OR REPLACE FUNCTION remove(n text, number bigint) RETURNS boolean LANGUAGE plpgsql AS $f$
 BEGIN
     DELETE FROM tickets t
     WHERE t.ctid = (SELECT f.ctid FROM tickets f WHERE f.name = n AND f.ticket = number FOR UPDATE SKIP LOCKED);
@@ -124,7 +140,7 @@ END $f$;
 
 -- Walks along the line of a name: removes the dead in front of the first live waiter, and grants what fits. The grants are
 -- in the answer, and the caller sends the messages.
-CREATE FUNCTION settle(n text, now bigint) RETURNS walk LANGUAGE plpgsql AS $f$
+CREATE OR REPLACE FUNCTION settle(n text, now bigint) RETURNS walk LANGUAGE plpgsql AS $f$
 DECLARE
     l walk; r record; stored int; at bigint; gone bigint := -1; there bigint := -1;
 BEGIN
@@ -171,7 +187,7 @@ END $f$;
 
 -- Sends messages: "<id> <ticket>" for a grant, and "<id> again <ms>" to look again. At most a hundred of them are in one
 -- notification, whose text may have 8,000 bytes. The request answers for the tickets in `answered`.
-CREATE FUNCTION tell(messages news[], answered uuid[]) RETURNS void LANGUAGE plpgsql AS $f$
+CREATE OR REPLACE FUNCTION tell(messages news[], answered uuid[]) RETURNS void LANGUAGE plpgsql AS $f$
 BEGIN
     IF messages = '{}' THEN RETURN; END IF;
     PERFORM pg_notify('lockcore1.' || m.receiver, string_agg(
@@ -184,22 +200,22 @@ BEGIN
 END $f$;
 
 -- The message to the first waiter of a line that nobody wakes it when the lease of a holder ends.
-CREATE FUNCTION again(l walk, now bigint) RETURNS news LANGUAGE plpgsql AS $f$
+CREATE OR REPLACE FUNCTION again(l walk, now bigint) RETURNS news LANGUAGE plpgsql AS $f$
 BEGIN
     RETURN ROW(l.first_heard, l.first_id, l.first, greatest(l.soonest - now, 0))::news;
 END $f$;
 
 -- ---- what clients call
 
--- The number of this text. It changes with every change of a function that clients notice.
-CREATE FUNCTION version() RETURNS int LANGUAGE plpgsql AS $f$ BEGIN RETURN 1; END $f$;
+-- The version of this text. It changes with every change of a function. It is also at the beginning of this file.
+CREATE OR REPLACE FUNCTION version() RETURNS int LANGUAGE plpgsql AS $f$ BEGIN RETURN 2; END $f$;
 
 -- This transaction is committed when it and everything that was committed before are on the disk, or at the standbys, as
 -- `durability` says: a value of synchronous_commit. The message is the smallest transaction that writes to the log.
 --
 -- If somebody ends the wait for a standby, the server answers as if it had come to an end, and warns. So no setting of the
 -- user may hide this warning.
-CREATE FUNCTION flush(durability text) RETURNS void
+CREATE OR REPLACE FUNCTION flush(durability text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
 BEGIN
     PERFORM set_config('synchronous_commit', durability, true);
@@ -214,7 +230,7 @@ END $f$;
 -- outcome 0 granted, 1 waiting, 2 busy, 3 another capacity is in use, 4 gone, 5 numbers are exhausted
 --
 -- The connection listens from the commit on, and the name is locked until then. So no later grant is missed.
-CREATE FUNCTION enqueue(i uuid, n text, p int, c int, lives bigint, waits boolean, seen bigint, me bigint, own text, hears boolean,
+CREATE OR REPLACE FUNCTION enqueue(i uuid, n text, p int, c int, lives bigint, waits boolean, seen bigint, me bigint, own text, hears boolean,
     OUT outcome int, OUT ticket bigint, OUT soonest_in bigint, OUT in_use int)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
 DECLARE now bigint := take(n); l walk; mine record; nm record; youngest bigint; behind bigint; holds boolean;
@@ -272,7 +288,7 @@ END $f$;
 --
 -- names: those of the tickets, each once   keeps: how many permits each keeps at most   lives ttl
 -- One row for each id, in order. Without a ticket it is lost. `owner` only if somebody asks for the ticket.
-CREATE FUNCTION renew(names text[], ids uuid[], keeps int[], lives bigint[])
+CREATE OR REPLACE FUNCTION renew(names text[], ids uuid[], keeps int[], lives bigint[])
 RETURNS TABLE (ticket bigint, holds boolean, ttl bigint, soonest_in bigint, owner text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
 #variable_conflict use_column
@@ -313,7 +329,7 @@ END $f$;
 -- and is in the way until that transaction ends.
 --
 -- names, ids, marked: of each ticket; marked leaves a mark for a late enqueue   One row for each id, in order.
-CREATE FUNCTION release(names text[], ids uuid[], marked boolean[]) RETURNS TABLE (was_there boolean)
+CREATE OR REPLACE FUNCTION release(names text[], ids uuid[], marked boolean[]) RETURNS TABLE (was_there boolean)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
 DECLARE now bigint; l walk; r record; messages news[] := '{}'; gone uuid[] := '{}'; free uuid[]; kept boolean := false;
 BEGIN
@@ -370,7 +386,7 @@ END $f$;
 -- owner. `ticket` is null, and nothing has changed, if there is no such ticket, if it waits, or if the new id was released.
 --
 -- was, number: the id so far and the number   i the new id   marked: leave a mark for the id so far
-CREATE FUNCTION adopt(n text, was uuid, number bigint, p int, c int, i uuid, lives bigint, me bigint, own text, marked boolean,
+CREATE OR REPLACE FUNCTION adopt(n text, was uuid, number bigint, p int, c int, i uuid, lives bigint, me bigint, own text, marked boolean,
     OUT ticket bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
 DECLARE now bigint := take(n); l walk;
@@ -390,7 +406,7 @@ BEGIN
 END $f$;
 
 -- Asks the client of a ticket to give it up: writes the ask-back behind the owner, and tells the client to look.
-CREATE FUNCTION ask_back(n text, i uuid, ask text, OUT was_there boolean)
+CREATE OR REPLACE FUNCTION ask_back(n text, i uuid, ask text, OUT was_there boolean)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
 DECLARE now bigint := take(n); r record;
 BEGIN
@@ -402,7 +418,7 @@ END $f$;
 
 -- The live tickets of a name, oldest first. A ticket that holds because one in front has died is shown as a holder, although
 -- nobody has noticed that yet.
-CREATE FUNCTION inspect(n text)
+CREATE OR REPLACE FUNCTION inspect(n text)
 RETURNS TABLE (ticket bigint, granted boolean, permits int, capacity int, remaining bigint, age bigint, owner text, id uuid)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
 #variable_conflict use_column
@@ -418,7 +434,7 @@ END $f$;
 
 -- Names that have a live ticket, in order, from `begins` to before `ends`, and behind `after`. One look into the index for
 -- each name, however many tickets it has.
-CREATE FUNCTION list(begins text, after text, ends text, many int) RETURNS TABLE (name text)
+CREATE OR REPLACE FUNCTION list(begins text, after text, ends text, many int) RETURNS TABLE (name text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
 #variable_conflict use_column
 DECLARE now bigint := now_micros();
@@ -435,7 +451,7 @@ BEGIN
 END $f$;
 
 -- The stored capacity of a name, and the id of its last change.
-CREATE FUNCTION stored(n text, OUT capacity int, OUT change uuid)
+CREATE OR REPLACE FUNCTION stored(n text, OUT capacity int, OUT change uuid)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
 BEGIN
     SELECT x.capacity, x.change INTO capacity, change FROM names x WHERE x.name = n;
@@ -445,7 +461,7 @@ END $f$;
 --
 -- i the id of the change   stated: the capacity that tickets may have: the oldest, if none is stored; all, if it is taken back
 -- in_use: the capacity of a ticket that forbids the change   capacity, change: as they are stored now
-CREATE FUNCTION resize(i uuid, n text, c int, after uuid, stated int, OUT in_use int, OUT capacity int, OUT change uuid)
+CREATE OR REPLACE FUNCTION resize(i uuid, n text, c int, after uuid, stated int, OUT in_use int, OUT capacity int, OUT change uuid)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
 DECLARE now bigint := take(n); l walk; messages news[];
 BEGIN
@@ -473,7 +489,7 @@ END $f$;
 
 -- Forgets everything about a name that is not in use. The id of the last change of its capacity stays for a day, so that a
 -- repetition of this change does nothing.
-CREATE FUNCTION forget(n text) RETURNS void
+CREATE OR REPLACE FUNCTION forget(n text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
 DECLARE now bigint := take(n); youngest bigint;
 BEGIN
@@ -488,7 +504,7 @@ BEGIN
 END $f$;
 
 -- Reads a counter. `now` in s and `clock` in microseconds, both by the server's clock.
-CREATE FUNCTION counter(n text, OUT data bytea, OUT used bigint, OUT life bigint, OUT now bigint, OUT clock bigint)
+CREATE OR REPLACE FUNCTION counter(n text, OUT data bytea, OUT used bigint, OUT life bigint, OUT now bigint, OUT clock bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
 BEGIN
     SELECT c.data, c.used, c.life INTO data, used, life FROM counters c WHERE c.name = n;
@@ -498,7 +514,7 @@ END $f$;
 
 -- Writes a counter if its data is still `was` (null: no row), and tells the clients that watch it (null: nobody). No name is
 -- locked here. Others see the row before the disk has it, so a read waits for the disk too: see `flush`.
-CREATE FUNCTION set_counter(n text, new bytea, was bytea, stays bigint, channel text, OUT written boolean)
+CREATE OR REPLACE FUNCTION set_counter(n text, new bytea, was bytea, stays bigint, channel text, OUT written boolean)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
 BEGIN
     PERFORM set_config('synchronous_commit', 'off', true);
@@ -512,7 +528,7 @@ END $f$;
 -- One step of the sweep, which removes what nobody has used for long. A step looks at the next 200 names, locks at most 100
 -- of them, and waits for none. `last` is where the next step begins; null after the last one. Nothing is granted by this: no
 -- ticket is removed from a line with a live ticket.
-CREATE FUNCTION sweep(after text, OUT last text)
+CREATE OR REPLACE FUNCTION sweep(after text, OUT last text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
 DECLARE
     now bigint := now_micros(); day bigint := now - 86400000000; minute bigint := now - 60000000;
@@ -560,7 +576,7 @@ END $f$;
 -- The lock on the row lets a renewal pass, because that changes no key, and keeps `remove` off. If the ticket is removed at the
 -- same moment, this waits for that, and finds none. A snapshot from before the grant would show the user data from before the
 -- earlier holder's last write, although the lock is held. So only READ COMMITTED will do.
-CREATE FUNCTION hold(n text, token bigint) RETURNS void
+CREATE OR REPLACE FUNCTION hold(n text, token bigint) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
 DECLARE ends bigint;
 BEGIN
