@@ -18,7 +18,9 @@ use crate::name::Name;
 
 pub(super) async fn count(link: Arc<Link>, count: Arc<Count>) -> Result<Counted, StoreError> {
     let key = table::key(&count.name, VERSION);
-    let Asked { rows, mut lasts } = link.ask(&calls::COUNTER, &[&key]).await?;
+    let Asked {
+        rows, mut lasts, ..
+    } = link.ask(&calls::COUNTER, &[&key]).await?;
     let row = only(rows)?;
     let micros = row.int("clock")?.unwrap_or(0);
     let clock = Duration::from_micros(micros.unsigned_abs());

@@ -1,7 +1,7 @@
 //! What the verbs of a connection have in common.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
@@ -48,10 +48,12 @@ impl Link {
         self.server.wakeups == Wakeups::Look
     }
 
-    /// Shortens the time after which a waiter looks again, if it has to look.
-    pub(super) fn look_again(&self, recheck_in: &mut Option<Duration>) {
+    /// Shortens the time after which a waiter looks again, if it has to look. The core counts it from
+    /// the request, whose answer has taken this long.
+    pub(super) fn look_again(&self, recheck_in: &mut Option<Duration>, took: Duration) {
         if self.looks() {
-            *recheck_in = Some(recheck_in.map_or(LOOK, |after| after.min(LOOK)));
+            let look = next_look(took);
+            *recheck_in = Some(recheck_in.map_or(look, |after| after.min(look)));
         }
     }
 
@@ -65,12 +67,13 @@ impl Link {
         call: &Call,
         parameters: &[Parameter<'_>],
     ) -> Result<Asked, StoreError> {
-        let calls = self.calls();
+        let (calls, sent) = (self.calls(), Instant::now());
         if !self.looks() || self.durability == Durability::Off {
             let rows = calls.ask(call, parameters).await?;
             return Ok(Asked {
                 rows,
                 lasts: Lasts::Later,
+                took: sent.elapsed(),
             });
         }
         let mut unanswered = Unanswered(Some(Arc::clone(self)));
@@ -81,6 +84,7 @@ impl Link {
         Ok(Asked {
             rows: rows?,
             lasts: doubt.map_or(Lasts::Already, Lasts::Perhaps),
+            took: sent.elapsed(),
         })
     }
 
@@ -94,11 +98,18 @@ impl Link {
     }
 }
 
+/// Behind its answer, a look leaves a gap of twice its own time. Each look keeps its name locked until
+/// the disk has it. So however many waiters a name has, their looks take a third of its time.
+fn next_look(took: Duration) -> Duration {
+    took + LOOK.max(2 * took)
+}
+
 /// The answer of a verb.
 #[derive(Debug)]
 pub(super) struct Asked {
     pub(super) rows: Vec<Row>,
     pub(super) lasts: Lasts,
+    pub(super) took: Duration,
 }
 
 /// Whether an answer is durable.
@@ -120,5 +131,19 @@ impl Drop for Unanswered {
             let runtime = link.runtime.clone();
             runtime.spawn(async move { dial::cancel(&link.server, &link.line).await });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_that_take_long_leave_longer_gaps() {
+        let gap = |took| next_look(took) - took;
+
+        assert_eq!(gap(Duration::from_millis(1)), LOOK);
+        assert_eq!(gap(LOOK), 2 * LOOK);
+        assert_eq!(gap(5 * LOOK), 10 * LOOK);
     }
 }

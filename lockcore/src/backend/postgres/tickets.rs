@@ -60,13 +60,13 @@ async fn ask(
         &&*request.owner,
         &hears,
     ];
-    let asked = link.ask(&calls::ENQUEUE, &parameters).await?;
+    let Asked { rows, lasts, took } = link.ask(&calls::ENQUEUE, &parameters).await?;
     link.upkeep.count();
-    let mut answer = table::enqueued(&only(asked.rows)?, request.ttl)?;
+    let mut answer = table::enqueued(&only(rows)?, request.ttl)?;
     if let Enqueued::Waiting { recheck_in, .. } = &mut answer {
-        link.look_again(recheck_in);
+        link.look_again(recheck_in, took);
     }
-    Ok((answer, asked.lasts))
+    Ok((answer, lasts))
 }
 
 pub(super) async fn renew(
@@ -84,11 +84,11 @@ pub(super) async fn renew(
     let ttls = tickets.iter().map(|ticket| table::micros(ticket.ttl));
     let ttls: Vec<_> = ttls.collect();
     let parameters: [calls::Parameter<'_>; 4] = [&names, &ids, &keeps, &ttls];
-    let Asked { rows, lasts } = link.ask(&calls::RENEW, &parameters).await?;
+    let Asked { rows, lasts, took } = link.ask(&calls::RENEW, &parameters).await?;
     let mut answers: Vec<_> = rows.iter().map(table::renewed).collect::<Result<_, _>>()?;
     for answer in &mut answers {
         if let Renewed::Waiting { recheck_in, .. } = answer {
-            link.look_again(recheck_in);
+            link.look_again(recheck_in, took);
         }
     }
     let of = || tickets.iter().map(|ticket| ticket.id).zip(&answers);
@@ -147,7 +147,7 @@ pub(super) async fn adopt(
         &&*request.owner,
         &adoption.enqueue_may_follow,
     ];
-    let Asked { rows, lasts } = link.ask(&calls::ADOPT, &parameters).await?;
+    let Asked { rows, lasts, .. } = link.ask(&calls::ADOPT, &parameters).await?;
     let row = only(rows)?;
     let Some(ticket) = row.int("ticket")? else {
         return Ok(Enqueued::Gone);
@@ -163,7 +163,7 @@ pub(super) async fn adopt(
 /// its caller has acted on it, so a read waits for the disk too.
 pub(super) async fn resize(link: Arc<Link>, resize: Arc<Resize>) -> Result<Resized, StoreError> {
     let key = table::key(&resize.name, VERSION);
-    let Asked { rows, lasts } = match resize.op {
+    let Asked { rows, lasts, .. } = match resize.op {
         ResizeOp::Read => link.ask(&calls::STORED, &[&key]).await?,
         ResizeOp::Set {
             capacity,
