@@ -52,6 +52,15 @@ impl Store for Postgres {
         Box::new(PostgresServer::start())
     }
 
+    /// As a user has it: it writes to the disk.
+    fn start_for_load(&self) -> Box<dyn Server> {
+        Box::new(PostgresServer::with(&[
+            "fsync=on",
+            "full_page_writes=on",
+            "shared_buffers=128MB",
+        ]))
+    }
+
     fn shared(&self) -> Arc<dyn Server> {
         static SHARED: OnceLock<Arc<Shared<PostgresServer>>> = OnceLock::new();
         SHARED

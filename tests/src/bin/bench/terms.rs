@@ -4,7 +4,7 @@
 use crate::floor::Floor;
 use crate::program::Policy;
 use crate::table::Bar;
-use crate::{floor_memory, floor_redis, floor_zookeeper};
+use crate::{floor_memory, floor_postgres, floor_redis, floor_zookeeper};
 
 pub(crate) struct Terms {
     /// The number of pairs of W1 in one run.
@@ -92,6 +92,14 @@ pub(crate) fn of(scheme: &str) -> Terms {
                 default: Some(Bar::TimesFloor(50.0)),
             },
             hand_over: Some(Bar::OfFloor(0.75)),
+            ..UNKNOWN
+        },
+        "postgres" => Terms {
+            floor: Some(&floor_postgres::FLOOR),
+            one_process: ByPolicy {
+                strict: None,
+                default: Some(Bar::AtLeast(100_000.0)),
+            },
             ..UNKNOWN
         },
         "sqlite" => Terms {
