@@ -20,6 +20,8 @@ use tests::proxy::Proxy;
 use tests::watch::SECRET;
 use tests::witness::Witness;
 
+use holds::Table;
+
 use crate::faults::{builder, is_renewed, patient, works_again};
 use crate::store::{DEFAULT, Kind, LEASE, PATIENCE, SOON, Store, begin, give_back, kind, tickets};
 
@@ -40,6 +42,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         functions_of_an_earlier_version_are_replaced_by_a_client_that_may
         functions_of_a_later_version_stay
         a_database_with_another_default_isolation_has_locks_all_the_same
+        an_old_snapshot_elsewhere_stops_nobody
         a_user_with_the_rights_of_the_guide_can_touch_no_table
         a_user_with_a_scram_password_logs_in
         a_sweep_removes_every_dead_line_and_keeps_its_numbers
@@ -47,7 +50,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         clients_that_look_behind_a_pooler_exclude_each_other_and_leave_nothing_there
         a_database_that_is_only_read_is_unavailable
         a_server_without_a_free_connection_is_unavailable
-        a_release_of_a_hundred_names_takes_one_lock_for_each
+        a_request_for_a_hundred_names_takes_one_lock_for_each
     ]);
     facts
 }
@@ -375,6 +378,19 @@ async fn a_database_with_another_default_isolation_has_locks_all_the_same(_: Sto
     crowd.end().await;
 }
 
+/// No removed row leaves the tables meanwhile.
+async fn an_old_snapshot_elsewhere_stops_nobody(_: Store) {
+    let server = PostgresServer::start();
+    let crowd = Crowd::begin(&server.url(), LEASE);
+    let elsewhere = Table::open(&server).await;
+    elsewhere
+        .run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT lockcore1.version()")
+        .await;
+    crowd.visits(500).await;
+    elsewhere.run("COMMIT").await;
+    crowd.end().await;
+}
+
 /// All facts use this user. Nothing that goes wrong in a client can damage what the functions keep.
 async fn a_user_with_the_rights_of_the_guide_can_touch_no_table(_: Store) {
     let server = PostgresServer::start();
@@ -538,9 +554,9 @@ async fn a_server_without_a_free_connection_is_unavailable(_: Store) {
     works_again(&locks, "b", SOON).await;
 }
 
-/// The core releases up to a hundred tickets in one request. The server has room for hardly more
+/// The core renews and releases up to a hundred tickets in one request. The server has room for hardly more
 /// locks than that.
-async fn a_release_of_a_hundred_names_takes_one_lock_for_each(_: Store) {
+async fn a_request_for_a_hundred_names_takes_one_lock_for_each(_: Store) {
     let server = PostgresServer::with(&[
         "max_locks_per_transaction=10",
         "max_connections=10",
@@ -562,6 +578,8 @@ async fn a_release_of_a_hundred_names_takes_one_lock_for_each(_: Store) {
         assert!(matches!(taken, Ok(Enqueued::Granted { .. })), "{taken:?}");
     }
 
+    let renewed = connection.renew(tickets.clone(), PATIENCE).await.unwrap();
+    assert!(renewed.iter().all(|answer| answer.holds()), "{renewed:?}");
     let departures = tickets
         .into_iter()
         .map(|ticket| Departure::new(ticket, true));

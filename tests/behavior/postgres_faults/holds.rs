@@ -37,7 +37,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 }
 
 /// A user's own connection, with the rights of a client of the locks and no others.
-struct Table {
+pub(super) struct Table {
     client: Client,
     driver: JoinHandle<Result<(), PgError>>,
 }
@@ -49,7 +49,7 @@ impl Drop for Table {
 }
 
 impl Table {
-    async fn open(server: &PostgresServer) -> Self {
+    pub(super) async fn open(server: &PostgresServer) -> Self {
         let stream = tokio::net::TcpStream::connect(("127.0.0.1", server.port())).await;
         let mut login = tokio_postgres::Config::new();
         let login = login.user(USER).password(SECRET).dbname("postgres");
@@ -58,7 +58,7 @@ impl Table {
         Self { client, driver }
     }
 
-    async fn run(&self, statement: &str) {
+    pub(super) async fn run(&self, statement: &str) {
         self.client.batch_execute(statement).await.unwrap();
     }
 
