@@ -27,6 +27,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_file_that_may_only_be_read_is_a_mistake
         the_database_of_another_program_is_left_alone
         a_file_of_another_layout_is_refused
+        a_file_from_before_the_first_release_is_refused
         clients_of_one_process_meet_under_any_name_of_the_file
         a_link_that_leads_to_another_file_costs_the_lock
         a_file_with_two_names_is_refused_until_it_has_one
@@ -157,6 +158,17 @@ async fn a_file_of_another_layout_is_refused(store: Store) {
     assert!(error.to_string().contains("layout version 2"), "{error}");
     let known = store.file().query("SELECT ticket FROM tickets");
     assert_eq!(known, [(token >> 10).to_string()]);
+}
+
+async fn a_file_from_before_the_first_release_is_refused(store: Store) {
+    let mut other = holder(&store, "a");
+    other.acquire();
+    (store.file()).query("ALTER TABLE tickets DROP COLUMN named");
+
+    let error = client(&store).mutex("a").try_acquire().await.unwrap_err();
+
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().contains("first release"), "{error}");
 }
 
 async fn clients_of_one_process_meet_under_any_name_of_the_file(store: Store) {

@@ -197,7 +197,8 @@ impl<'h> File<'h> {
         let rows = self.run(
             "SELECT (SELECT application_id FROM pragma_application_id) AS application, \
              (SELECT user_version FROM pragma_user_version) AS version, \
-             (SELECT count(*) FROM sqlite_schema) AS tables",
+             (SELECT count(*) FROM sqlite_schema) AS tables, \
+             EXISTS (SELECT 1 FROM pragma_table_info('tickets') WHERE name = 'named') AS named",
             &[],
         )?;
         let row = rows.first().ok_or_else(no_answer)?;
@@ -214,6 +215,10 @@ impl<'h> File<'h> {
                  versions that agree",
                 layout::VERSION
             )
+        } else if column::<i64>(row, "named")? == 0 {
+            "a version of this library before the first release has made it, with other tables; remove it while no \
+             process uses it"
+                .to_owned()
         } else {
             return Ok(false);
         };
@@ -385,7 +390,7 @@ impl<'h> File<'h> {
 
     pub(super) fn warnings(&self) -> Vec<String> {
         let mut warnings = config::warnings(self.path());
-        if rusqlite::version_number() < WAL_IS_SOUND {
+        if !is_sound() {
             warnings.push(format!(
                 "SQLite {} can damage a file with a write-ahead log, very seldom, when one process commits while another \
                  tidies the log; let cargo take a version of rusqlite with SQLite 3.51.3 or later",
@@ -401,6 +406,11 @@ impl<'h> File<'h> {
         }
         warnings
     }
+}
+
+/// Whether this SQLite keeps each commit, also in a file with a write-ahead log.
+pub(super) fn is_sound() -> bool {
+    rusqlite::version_number() >= WAL_IS_SOUND
 }
 
 /// The number of this process, drawn once. If a second driver follows the first in one process, it

@@ -77,7 +77,8 @@ DELETE FROM tickets WHERE id IN (SELECT id FROM line WHERE NOT live);
 -- If this request grants a ticket of another process, that process must find the grant by itself. A
 -- dead process does not find it. So such a grant ends after two seconds, and not only after its
 -- whole ttl. If the ticket ahead was named to the client, the client may believe by now that its
--- ticket holds. Such a lease is not shortened: a process that dies takes the ticket ahead with it.
+-- ticket holds. So such a lease is not shortened, and if that process is dead, others wait for up to
+-- the whole ttl.
 UPDATE tickets SET expires_at = min(expires_at, (SELECT now + 2000 FROM asked LIMIT 1))
 WHERE id IN (
     SELECT id FROM line
