@@ -297,9 +297,9 @@ impl Lock {
         Ok(self.begin(self.take(Some(self.wait)).await?))
     }
 
-    /// Takes the lock if it is free, in one round trip. If this client is still releasing a lock of
-    /// this name, because its guard was dropped, this waits for that release first, for at most one
-    /// operation timeout.
+    /// Takes the lock if it is free, in one round trip. If it is not free, and this client is still
+    /// releasing a lock of this name whose guard was dropped, this waits for that release and asks
+    /// once more. All this takes at most about one operation timeout.
     ///
     /// # Errors
     ///

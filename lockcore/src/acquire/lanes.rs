@@ -119,12 +119,15 @@ impl Lanes {
         let Some(lane) = state.lanes.get_mut(name) else {
             let mut lane = Lane::new(ttl, self.shared.op_timeout);
             let mut served = None;
-            self.shared.take_back(name, |lease| {
+            let taken_back = self.shared.take_back(name, |lease| {
                 served = lane.go_on(lease, exclusive, at);
                 served.is_some()
             });
             if let Some((lease, hand_overs)) = served {
                 state.lanes.insert(name.clone(), lane);
+                drop(guard);
+                // This runs the wakers of those that wait for the release, which are users' code.
+                drop(taken_back);
                 return Arrived::Given(Handover::Share(Share::new(self, lease, hand_overs)));
             }
             let number = lane.begin_leader(exclusive, at.now, leaders);

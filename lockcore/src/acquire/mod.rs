@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use crate::client::lease::Lease;
 use crate::clock::Instant;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::meter::HandOver;
 use crate::options::Wait;
 use crate::pauses::Pauses;
@@ -76,12 +76,45 @@ async fn through_outage(
     }
 }
 
-/// One attempt, which begins at `now`.
+/// One attempt, which begins at `now`. If the store refuses a caller that does not wait, tickets that
+/// nobody of this client uses any more may be the reason. When the keeper has removed them, the
+/// store is asked once more.
 async fn ask(spec: &Spec<'_>, budget: &Budget, now: Instant) -> Result<Grant, Error> {
+    let shared = &spec.client.shared;
+    let left = match budget.waits {
+        true => None,
+        false => shared.left(spec.name),
+    };
+    let mut asked = false;
+    match (ask_once(spec, budget, now, &mut asked).await, left) {
+        (Err(error), Some(left)) if asked && error.kind() == ErrorKind::Busy => {
+            // On the heap, because this happens seldom. If the future is dropped here, nothing of it
+            // is at the store, and no lane has it.
+            if Box::pin(shared.by(budget.give_up, left.gone()))
+                .await
+                .is_none()
+            {
+                return Err(error);
+            }
+            let now = shared.clock.now();
+            Box::pin(ask_once(spec, budget, now, &mut asked)).await
+        }
+        (outcome, _) => outcome,
+    }
+}
+
+/// Sets `asked` when the store is asked.
+async fn ask_once(
+    spec: &Spec<'_>,
+    budget: &Budget,
+    now: Instant,
+    asked: &mut bool,
+) -> Result<Grant, Error> {
     let shared = &spec.client.shared;
     match in_this_process(spec, budget, now).await? {
         (Some(Handover::Share(share)), began) => Ok(Grant::Share(share, began)),
         (Some(Handover::Leader(mut leader)), began) => {
+            *asked = true;
             let number = Some(leader.number);
             match at_the_store(spec, budget, began, number, &mut leader.pending).await {
                 Ok((lease, since)) => match leader.granted(lease, since) {
@@ -100,6 +133,7 @@ async fn ask(spec: &Spec<'_>, budget: &Budget, now: Instant) -> Result<Grant, Er
         }
         (Some(Handover::Refused(error)), _) => Err(error),
         (None, began) => {
+            *asked = true;
             let (lease, since) = at_the_store(spec, budget, began, None, &mut None).await?;
             Ok(Grant::Ticket(lease, since))
         }
@@ -276,14 +310,6 @@ async fn at_the_store(
                         return Err(budget.timeout(spec));
                     }
                     // At the end of the caller's time, the answer gets a little more time.
-                    enqueue_by = enqueue_by.max(shared.clock.now().after(LAST_MOMENT));
-                    fresh = None;
-                }
-                if !budget.waits
-                    && let Some(left) = shared.left(spec.name)
-                {
-                    // On the heap, because this happens seldom.
-                    Box::pin(shared.by(budget.give_up, left.gone())).await;
                     enqueue_by = enqueue_by.max(shared.clock.now().after(LAST_MOMENT));
                     fresh = None;
                 }

@@ -158,7 +158,7 @@ impl Pending {
         }
     }
 
-    #[cfg(all(test, lockcore_loom))]
+    #[cfg(test)]
     pub(crate) fn answered(&mut self, answer: Enqueued, sent: Sent) -> Result<Progress, Error> {
         self.asked.answered(&self.shared, &self.lease, answer, sent)
     }

@@ -4,20 +4,26 @@ use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Waker};
+use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 
+use crate::acquire::lanes::{Arrived, Handover, Lanes};
+use crate::acquire::pending::{Pending, Progress};
+use crate::backend::{self, memory::Memory};
 use crate::backend::{
     Answer, Backend, Capability, Connection, Departure, Enqueued, EventSink, Released, Renewed,
-    TicketInfo, Wake,
+    TicketInfo,
 };
+use crate::client::lease::Lease;
+use crate::client::settings::{Defaults, Settings};
+use crate::client::shared::Shared;
 use crate::clock::Clock;
 use crate::locks::Locks;
-use crate::name::Name;
-use crate::options::Wait;
-use crate::request::Request;
+use crate::name::{Name, Namespace};
+use crate::options::{Fair, Wait};
+use crate::request::{FULL, Request};
 
 const TTL: Duration = Duration::from_secs(10);
 
@@ -114,7 +120,7 @@ async fn a_leader_that_has_lost_its_place_and_is_not_polled_is_replaced() {
 
     clock.suspend(2 * TTL);
     for sink in &*events.lock().expect("no panic") {
-        sink.granted(Wake::new(in_line.id, 7));
+        sink.granted(backend::Wake::new(in_line.id, 7));
     }
     assert!(is_pending(starved.as_mut()));
     next(&mut requests).await;
@@ -132,4 +138,74 @@ async fn a_leader_that_has_lost_its_place_and_is_not_polled_is_replaced() {
 
     next(&mut requests).await;
     other.abort();
+}
+
+/// Tells whether the lanes answer while the waker is called.
+struct Asks {
+    lanes: Arc<Lanes>,
+    name: Name,
+    answered: Mutex<Option<bool>>,
+}
+
+impl Wake for Asks {
+    fn wake(self: Arc<Self>) {
+        let (tell, told) = std::sync::mpsc::channel();
+        let (lanes, name) = (Arc::clone(&self.lanes), self.name.clone());
+        std::thread::spawn(move || tell.send(lanes.waiting(&name)));
+        let answer = told.recv_timeout(Duration::from_secs(5));
+        *self.answered.lock().expect("no panic") = Some(answer.is_ok());
+    }
+}
+
+/// A caller that does not wait for holders waits for the release of a ticket, and another caller goes
+/// on with this ticket. There is no keeper here, so the release does not begin.
+#[tokio::test]
+async fn who_waits_for_a_release_is_woken_when_no_mutex_is_held() {
+    let memory = Arc::new(Memory::new(Clock::BOOT));
+    let settings = Settings {
+        defaults: Defaults {
+            ttl: TTL,
+            wait: Wait::Forever,
+            fair: Fair::Local(TTL),
+            through_outages: false,
+        },
+        ..Settings::of_tests()
+    };
+    let here = tokio::runtime::Handle::current();
+    let shared = Arc::new(Shared::new(memory, settings, here, |_, _| ()).expect("a client"));
+    let lanes = Lanes::new(&shared);
+    let name = Name::new(Namespace::new("test").expect("valid"), "a").expect("valid");
+    let arrive = || lanes.arrive(&name, TTL, true, false, shared.clock.now());
+    let Arrived::Given(Handover::Leader(leader)) = arrive() else {
+        panic!("there is somebody already");
+    };
+    let id = shared.new_id().expect("an id");
+    let request = Request::new(name.clone(), id, FULL, FULL, TTL);
+    let lease = Arc::new(Lease::new(Arc::new(request), true));
+    let mut pending = Pending::of(&shared, lease).expect("open");
+    let granted = Enqueued::Granted {
+        ticket: 7,
+        valid_for: TTL,
+    };
+    let granted = pending.answered(granted, shared.sent_now());
+    let Ok(Progress::Granted(since)) = granted else {
+        panic!("{granted:?}");
+    };
+    let lease = pending.into_lease().expect("collected");
+    drop(leader.granted(lease, since));
+    let asks = Arc::new(Asks {
+        lanes: Arc::clone(&lanes),
+        name: name.clone(),
+        answered: Mutex::default(),
+    });
+    let waker = Waker::from(Arc::clone(&asks));
+    let mut gone = pin!(shared.left(&name).expect("its release is due").gone());
+    let polled = gone.as_mut().poll(&mut Context::from_waker(&waker));
+    assert!(polled.is_pending());
+
+    let goes_on = arrive();
+
+    assert!(matches!(goes_on, Arrived::Given(Handover::Share(_))));
+    let answered = *asks.answered.lock().expect("no panic");
+    assert_eq!(answered, Some(true), "a mutex was held");
 }

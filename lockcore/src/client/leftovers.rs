@@ -1,6 +1,7 @@
 //! The tickets that nobody of this client uses any more and that may still be at the store, by name.
-//! A caller that does not wait for holders must not be refused because of them, so it waits until
-//! they are gone. Removing them is the work of the [keeper](super::keeper).
+//! A caller that does not wait for holders must not be refused because of them. So when the store has
+//! refused it, it waits until they are gone, and asks again. Removing them is the work of the
+//! [keeper](super::keeper).
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -22,6 +22,10 @@ use crate::request::Id;
 /// How many tickets one round checks for the [sweep](Table::sweep). This many take some 100 µs.
 const SWEPT: usize = 1_000;
 
+/// How many clean-ups are searched for a ticket that was given back a moment ago. A caller that comes
+/// right after that finds it, and others do not wait for the search.
+const FEW: usize = 16;
+
 /// How long a warning about an overload is not repeated.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
 
@@ -142,7 +146,7 @@ impl Table {
         for cleanup in &round.cleanups {
             if let Some(ended) = cleanup.ended {
                 // Nobody is known to be behind it, but somebody may come.
-                let nobody = self.turns.end(cleanup.request.id, ended);
+                let nobody = self.turns.end(cleanup.request.id, |_| false, ended);
                 debug_assert!(nobody.is_none(), "it is not in the table");
             }
         }
@@ -462,17 +466,16 @@ impl Table {
     }
 
     /// Takes a ticket of this name back from the clean-ups, if its release has not begun and
-    /// `goes_on` allows it. The ticket is held again.
+    /// `goes_on` allows it. The ticket is held again. Returns the clean-up, whose drop runs wakers.
+    /// So the caller drops it when no mutex is held.
     ///
-    /// This looks at a few clean-ups only, the latest first: a caller that has just ended its use
-    /// finds it, and others do not wait for the search.
+    /// This looks at [a few](FEW) clean-ups only, the latest first.
     pub(crate) fn take_back(
         &mut self,
         name: &Name,
         epoch: u64,
         goes_on: impl FnOnce(&Arc<Lease>) -> bool,
-    ) -> Option<Arc<Lease>> {
-        const FEW: usize = 16;
+    ) -> Option<Cleanup> {
         if self.phase != Phase::Open || self.cleanups.is_empty() || !self.leftovers.has(name) {
             return None;
         }
@@ -483,12 +486,11 @@ impl Table {
         if !lease.is_confirmed_in(epoch) || !goes_on(&lease) {
             return None;
         }
-        self.cleanups.remove(at);
         self.cleanups_open -= 1;
         let mut tracked = Tracked::new(&lease, epoch);
         tracked.stage = Stage::Held;
         self.leases.insert(lease.request.id, tracked);
-        Some(lease)
+        Some(self.cleanups.remove(at))
     }
 
     /// Notes that a ticket that may have waited is held now.
@@ -507,6 +509,16 @@ impl Table {
     /// whether the waiter holds because of that.
     #[must_use]
     pub(crate) fn follow(&mut self, ahead: Id, follower: &Arc<Lease>) -> bool {
+        // The ticket ahead may have been given back a moment ago. Then nobody goes on with it, because
+        // it ends now.
+        let few = self.cleanups.len().saturating_sub(FEW);
+        let is_it = |cleanup: &&mut Cleanup| cleanup.may_go_on && cleanup.request.id == ahead;
+        if let Some(cleanup) = self.cleanups[few..].iter_mut().find(is_it)
+            && cleanup.ended.take().is_some()
+        {
+            cleanup.may_go_on = false;
+            return true;
+        }
         let is_known = |id| self.leases.contains_key(&id);
         self.turns.follow(ahead, is_known, follower)
     }
@@ -519,7 +531,8 @@ impl Table {
         // A ticket that was given back by the keeper, for example in a shutdown, is not here any
         // more. It may be in use by a job that does not stop.
         let is_held = tracked.stage == Stage::Held;
-        is_held.then(|| self.turns.end(id, now)).flatten()
+        let is_known = |id| self.leases.contains_key(&id);
+        is_held.then(|| self.turns.end(id, is_known, now)).flatten()
     }
 
     /// Notes that the user of a held lease is releasing it. The time of the next check does not

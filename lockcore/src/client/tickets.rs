@@ -335,17 +335,19 @@ impl Shared {
 
     /// Takes a ticket of this name back that was given back a moment ago, if its release has not
     /// begun and `goes_on` allows it. Nobody else can have held the lock meanwhile, because the
-    /// ticket has never left the line.
+    /// ticket has never left the line. The caller drops the clean-up when it holds no mutex.
     pub(crate) fn take_back(
         &self,
         name: &Name,
         goes_on: impl FnOnce(&Arc<Lease>) -> bool,
-    ) -> Option<Arc<Lease>> {
+    ) -> Option<Cleanup> {
         let mut table = self.table();
-        let lease = table.take_back(name, self.epoch(), goes_on)?;
-        let due = Self::renewal_time(&lease, lease.given());
-        self.set_recheck(&mut table, lease.request.id, due);
-        Some(lease)
+        let cleanup = table.take_back(name, self.epoch(), goes_on)?;
+        if let Some(lease) = &cleanup.held {
+            let due = Self::renewal_time(lease, lease.given());
+            self.set_recheck(&mut table, lease.request.id, due);
+        }
+        Some(cleanup)
     }
 
     /// The tickets of this name that the keeper has to remove at this moment.

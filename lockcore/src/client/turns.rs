@@ -85,10 +85,20 @@ impl Turns {
         self.behind.contains_key(&id)
     }
 
-    /// The last user of a ticket is done. Returns the lease that holds because of this.
+    /// The last user of a ticket is done. Returns the lease that holds because of this. `is_known`
+    /// is that of [`follow`](Self::follow).
     #[must_use]
-    pub(super) fn end(&mut self, id: Id, now: Instant) -> Option<Arc<Lease>> {
-        let next = self.behind.remove(&id);
+    pub(super) fn end(
+        &mut self,
+        id: Id,
+        is_known: impl Fn(Id) -> bool,
+        now: Instant,
+    ) -> Option<Arc<Lease>> {
+        // If the one behind has given up, the ticket may let in one that comes later.
+        let next = self
+            .behind
+            .remove(&id)
+            .filter(|next| is_known(next.request.id));
         if next.is_none() {
             let until = now.after(REMEMBERED);
             self.ended.insert(id, until);
@@ -129,7 +139,9 @@ mod tests {
         assert!(!turns.follow(ahead, |_| true, &first));
         assert!(!turns.follow(ahead, |_| true, &second));
 
-        let next = turns.end(ahead, at(1)).expect("nobody was let in");
+        let next = turns
+            .end(ahead, |_| true, at(1))
+            .expect("nobody was let in");
 
         assert!(Arc::ptr_eq(&next, &first));
         assert!(!turns.follow(ahead, |_| false, &second), "it let in two");
@@ -139,7 +151,7 @@ mod tests {
     fn a_ticket_that_has_ended_lets_in_one_that_comes_later() {
         let ((ahead, _), (_, late), (_, later)) = (waits(), waits(), waits());
         let mut turns = Turns::default();
-        assert!(turns.end(ahead, at(1)).is_none());
+        assert!(turns.end(ahead, |_| true, at(1)).is_none());
 
         assert!(turns.follow(ahead, |_| true, &late));
         assert!(!turns.follow(ahead, |_| true, &later), "it let in two");
@@ -165,19 +177,32 @@ mod tests {
 
         assert!(!turns.follow(ahead, |id| id != gone, &next));
 
-        let let_in = turns.end(ahead, at(1)).expect("nobody was let in");
+        let let_in = turns
+            .end(ahead, |_| true, at(1))
+            .expect("nobody was let in");
         assert!(Arc::ptr_eq(&let_in, &next));
+    }
+
+    #[test]
+    fn a_follower_that_has_given_up_does_not_use_up_the_turn() {
+        let ((ahead, _), (gone, gave_up), (_, later)) = (waits(), waits(), waits());
+        let mut turns = Turns::default();
+        assert!(!turns.follow(ahead, |_| true, &gave_up));
+
+        assert!(turns.end(ahead, |id| id != gone, at(1)).is_none());
+
+        assert!(turns.follow(ahead, |_| false, &later));
     }
 
     #[test]
     fn what_has_ended_is_forgotten() {
         let ((first, _), (second, follower)) = (waits(), waits());
         let mut turns = Turns::default();
-        assert!(turns.end(first, at(1)).is_none());
-        assert!(turns.end(second, at(2)).is_none());
+        assert!(turns.end(first, |_| true, at(1)).is_none());
+        assert!(turns.end(second, |_| true, at(2)).is_none());
         assert!(!turns.follow(first, |_| false, &follower));
         for _ in 0..MOST_REMEMBERED {
-            assert!(turns.end(waits().0, at(2)).is_none());
+            assert!(turns.end(waits().0, |_| true, at(2)).is_none());
         }
         assert!(!turns.follow(second, |_| false, &follower));
         assert_eq!(turns.ended.len(), turns.forget.len());

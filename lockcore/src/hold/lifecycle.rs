@@ -81,8 +81,8 @@ pub(crate) type InnerPermits = OwnedSemaphorePermit;
 /// the store's answer. The memory store needs no thread: there the drop itself releases the lock.
 ///
 /// A later request of the same client is not refused because this release has not reached the store
-/// yet. [`try_acquire`](crate::Lock::try_acquire) waits for the release, or goes on with the ticket
-/// if the release has not begun.
+/// yet. [`try_acquire`](crate::Lock::try_acquire) then waits for the release, or goes on with the
+/// ticket if the release has not begun.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]

@@ -360,8 +360,10 @@ fn a_ticket_is_taken_back_until_its_release_begins() {
         "a gap"
     );
     let taken = table.take_back(&name, EPOCH, |_| true).unwrap();
-    assert!(Arc::ptr_eq(&taken, &lease));
+    assert!(Arc::ptr_eq(taken.held.as_ref().unwrap(), &lease));
     assert_eq!(table.leases[&id].stage, Stage::Held);
+    assert!(table.leftovers.of(&name).is_some(), "its wakers have run");
+    drop(taken);
     assert!(table.leftovers.of(&name).is_none() && table.cleanups_open == 0);
     assert!(table.take_round(at(101), EPOCH, false).cleanups.is_empty());
 
@@ -398,17 +400,28 @@ fn a_ticket_that_has_let_another_in_is_not_taken_back() {
     assert!(table.take_back(&name, EPOCH, |_| true).is_none());
 }
 
-/// A ticket that may go on has not ended. It ends when its release begins, and then lets in one that
-/// comes later.
+/// A ticket that may go on has not ended. It ends when its release begins, or when one behind it is
+/// known. Then nobody goes on with it.
 #[test]
-fn a_ticket_that_may_be_taken_back_lets_nobody_in() {
+fn a_ticket_that_was_given_back_lets_in_one_that_comes_later_or_goes_on() {
     let mut table = table(64);
-    let lease = hold(&mut table, 1, Duration::from_secs(10)).remove(0);
+    let leases = hold(&mut table, 2, Duration::from_secs(10));
     let late = Arc::new(lease::tests::lease_for(Duration::from_secs(10)));
-    give_back(&mut table, &lease);
+    for lease in &leases {
+        lease.confirm(EPOCH);
+        give_back(&mut table, lease);
+    }
+    let [first, second] = [0, 1].map(|at| leases[at].request.clone());
 
-    assert!(!table.follow(lease.request.id, &late));
+    assert!(table.follow(first.id, &late));
+    assert!(!table.follow(first.id, &late), "it has let in two");
+    let mut goes_on = Vec::new();
+    while let Some(taken) = table.take_back(&first.name, EPOCH, |_| true) {
+        goes_on.push(taken.request.id);
+    }
+    assert_eq!(goes_on, [second.id], "two hold");
+
+    give_back(&mut table, &leases[1]);
     drop(table.take_round(at(101), EPOCH, false));
-
-    assert!(table.follow(lease.request.id, &late));
+    assert!(table.follow(second.id, &late));
 }
