@@ -157,8 +157,7 @@ impl Link {
 
     /// Deletes a key. Returns whether it was there.
     ///
-    /// Servers whose disk quota is used up take this, and older ones take no transaction, not even
-    /// one that only deletes.
+    /// Servers whose disk quota is used up take this.
     pub(super) async fn delete(&self, key: &str) -> Result<bool, Status> {
         let question = DeleteRequest { key: key.into() };
         let answer = self.call("/etcdserverpb.KV/DeleteRange", question).await;
