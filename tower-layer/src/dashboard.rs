@@ -9,20 +9,22 @@ mod page;
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use futures_util::{Stream, stream};
+use futures_util::stream;
 use http::header::{
     ACCEPT, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, LOCATION, SET_COOKIE, VARY,
 };
 use http::{HeaderMap, HeaderValue, StatusCode};
-use lockcore::Locks;
+use lockcore::{Error, ErrorKind, Locks};
+use tokio::sync::Mutex;
+use tokio::time::Instant;
 
 use form::{Action, Form, Refused};
 use look::{Look, Wanted};
@@ -32,11 +34,13 @@ use page::Page;
 const WITHIN: Duration = Duration::from_secs(30);
 /// A stream of changes ends after this time, and the browser opens another one. So a server that
 /// waits for the end of its requests before it stops does not wait for longer.
-const LONGEST_STREAM: Duration = Duration::from_secs(20);
-/// After this time the browser opens another stream.
-const AGAIN: Duration = Duration::from_millis(100);
-/// A look that took long is followed by a pause of this many times as long.
+const LONGEST_STREAM: Duration = Duration::from_secs(4);
+/// After this time the browser opens another stream. A server that stops then takes no new ones.
+const AGAIN: Duration = Duration::from_secs(1);
+/// A look of a stream is followed by a pause of this many times as long, for all streams.
 const PAUSES: u32 = 4;
+/// An error that comes within this time is shown to the operator who asks a holder for its lock.
+const AT_ONCE: Duration = Duration::from_secs(1);
 /// The largest form.
 const MOST_BYTES: usize = 64 * 1024;
 
@@ -51,9 +55,10 @@ const MOST_BYTES: usize = 64 * 1024;
 /// With [`actions`](Self::actions), an operator can ask a holder for its lock, and take a lock away.
 /// Each is confirmed on a page of its own. A form of another site is refused.
 ///
-/// Each page that somebody looks at costs the store a request for each name and each
-/// [look](Self::every). If this takes long, the looks are less frequent, so that one page uses at
-/// most a fifth of the time of one connection. At most 500 names are shown.
+/// A page that somebody looks at costs the store a request for each name and each
+/// [look](Self::every). If looks take long, they are less frequent, so that all pages together use at
+/// most a fifth of the time of one connection. A page in a hidden tab asks for nothing. At most 500
+/// names, and 500 tickets of a line, are shown.
 ///
 /// ```no_run
 /// use axum::Router;
@@ -115,11 +120,12 @@ impl Dashboard {
     {
         Router::new()
             .route("/", get(show).post(act))
-            .with_state(Arc::new(self))
+            .with_state(Arc::new(Served {
+                dashboard: self,
+                not_before: Mutex::new(Instant::now()),
+            }))
     }
-}
 
-impl Dashboard {
     async fn look(&self, wanted: &Wanted) -> Look {
         look::look(&self.locks, &self.prefix, wanted).await
     }
@@ -134,13 +140,34 @@ impl Dashboard {
     }
 }
 
-async fn show(State(dashboard): State<Arc<Dashboard>>, request: Request) -> Response {
+/// What the requests share.
+#[derive(Debug)]
+struct Served {
+    dashboard: Dashboard,
+    /// The streams look one after the other, and not before this time.
+    not_before: Mutex<Instant>,
+}
+
+impl Served {
+    /// A look of a stream, which waits for its turn. If the future is dropped, the next stream looks.
+    async fn look_in_turn(&self, wanted: &Wanted) -> Look {
+        let mut not_before = self.not_before.lock().await;
+        tokio::time::sleep_until(*not_before).await;
+        let began = Instant::now();
+        let look = self.dashboard.look(wanted).await;
+        *not_before = Instant::now() + began.elapsed() * PAUSES;
+        look
+    }
+}
+
+async fn show(State(served): State<Arc<Served>>, request: Request) -> Response {
+    let dashboard = &served.dashboard;
     let wanted = Wanted::of(request.uri().query().unwrap_or_default());
     if !wanted.is_below(&dashboard.prefix) {
         return refused(StatusCode::NOT_FOUND, "this page does not show this name");
     }
     if wants_events(request.headers()) {
-        return events(dashboard, wanted).into_response();
+        return events(served, wanted).into_response();
     }
     let look = dashboard.look(&wanted).await;
     let nonce = form::draw();
@@ -182,35 +209,37 @@ fn wants_events(headers: &HeaderMap) -> bool {
 }
 
 /// The table of the page, at each change. The browser drops the stream when the page is left.
-fn events(
-    dashboard: Arc<Dashboard>,
-    wanted: Wanted,
-) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
+fn events(served: Arc<Served>, wanted: Wanted) -> Response {
     let ends = Instant::now() + LONGEST_STREAM;
-    let begin = (dashboard, wanted, String::new(), Duration::ZERO);
+    let begin = (served, wanted, String::new(), Duration::ZERO);
     let changes = stream::unfold(
         begin,
-        move |(dashboard, wanted, before, mut pause)| async move {
+        move |(served, wanted, mut shown, mut pause)| async move {
             loop {
+                tokio::time::sleep(pause).await;
                 if Instant::now() >= ends {
                     return None;
                 }
-                tokio::time::sleep(pause).await;
-                let began = Instant::now();
-                let look = dashboard.look(&wanted).await;
-                pause = dashboard.every.max(began.elapsed() * PAUSES);
-                let now = page::table(dashboard.page(&wanted, &look)).into_string();
-                if now != before {
-                    let event = Event::default().retry(AGAIN).data(&now);
-                    return Some((Ok(event), (dashboard, wanted, now, pause)));
+                let look = served.look_in_turn(&wanted).await;
+                pause = served.dashboard.every;
+                let now = page::table(served.dashboard.page(&wanted, &look)).into_string();
+                if now != shown {
+                    shown.clone_from(&now);
+                    let event = Event::default().retry(AGAIN).data(now);
+                    return Some((Ok::<_, Infallible>(event), (served, wanted, shown, pause)));
                 }
             }
         },
     );
-    Sse::new(changes).keep_alive(KeepAlive::default())
+    let mut response = Sse::new(changes).into_response();
+    // nginx would keep the events until it has many.
+    let headers = response.headers_mut();
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
 }
 
-async fn act(State(dashboard): State<Arc<Dashboard>>, request: Request) -> Response {
+async fn act(State(served): State<Arc<Served>>, request: Request) -> Response {
+    let dashboard = &served.dashboard;
     if !dashboard.actions {
         return read_only();
     }
@@ -230,24 +259,37 @@ async fn act(State(dashboard): State<Arc<Dashboard>>, request: Request) -> Respo
     } = form;
     let back = page::link(&[("name", &name)]);
     let locks = dashboard.locks.clone();
-    match action {
-        // The holder may take its time. The page shows that it was asked.
-        Action::Revoke => {
-            tokio::spawn(async move {
-                if let Err(error) = locks.revoke(&name, ticket, WITHIN, &why).await {
-                    tracing::warn!(%error, "a holder was asked for its lock, and has it still");
-                }
-            });
-        }
-        Action::Release => {
-            if let Err(error) = locks.force_release(&name, ticket).await {
-                return refused(StatusCode::SERVICE_UNAVAILABLE, &error.to_string());
-            }
-        }
+    let done = match action {
+        Action::Revoke => ask(locks, name, ticket, why).await,
+        Action::Release => locks.force_release(&name, ticket).await.map(|_| ()),
+    };
+    if let Err(error) = done {
+        let status = match error.kind() {
+            ErrorKind::Config => StatusCode::BAD_REQUEST,
+            _ => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        return refused(status, &error.to_string());
     }
     match HeaderValue::try_from(back) {
         Ok(back) => (StatusCode::SEE_OTHER, [(LOCATION, back)]).into_response(),
         Err(_) => StatusCode::NO_CONTENT.into_response(),
+    }
+}
+
+/// Asks a holder for its lock. The holder may take its time: the page shows that it was asked. If
+/// this future is dropped, the holder is asked all the same.
+async fn ask(locks: Locks, name: String, ticket: u64, why: String) -> Result<(), Error> {
+    let asked = tokio::spawn(async move {
+        let asked = locks.revoke(&name, ticket, WITHIN, &why).await;
+        if let Err(error) = &asked {
+            tracing::warn!(%error, "a holder was asked for its lock, and has it still");
+        }
+        asked.map(|_| ())
+    });
+    match tokio::time::timeout(AT_ONCE, asked).await {
+        Ok(Ok(asked)) => asked,
+        // It goes on, or the runtime stops.
+        Err(_) | Ok(Err(_)) => Ok(()),
     }
 }
 

@@ -100,24 +100,33 @@ async fn the_page_loads_nothing_and_is_kept_nowhere() {
     assert!(!text.contains("://"), "{text}");
 }
 
+async fn stream(page: &Router) -> Body {
+    let events = Request::get("/locks?name=order:1").header(header::ACCEPT, "text/event-stream");
+    let response = ask(page, events.body(Body::empty()).unwrap()).await;
+    assert_eq!(
+        response.headers()[header::CONTENT_TYPE],
+        "text/event-stream"
+    );
+    response.into_body()
+}
+
 #[tokio::test]
 async fn a_change_is_pushed_to_a_page_that_is_open() {
     let locks = Locks::connect("memory:").unwrap();
     let guard = held(&locks, "order:1").await;
     let page = router(Dashboard::new(locks.clone()).every(Duration::ZERO));
-    let events = Request::get("/locks?name=order:1").header(header::ACCEPT, "text/event-stream");
-    let response = ask(&page, events.body(Body::empty()).unwrap()).await;
-    assert_eq!(
-        response.headers()[header::CONTENT_TYPE],
-        "text/event-stream"
-    );
-    let mut body = response.into_body();
+    let mut body = stream(&page).await;
+    // A browser opens the next stream when one ends.
     let mut pushed = async |part: &str| {
         let mut all = String::new();
         while !all.contains(part) {
-            let frame = tokio::time::timeout(SOON, body.frame()).await;
-            let data = frame.expect(part).unwrap().unwrap().into_data().unwrap();
-            all.push_str(std::str::from_utf8(&data).unwrap());
+            match tokio::time::timeout(SOON, body.frame()).await.expect(part) {
+                Some(frame) => {
+                    let data = frame.unwrap().into_data().unwrap();
+                    all.push_str(std::str::from_utf8(&data).unwrap());
+                }
+                None => body = stream(&page).await,
+            }
         }
     };
     pushed("holds").await;
@@ -162,7 +171,8 @@ async fn a_form_that_is_not_of_this_page_is_refused() {
     let (_, without) = fields.split_once('&').unwrap();
     let other = format!("token={}&{without}", "0".repeat(32));
     let empty = format!("token=&{without}");
-    let forged: [(&str, &[(&str, &str)]); 6] = [
+    let from = |origin| [("cookie", &*cookie), ("host", "a.test"), ("origin", origin)];
+    let forged: [(&str, &[(&str, &str)]); 8] = [
         (&fields, &[]),
         (without, &[("cookie", &cookie)]),
         (&other, &[("cookie", &cookie)]),
@@ -175,6 +185,8 @@ async fn a_form_that_is_not_of_this_page_is_refused() {
             &fields,
             &[("cookie", &cookie), ("sec-fetch-site", "same-site")],
         ),
+        (&fields, &from("http://b.a.test")),
+        (&fields, &from("null")),
     ];
 
     for (fields, headers) in forged {
@@ -187,7 +199,7 @@ async fn a_form_that_is_not_of_this_page_is_refused() {
     }
 
     guard.ensure(Duration::ZERO).await.unwrap();
-    let headers = [("cookie", &*cookie), ("sec-fetch-site", "same-origin")];
+    let headers = from("http://a.test");
     let response = ask(&page, post(&fields, &headers)).await;
     assert_eq!(response.status(), StatusCode::SEE_OTHER);
     assert_eq!(response.headers()[header::LOCATION], "?name=order%3A1");
@@ -213,6 +225,22 @@ async fn a_holder_that_is_asked_learns_why() {
             .await
             .contains(": deploy")
     );
+}
+
+#[tokio::test]
+async fn an_operator_learns_at_once_that_a_holder_cannot_be_asked() {
+    let locks = Locks::connect("memory:").unwrap();
+    let _guard = held(&locks, "order:1").await;
+    let ticket = ticket(&locks, "order:1").await;
+    let page = router(Dashboard::new(locks).actions(true));
+    let (cookie, fields) = question(&page, "order:1", ticket, "revoke").await;
+
+    let fields = format!("{fields}&why={}", "%C3%BC".repeat(40));
+    let response = ask(&page, post(&fields, &[("cookie", &cookie)])).await;
+
+    assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+    let text = text(response).await;
+    assert!(text.contains("64 bytes"), "{text}");
 }
 
 #[tokio::test]

@@ -2,11 +2,12 @@
 //! cookie and puts the same token into its form. Another site can send a form with the cookie, but
 //! cannot read the cookie, so it does not know the token. The cookie is not sent with requests of
 //! other sites at all by browsers that know `SameSite`, and `Sec-Fetch-Site` says where a request
-//! comes from in browsers of our day. The token is in no memory of the server, so another replica
-//! may get the form.
+//! comes from in browsers of our day. Without TLS they do not send it, and another host of the same
+//! domain can set the cookie: so then the `Origin` must be this host. The token is in no memory of the
+//! server, so another replica may get the form.
 
 use http::HeaderMap;
-use http::header::COOKIE;
+use http::header::{COOKIE, HOST, ORIGIN};
 
 const NAME: &str = "lockcore-form";
 const DIGITS: usize = 32;
@@ -46,9 +47,10 @@ pub(super) struct Form {
 
 impl Form {
     pub(super) fn read(headers: &HeaderMap, body: &[u8]) -> Result<Self, Refused> {
-        let from = headers.get("sec-fetch-site");
-        if from.is_some_and(|from| from != "same-origin") {
-            return Err(Refused("the form is of another site"));
+        if !is_from_here(headers) {
+            return Err(Refused(
+                "the form is of another site (or a proxy changes the Host header: let it pass)",
+            ));
         }
         let field = |wanted: &str| {
             let mut fields = form_urlencoded::parse(body);
@@ -71,6 +73,21 @@ impl Form {
         };
         form().ok_or(Refused("the form is incomplete"))
     }
+}
+
+/// Whether the browser says that the form is of this site. Without `Sec-Fetch-Site` and `Origin` it
+/// says nothing, and the token decides.
+fn is_from_here(headers: &HeaderMap) -> bool {
+    if let Some(from) = headers.get("sec-fetch-site") {
+        return from == "same-origin";
+    }
+    let Some(origin) = headers.get(ORIGIN) else {
+        return true;
+    };
+    let host = headers.get(HOST).and_then(|host| host.to_str().ok());
+    let origin = origin.to_str().ok();
+    let origin = origin.and_then(|origin| origin.split_once("://"));
+    origin.is_some_and(|(_, origin)| Some(origin) == host)
 }
 
 /// The token in the cookie of a request.

@@ -11,9 +11,10 @@ use super::look::{Look, MOST_NAMES, Used, Wanted};
 
 const STYLE: &str = include_str!("style.css");
 
-/// Replaces the table at each change. The server has escaped what is in it.
-const SCRIPT: &str = "const live = document.getElementById('live');\
-    new EventSource(location.href).onmessage = event => { live.innerHTML = event.data };";
+const SCRIPT: &str = include_str!("live.js");
+
+/// How many places of a line are shown.
+const MOST_PLACES: usize = 500;
 
 /// What a page shows.
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +69,9 @@ pub(super) fn whole(page: Page<'_>, nonce: &str, token: Option<&str>) -> Markup 
                         (question(action, ticket, name, token, look))
                     }
                     _ => {
+                        p.wrong id="stale" role="status" hidden {
+                            "Not live: the server does not answer. Load the page again."
+                        }
                         main id="live" { (table(page)) }
                         script nonce=(nonce) { (PreEscaped(SCRIPT)) }
                     }
@@ -99,7 +103,7 @@ fn names_table(names: &[Used], more: bool) -> Markup {
                     th { "Name" }
                     th.number { "Holders" }
                     th.number { "Waiters" }
-                    th.wide { "Held for" }
+                    th.wide { "Since" }
                     th { "Longest wait" }
                     th.wide { "Held by" }
                 } }
@@ -152,7 +156,12 @@ fn line_table(line: &[TicketInfo], name: &str, actions: bool) -> Markup {
                     th.wide { "Asked for by" }
                     @if actions { th { "" } }
                 } }
-                tbody { @for place in line { (place_row(place, name, actions)) } }
+                tbody { @for place in line.iter().take(MOST_PLACES) {
+                    (place_row(place, name, actions))
+                } }
+            }
+            @if line.len() > MOST_PLACES {
+                p { "Only the first " (MOST_PLACES) " of " (line.len()) " places are shown." }
             }
         }
     }
@@ -211,9 +220,9 @@ fn question(action: Action, ticket: u64, name: &str, token: &str, look: &Look) -
                              finish. Then its work is stopped, and the next in line gets the lock."
                         },
                         Action::Release => p {
-                            "Take this lock away from " strong { (owner(place)) } "? Until its next \
-                             renewal it may go on, while the next one works already. If it is alive, \
-                             ask for the lock instead."
+                            "Take this lock away from " strong { (owner(place)) } "? The next one \
+                             in line gets it at once. The owner may go on until its client learns of \
+                             the loss, at its next renewal. If it is alive, ask for the lock instead."
                         },
                     }
                     input type="hidden" name="token" value=(token);
@@ -221,7 +230,7 @@ fn question(action: Action, ticket: u64, name: &str, token: &str, look: &Look) -
                     input type="hidden" name="ticket" value=(ticket);
                     input type="hidden" name="action" value=(action.text());
                     @if action == Action::Revoke {
-                        p { label { "Why " input name="why" maxlength="60"; } }
+                        p { label { "Why " input name="why" maxlength="64"; } }
                     }
                     button { @match action {
                         Action::Revoke => "Ask for the lock",
