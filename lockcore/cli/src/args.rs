@@ -318,7 +318,8 @@ pub(crate) enum Counter {
 ///
 /// The names are its own, and nothing of them stays in use. The two clients are in this process, on
 /// one thread, and take locks in strict order. A store that others use at the same time gets the
-/// load too.
+/// load too. On SQLite, a client learns of a change in its own process at once, and of one in
+/// another process only when it looks again: there a hand-over between processes takes longer.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Bench {
     /// How long to measure in all

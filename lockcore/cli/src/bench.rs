@@ -20,10 +20,10 @@ const PAIRS_HELD: u32 = 4;
 const SHORTEST_HOLD: Duration = Duration::from_millis(2);
 const PARTS: u32 = 4;
 
-const HEADS: [&str; 5] = ["", "a second", "p50 ms", "p99 ms", "longest ms"];
+const HEADS: [&str; 6] = ["", "times", "a second", "p50 ms", "p99 ms", "longest ms"];
 
 /// Measures with two clients, which take locks in strict order.
-pub(crate) async fn bench(clients: &[Locks; 2], bench: Bench) -> Result<(), Exit> {
+pub(crate) async fn bench(clients: [&Locks; 2], bench: Bench) -> Result<(), Exit> {
     let time = bench.time / PARTS;
     let name = &name_of_its_own("bench");
     let [one, other] = clients;
@@ -35,32 +35,34 @@ pub(crate) async fn bench(clients: &[Locks; 2], bench: Bench) -> Result<(), Exit
         show::line(&row(HEADS.map(Into::into)))?;
     }
 
-    let until = Instant::now() + time;
-    let pairs = pairs(one, name, until).await?;
-    let pairs = Outcome::of("take and release, again and again", Some(time), pairs);
-    let hold = SHORTEST_HOLD.max(pairs.p50 * PAIRS_HELD);
+    let began = Instant::now();
+    let pairs = pairs(one, name, began + time).await?;
+    let pairs = Outcome::of("take and release, again and again", began.elapsed(), pairs);
+    let hold = SHORTEST_HOLD.max(pairs.p50.unwrap_or_default() * PAIRS_HELD);
     report(&bench, &pairs)?;
 
-    let until = Instant::now() + time;
+    let began = Instant::now();
     let names: Vec<_> = (0..bench.tasks)
         .map(|task| format!("{name}-{task}"))
         .collect();
-    let all = try_join_all(names.iter().map(|name| self::pairs(one, name, until))).await?;
+    let each = names
+        .iter()
+        .map(|name| self::pairs(one, name, began + time));
+    let all = try_join_all(each).await?.concat();
     let what = format!("the same, {} names at once", bench.tasks);
-    report(&bench, &Outcome::of(&what, Some(time), all.concat()))?;
+    report(&bench, &Outcome::of(&what, began.elapsed(), all))?;
 
-    let until = Instant::now() + time;
-    let took = hand_overs(one, other, name, hold, until).await?;
-    report(
-        &bench,
-        &Outcome::of("from a release to the next client", None, took),
-    )?;
+    let took = hand_overs(one, other, name, hold, Instant::now() + time).await?;
+    // The holders have waited on purpose, so the number in a second says nothing.
+    let mut outcome = Outcome::of("from a release to the next client", time, took);
+    outcome.per_second = None;
+    report(&bench, &outcome)?;
 
-    let until = Instant::now() + time;
-    let crowd = (0..bench.tasks).map(|task| waits(&clients[task as usize % 2], name, until));
-    let all = try_join_all(crowd).await?;
+    let began = Instant::now();
+    let crowd = (0..bench.tasks).map(|task| waits(clients[task as usize % 2], name, began + time));
+    let all = try_join_all(crowd).await?.concat();
     let what = format!("one name, {} wait in line", bench.tasks);
-    report(&bench, &Outcome::of(&what, Some(time), all.concat()))
+    report(&bench, &Outcome::of(&what, began.elapsed(), all))
 }
 
 async fn pair(locks: &Locks, name: &str) -> Result<(), Error> {
@@ -123,54 +125,63 @@ async fn hand_overs(
     Ok(took.into_inner())
 }
 
+/// The times are `None` if there was no sample.
 #[derive(Serialize)]
 struct Outcome<'a> {
     what: &'a str,
     times: usize,
     #[serde(serialize_with = "seconds")]
-    p50: Duration,
+    p50: Option<Duration>,
     #[serde(serialize_with = "seconds")]
-    p99: Duration,
+    p99: Option<Duration>,
     #[serde(serialize_with = "seconds")]
-    longest: Duration,
-    /// `None` where the holders have waited on purpose.
+    longest: Option<Duration>,
     per_second: Option<f64>,
 }
 
 impl<'a> Outcome<'a> {
-    fn of(what: &'a str, time: Option<Duration>, mut took: Vec<Duration>) -> Self {
+    fn of(what: &'a str, time: Duration, mut took: Vec<Duration>) -> Self {
         took.sort_unstable();
         let at = |share: usize| took.get(took.len() * share / 100).copied();
         Self {
             what,
             times: took.len(),
-            p50: at(50).unwrap_or_default(),
-            p99: at(99).unwrap_or_default(),
-            longest: took.last().copied().unwrap_or_default(),
-            per_second: time.map(|time| took.len() as f64 / time.as_secs_f64()),
+            p50: at(50),
+            p99: at(99),
+            longest: took.last().copied(),
+            per_second: Some(took.len() as f64 / time.as_secs_f64()),
         }
     }
 }
 
-fn seconds<S: serde::Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Error> {
-    to.serialize_f64(time.as_secs_f64())
+#[expect(clippy::ref_option, reason = "serde calls it so")]
+fn seconds<S: serde::Serializer>(time: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
+    time.map(|time| time.as_secs_f64()).serialize(to)
 }
 
 fn report(bench: &Bench, outcome: &Outcome<'_>) -> Result<(), Exit> {
     if bench.json {
         return Ok(show::json(outcome)?);
     }
-    let millis = |time: Duration| format!("{:.2}", time.as_secs_f64() * 1e3);
-    let per_second = outcome.per_second;
-    let per_second = per_second.map_or_else(String::new, |number| format!("{number:.0}"));
-    let [p50, p99, longest] = [outcome.p50, outcome.p99, outcome.longest].map(millis);
-    let cells = [outcome.what.into(), per_second, p50, p99, longest];
+    let or_dash = |number: Option<String>| number.unwrap_or_else(|| "-".into());
+    let millis = |time: Option<Duration>| {
+        or_dash(time.map(|time| format!("{:.2}", time.as_secs_f64() * 1e3)))
+    };
+    let per_second = outcome.per_second.map(|number| format!("{number:.0}"));
+    let cells = [
+        outcome.what.into(),
+        outcome.times.to_string(),
+        or_dash(per_second),
+        millis(outcome.p50),
+        millis(outcome.p99),
+        millis(outcome.longest),
+    ];
     Ok(show::line(&row(cells))?)
 }
 
 /// A row is printed as soon as it is known, so the widths are fixed.
-fn row([what, per_second, p50, p99, longest]: [String; 5]) -> String {
-    format!("{what:<36} {per_second:>9} {p50:>9} {p99:>9} {longest:>11}")
+fn row([what, times, per_second, p50, p99, longest]: [String; 6]) -> String {
+    format!("{what:<36} {times:>7} {per_second:>9} {p50:>9} {p99:>9} {longest:>11}")
 }
 
 #[cfg(test)]
@@ -181,11 +192,14 @@ mod tests {
     fn the_outcome_is_that_of_the_times() {
         let took = (1..=200).rev().map(Duration::from_millis).collect();
 
-        let outcome = Outcome::of("", Some(Duration::from_secs(4)), took);
+        let time = Duration::from_secs(4);
+        let outcome = Outcome::of("", time, took);
 
-        let millis = [outcome.p50, outcome.p99, outcome.longest].map(|time| time.as_millis());
+        let millis = [outcome.p50, outcome.p99, outcome.longest];
+        let millis = millis.map(|time| time.unwrap().as_millis());
         assert_eq!(millis, [101, 199, 200]);
         assert_eq!((outcome.times, outcome.per_second), (200, Some(50.0)));
-        assert_eq!(Outcome::of("", None, Vec::new()).times, 0);
+        let none = Outcome::of("", time, Vec::new());
+        assert_eq!((none.times, none.p50, none.longest), (0, None, None));
     }
 }

@@ -21,11 +21,12 @@ mod top;
 mod watch;
 
 use std::future::Future;
+use std::iter;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{CommandFactory as _, Parser as _};
-use futures_util::future::try_join;
+use futures_util::future::join_all;
 use lockcore::{Fair, Locks};
 use tracing_subscriber::EnvFilter;
 
@@ -61,7 +62,10 @@ fn main() -> ExitCode {
 }
 
 fn with_client(command: Command, namespace: Option<String>) -> Result<ExitCode, Exit> {
-    log_to_standard_error();
+    // A line between the rows of a full screen would damage it.
+    if !matches!(command, Command::Top(_)) {
+        log_to_standard_error();
+    }
     // One thread: the parent-death signal of a command comes when the *thread* ends that has started
     // the command, and the main thread lives as long as the process. Leases do not depend on this
     // runtime, because the client renews them on a thread of its own.
@@ -87,15 +91,22 @@ fn with_client(command: Command, namespace: Option<String>) -> Result<ExitCode, 
         if let Command::Bench(_) = command {
             builder = builder.fair(Fair::Strict);
         }
-        // The second one connects only if it is used.
-        let clients = [builder.clone().build()?, builder.build()?];
+        let other = match command {
+            Command::Bench(_) => Some(builder.clone().build()?),
+            _ => None,
+        };
+        let locks = builder.build()?;
         let mut signals = Signals::listen()?;
-        let outcome = carry_out(command, &clients, &mut signals).await;
+        let outcome = carry_out(command, &locks, other.as_ref(), &mut signals).await;
         // Signals that came until now have had their effect. The next one ends the tool at once.
         signals.forget();
-        let [one, other] = &clients;
-        let end = try_join(one.shutdown(END), other.shutdown(END));
-        if let Ok(Err(error)) = until_signal(&mut signals, end).await {
+        let end = join_all(
+            iter::once(&locks)
+                .chain(&other)
+                .map(|locks| locks.shutdown(END)),
+        );
+        let ends = until_signal(&mut signals, end).await.unwrap_or_default();
+        for error in ends.into_iter().filter_map(Result::err) {
             // The outcome stands: a command that has run has run.
             eprintln!("lockcore: {error}");
         }
@@ -105,11 +116,11 @@ fn with_client(command: Command, namespace: Option<String>) -> Result<ExitCode, 
 
 async fn carry_out(
     command: Command,
-    clients: &[Locks; 2],
+    locks: &Locks,
+    other: Option<&Locks>,
     signals: &mut Signals,
 ) -> Result<ExitCode, Exit> {
     let done = |()| ExitCode::SUCCESS;
-    let [locks, _] = clients;
     match command {
         Command::Run(run) => run::run(locks, run, signals).await,
         Command::Elect(elect) => elect::elect(locks, elect, signals).await,
@@ -130,9 +141,12 @@ async fn carry_out(
             .await?
             .map(done),
         Command::Doctor => until_signal(signals, doctor::doctor(locks)).await?,
-        Command::Bench(bench) => until_signal(signals, bench::bench(clients, bench))
-            .await?
-            .map(done),
+        Command::Bench(bench) => until_signal(
+            signals,
+            bench::bench([locks, other.unwrap_or(locks)], bench),
+        )
+        .await?
+        .map(done),
         Command::Completions { .. } | Command::Man { .. } => Ok(ExitCode::SUCCESS), // no client
     }
 }

@@ -83,7 +83,7 @@ fn top(shop: &Shop) {
     screen.press(&["Enter"]);
     screen.shows("order:1: 1 hold, 1 wait");
     screen.press(&["r"]);
-    screen.shows("to give the lock up within 30s? y or n");
+    screen.shows("y/n: 30s to finish for ");
     screen.press(&["y"]);
 
     screen.shows("has ended");

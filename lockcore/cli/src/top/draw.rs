@@ -25,7 +25,7 @@ const NAMES: [Column; 6] = [
     column("NAME", Constraint::Fill(2), 0),
     column("HOLDERS", Constraint::Length(7), 50),
     column("WAITERS", Constraint::Length(7), 0),
-    column("HELD FOR", Constraint::Length(9), 60),
+    column("SINCE", Constraint::Length(9), 60),
     column("LONGEST WAIT", Constraint::Length(12), 0),
     column("HELD BY", Constraint::Fill(3), 80),
 ];
@@ -39,7 +39,8 @@ const LINE: [Column; 6] = [
     column("OWNER", Constraint::Fill(1), 50),
 ];
 
-pub(super) fn draw(frame: &mut Frame<'_>, view: &View) {
+/// Draws what the view knows. The state of the table keeps which rows are on the screen.
+pub(super) fn draw(frame: &mut Frame<'_>, view: &View, state: &mut TableState) {
     let [head, body, foot] = Layout::vertical([
         Constraint::Length(1),
         Constraint::Min(0),
@@ -66,9 +67,9 @@ pub(super) fn draw(frame: &mut Frame<'_>, view: &View) {
     .header(Row::new(heads).style(Modifier::BOLD))
     .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED))
     .column_spacing(2);
-    let mut state = TableState::new().with_selected(view.cursor());
+    state.select(Some(view.cursor()));
     frame.render_widget(Line::from(title(view)), head);
-    frame.render_stateful_widget(table, body, &mut state);
+    frame.render_stateful_widget(table, body, state);
     frame.render_widget(Line::from(bottom(view)), foot);
 }
 
@@ -76,7 +77,7 @@ fn name_row((used, line): &ls::Used) -> [String; 6] {
     let Summary {
         holders,
         waiters,
-        held_for,
+        since,
         longest_wait,
     } = Summary::of(line);
     let span = |time: Option<_>| time.map_or_else(String::new, show::span);
@@ -84,7 +85,7 @@ fn name_row((used, line): &ls::Used) -> [String; 6] {
         ls::shown(used),
         holders.to_string(),
         waiters.to_string(),
-        span(held_for),
+        span(since),
         span(longest_wait),
         ls::held_by(used, line),
     ]
@@ -137,9 +138,13 @@ fn title(view: &View) -> String {
 fn bottom(view: &View) -> String {
     let keys = match &view.page {
         Page::Line {
-            ask: Some(ticket), ..
+            name,
+            ask: Some(ticket),
         } => {
-            return format!("ask ticket {ticket} to give the lock up within 30s? y or n");
+            let place = view.line(name).iter().find(|place| place.ticket == *ticket);
+            let owner = place.map_or_else(|| format!("ticket {ticket}"), show::owner);
+            // An owner that is too long for the screen is cut at its end.
+            return format!("y/n: 30s to finish for {owner}?");
         }
         Page::Names { typing: true } => "type a part of a name; enter keeps it, esc clears it",
         Page::Names { typing: false } => "enter line  / filter  s sort  q quit",
@@ -159,7 +164,10 @@ mod tests {
 
     fn screen(view: &View, width: u16) -> String {
         let mut terminal = Terminal::new(TestBackend::new(width, 7)).unwrap();
-        terminal.draw(|frame| draw(frame, view)).unwrap();
+        let mut state = TableState::new();
+        terminal
+            .draw(|frame| draw(frame, view, &mut state))
+            .unwrap();
         let lines = terminal.backend().buffer().content.chunks(width.into());
         let text = |line: &[ratatui::buffer::Cell]| -> String {
             let text: String = line.iter().map(ratatui::buffer::Cell::symbol).collect();
@@ -175,7 +183,7 @@ mod tests {
             screen(&view, 80),
             "\
 3 names, by waiters
-NAME            HOLDERS  WAITERS  HELD FOR   LONGEST WAIT  HELD BY
+NAME            HOLDERS  WAITERS  SINCE      LONGEST WAIT  HELD BY
 order:2         1        2        3s         2s            shop-1/4711/1
 stock           1        1        4s         30s           shop-1/4711/1
 order:1         1        0        1m 10s                   shop-1/4711/1
@@ -210,7 +218,7 @@ holds  6                  all       3s         shop-1/4711/1
 waits  7                  all       2s         shop-1/4711/1
 waits  8                  all       1s         shop-1/4711/1
 
-ask ticket 6 to give the lock up within 30s? y or n
+y/n: 30s to finish for shop-1/4711/1?
 "
         );
     }

@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::{BoxFuture, FutureExt as _};
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use lockcore::inspect::TicketInfo;
 use lockcore::{Locks, Release};
-use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event};
+use ratatui::widgets::TableState;
 use tokio::sync::mpsc;
 
 use crate::args::Top;
@@ -33,20 +34,25 @@ pub(crate) async fn top(locks: &Locks, top: Top) -> Result<(), Exit> {
         let text = "top needs a terminal; lockcore ls and lockcore watch print lines";
         return Err(Exit::new(USAGE, text));
     }
-    let mut screen = Screen(ratatui::try_init()?);
+    // Made first: if the terminal is only half prepared, it is restored too.
+    let _restores = Restores;
+    let mut screen = ratatui::try_init()?;
+    let mut rows = TableState::new();
     let mut keys = keys();
     let mut view = View::new(top.prefix.clone());
-    let mut looking = pin!(look(locks, &top, Duration::ZERO));
+    let mut looking = pin!(look(locks, &top, None, Duration::ZERO));
     let mut asking: FuturesUnordered<BoxFuture<'_, String>> = FuturesUnordered::new();
     loop {
-        screen.0.draw(|frame| draw::draw(frame, &view))?;
+        screen.draw(|frame| draw::draw(frame, &view, &mut rows))?;
+        let wanted = view.wanted().map(ToOwned::to_owned);
         tokio::select! {
             (looked, pause) = &mut looking => {
                 match looked {
-                    Ok(used) => view.looked(used),
+                    Ok(Looked::Names(used)) => view.looked(used),
+                    Ok(Looked::Line(name, line)) => view.looked_at(&name, line),
                     Err(error) => view.failed(&error.message.unwrap_or_default()),
                 }
-                looking.set(look(locks, &top, pause));
+                looking.set(look(locks, &top, wanted, pause));
             }
             event = keys.recv() => match event {
                 Some(Event::Key(key)) if key.is_press() => match view.press(key) {
@@ -54,6 +60,10 @@ pub(crate) async fn top(locks: &Locks, top: Top) -> Result<(), Exit> {
                     Some(Do::Revoke { name, ticket }) => {
                         view.told(format!("{}: asking ticket {ticket}", show::on_one_line(&name)));
                         asking.push(revoke(locks, name, ticket).boxed());
+                    }
+                    None if view.wanted() != wanted.as_deref() => {
+                        let wanted = view.wanted().map(ToOwned::to_owned);
+                        looking.set(look(locks, &top, wanted, Duration::ZERO));
                     }
                     None => {}
                 },
@@ -66,24 +76,38 @@ pub(crate) async fn top(locks: &Locks, top: Top) -> Result<(), Exit> {
     }
 }
 
-/// The terminal, until this is dropped. After that it is as it was before.
-struct Screen(DefaultTerminal);
+/// Makes the terminal as it was before, when this is dropped.
+struct Restores;
 
-impl Drop for Screen {
+impl Drop for Restores {
     fn drop(&mut self) {
         ratatui::restore();
     }
 }
 
-/// Looks at the store after a pause. Returns the pause until the next look too.
+enum Looked {
+    Names(Vec<ls::Used>),
+    Line(String, Vec<TicketInfo>),
+}
+
+/// Looks at the store after a pause: at one name, or at all. Returns the pause until the next look
+/// too.
 async fn look(
     locks: &Locks,
     top: &Top,
+    wanted: Option<String>,
     pause: Duration,
-) -> (Result<Vec<ls::Used>, Exit>, Duration) {
+) -> (Result<Looked, Exit>, Duration) {
     tokio::time::sleep(pause).await;
     let began = Instant::now();
-    let looked = ls::look(locks, &top.prefix).await;
+    let looked = match wanted {
+        Some(name) => {
+            let line = locks.inspect(&name).await;
+            line.map(|line| Looked::Line(name, line))
+                .map_err(Exit::from)
+        }
+        None => ls::look(locks, &top.prefix).await.map(Looked::Names),
+    };
     (looked, top.every.max(began.elapsed() * PAUSES))
 }
 

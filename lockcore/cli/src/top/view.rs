@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::time::Duration;
 
-use lockcore::inspect::TicketInfo;
+use lockcore::inspect::{NameInUse, TicketInfo};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use crate::ls::Used;
@@ -23,7 +23,7 @@ pub(super) enum Do {
 pub(super) enum Sort {
     Waiters,
     LongestWait,
-    HeldFor,
+    Since,
     Name,
 }
 
@@ -31,8 +31,8 @@ impl Sort {
     fn next(self) -> Self {
         match self {
             Self::Waiters => Self::LongestWait,
-            Self::LongestWait => Self::HeldFor,
-            Self::HeldFor => Self::Name,
+            Self::LongestWait => Self::Since,
+            Self::Since => Self::Name,
             Self::Name => Self::Waiters,
         }
     }
@@ -41,7 +41,7 @@ impl Sort {
         match self {
             Self::Waiters => "waiters",
             Self::LongestWait => "longest wait",
-            Self::HeldFor => "held for",
+            Self::Since => "since",
             Self::Name => "name",
         }
     }
@@ -76,7 +76,7 @@ pub(super) struct View {
 pub(super) struct Summary {
     pub(super) holders: usize,
     pub(super) waiters: usize,
-    pub(super) held_for: Option<Duration>,
+    pub(super) since: Option<Duration>,
     pub(super) longest_wait: Option<Duration>,
 }
 
@@ -86,7 +86,7 @@ impl Summary {
         Self {
             holders: places(true).count(),
             waiters: places(false).count(),
-            held_for: places(true).filter_map(|place| place.age).max(),
+            since: places(true).filter_map(|place| place.age).max(),
             longest_wait: places(false).filter_map(|place| place.age).max(),
         }
     }
@@ -107,10 +107,27 @@ impl View {
         }
     }
 
+    /// What the next look at the store is about: one name, or all.
+    pub(super) fn wanted(&self) -> Option<&str> {
+        match &self.page {
+            Page::Names { .. } => None,
+            Page::Line { name, .. } => Some(name),
+        }
+    }
+
     pub(super) fn looked(&mut self, used: Vec<Used>) {
         self.failure = None;
         self.used = used;
         self.order();
+    }
+
+    /// The line of one name, as the last look at the store has seen it.
+    pub(super) fn looked_at(&mut self, name: &str, line: Vec<TicketInfo>) {
+        self.failure = None;
+        match self.used.iter_mut().find(|(used, _)| used.name == name) {
+            Some((_, old)) => *old = line,
+            None => self.used.push((NameInUse::new(name.into()), line)),
+        }
     }
 
     /// The last look at the store has failed. What was seen before stays on the screen.
@@ -164,7 +181,7 @@ impl View {
                 Sort::LongestWait => {
                     Reverse(one_is.longest_wait).cmp(&Reverse(other_is.longest_wait))
                 }
-                Sort::HeldFor => Reverse(one_is.held_for).cmp(&Reverse(other_is.held_for)),
+                Sort::Since => Reverse(one_is.since).cmp(&Reverse(other_is.since)),
                 Sort::Name => by_name(),
             }
             .then_with(by_name)
@@ -192,6 +209,12 @@ impl View {
         // In a raw terminal, Ctrl-C is no signal.
         if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) {
             return Some(Do::Quit);
+        }
+        if key
+            .modifiers
+            .intersects(KeyModifiers::CONTROL | KeyModifiers::ALT)
+        {
+            return None;
         }
         self.told = None;
         match self.page.clone() {
@@ -274,7 +297,6 @@ impl View {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use lockcore::inspect::NameInUse;
     use ratatui::crossterm::event::KeyCode;
 
     use super::*;
@@ -379,6 +401,36 @@ pub(super) mod tests {
         press(&mut view, &[KeyCode::Down, KeyCode::Char('r')]);
         assert_eq!(view.message(), Some("only a holder can be asked"));
         assert_eq!(press(&mut view, &[KeyCode::Char('y')]), None);
+    }
+
+    #[test]
+    fn a_key_with_control_or_alt_does_nothing_but_ctrl_c_quits() {
+        let mut view = shop();
+        press(&mut view, &[KeyCode::Enter, KeyCode::Char('r')]);
+
+        let alt_y = KeyEvent::new(KeyCode::Char('y'), KeyModifiers::ALT);
+        assert_eq!(view.press(alt_y), None);
+
+        let line = Page::Line {
+            name: "order:2".into(),
+            ask: Some(6),
+        };
+        assert_eq!(view.page, line, "the question stands");
+        let ctrl_c = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
+        assert_eq!(view.press(ctrl_c), Some(Do::Quit));
+    }
+
+    #[test]
+    fn the_line_of_one_name_is_looked_at_alone() {
+        let mut view = shop();
+        assert_eq!(view.wanted(), None);
+        press(&mut view, &[KeyCode::Enter]);
+        assert_eq!(view.wanted(), Some("order:2"));
+
+        view.looked_at("order:2", vec![place(7, true, 2)]);
+
+        assert_eq!(view.line("order:2").len(), 1);
+        assert_eq!(view.names().len(), 3);
     }
 
     #[test]

@@ -88,6 +88,7 @@ impl Shop {
         let tool = self.tool(words);
         let mut tmux = screen.tmux(&["new-session", "-d", "-s", "top"]);
         tmux.args(["-x", &columns.to_string(), "-y", &rows.to_string()]);
+        tmux.args(["sh", "-c", ON_A_TERMINAL]);
         tmux.arg(tool.get_program()).args(tool.get_args());
         // The server of tmux passes its own variables on.
         for (variable, value) in tool.get_envs() {
@@ -146,6 +147,10 @@ pub fn runs(pid: &str) -> bool {
     stat.is_ok_and(|stat| !stat.contains(") Z "))
 }
 
+/// Runs the tool, and says whether it has left the terminal as it was. `cat` keeps the session open.
+const ON_A_TERMINAL: &str =
+    r#"was=$(stty -g); "$0" "$@"; [ "$was" = "$(stty -g)" ] && echo restored; cat"#;
+
 /// A terminal in tmux. It ends with the test.
 pub struct Screen {
     socket: PathBuf,
@@ -190,12 +195,10 @@ impl Screen {
         }
     }
 
-    /// Waits until the tool has ended.
+    /// Waits until the tool has ended, and checks that it has left the terminal as it was.
     pub fn ends(&self) {
-        until("the end of the session", || {
-            let there = self.tmux(&["has-session", "-t", "top"]).output().unwrap();
-            (!there.status.success()).then_some(())
-        });
+        self.shows("restored");
+        assert_eq!(self.text().trim(), "restored");
     }
 }
 
