@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is the report")]
 
+mod page;
+
 use std::convert::Infallible;
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -33,7 +35,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpListener, TcpStream};
 
 fn main() {
-    let trials: Vec<Trial> = vec![
+    let mut trials: Vec<Trial> = vec![
         fact(
             "layer::a_stream_whose_store_is_gone_breaks_off_before_the_next_is_let_in",
             RedisServer::available(),
@@ -60,6 +62,7 @@ fn main() {
             a_second_signal_ends_a_server_at_once,
         ),
     ];
+    trials.extend(page::facts());
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
 

@@ -14,6 +14,7 @@
 //! | [`postgres_server`] | a real PostgreSQL with the schema of the library, and statements of the test |
 //! | [`etcd_server`] | a real etcd server, and what `etcdctl` sees there |
 //! | [`sqlite_file`] | a SQLite file that can be read and damaged from outside |
+//! | [`browser`] | a browser without a window, for the live page |
 //! | [`faketime`] | a wall clock of one server that a test can make jump |
 //! | [`proxy`] | a TCP proxy that cuts, freezes, delays and loses replies |
 //! | [`process`] | helper processes that take commands line by line, the lock holder among them |
@@ -39,6 +40,7 @@
 
 pub use lockcore::testing::conformance::stalls;
 
+pub mod browser;
 pub mod candidate;
 pub mod certificates;
 pub mod child;

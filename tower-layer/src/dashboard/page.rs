@@ -121,7 +121,7 @@ fn name_row(name: &str, is_whole: bool, line: &[TicketInfo]) -> Markup {
     let oldest = |places: &[&TicketInfo]| places.iter().filter_map(|place| place.age).max();
     html! {
         tr {
-            td {
+            td.text {
                 @if is_whole {
                     a href=(link(&[("name", name)])) { (name) }
                 } @else {
@@ -132,7 +132,7 @@ fn name_row(name: &str, is_whole: bool, line: &[TicketInfo]) -> Markup {
             td.number { (waiters.len()) }
             td.wide { (time(oldest(&holders))) }
             td { (time(oldest(&waiters))) }
-            td.wide {
+            td.wide.text {
                 @if let Some(first) = holders.first() { (owner(first)) }
                 @if holders.len() > 1 { " and " (holders.len() - 1) " more" }
             }
@@ -183,16 +183,16 @@ fn place_row(place: &TicketInfo, name: &str, actions: bool) -> Markup {
             td.wide { (permits(place)) }
             td { (time(place.age)) }
             td.wide { (time(Some(place.remaining))) }
-            td { (owner(place)) }
-            td.wide {
+            td.text { (owner(place)) }
+            td.wide.text {
                 @if let Some(asked) = &place.asked_back {
                     (asked.by) @if !asked.why.is_empty() { ": " (asked.why) }
                 }
             }
             @if actions {
-                td {
+                td.does.text {
                     @if place.granted {
-                        a href=(ask(Action::Revoke)) { "ask for it" } " "
+                        a href=(ask(Action::Revoke)) { "ask for it" }
                         a href=(ask(Action::Release)) { "take away" }
                     }
                 }

@@ -1,0 +1,238 @@
+//! The live page in a browser. What a request sees without one is tested beside the layer.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use axum::Router;
+use axum::response::Html;
+use axum::routing::get;
+use fantoccini::{Client, Locator};
+use libtest_mimic::Trial;
+use lockcore::{Guard, Locks};
+use lockcore_tower::Dashboard;
+use serde_json::Value;
+use tests::browser::Browser;
+use tests::fact::{fact, fact_if_allowed};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+/// The time for what only a busy machine delays.
+const SOON: Duration = Duration::from_secs(60);
+
+const WIDE: u32 = 1_000;
+const NARROW: u32 = 380;
+
+pub(crate) fn facts() -> Vec<Trial> {
+    vec![
+        trial(
+            "a_change_is_shown_without_loading_the_page_again",
+            a_change_is_shown_without_loading_the_page_again,
+        ),
+        trial(
+            "a_holder_is_asked_after_a_confirmation",
+            a_holder_is_asked_after_a_confirmation,
+        ),
+        trial(
+            "a_form_of_another_site_is_refused",
+            a_form_of_another_site_is_refused,
+        ),
+        trial(
+            "a_page_whose_server_is_gone_says_so",
+            a_page_whose_server_is_gone_says_so,
+        ),
+        trial(
+            "a_selection_stays_until_it_is_given_up",
+            a_selection_stays_until_it_is_given_up,
+        ),
+        trial(
+            "a_narrow_and_a_dark_page_can_be_read",
+            a_narrow_and_a_dark_page_can_be_read,
+        ),
+    ]
+}
+
+fn trial<T: Future<Output = ()> + 'static>(name: &str, body: fn() -> T) -> Trial {
+    let name = format!("page::{name}");
+    let body = move || tokio::runtime::Runtime::new().unwrap().block_on(body());
+    // Not every system has the packages.
+    match std::env::var("LOCKCORE_NO_BROWSER") {
+        Ok(_) => fact_if_allowed(name, Err("no browser".to_owned()), body),
+        Err(_) => fact(name, Browser::available(), body),
+    }
+}
+
+/// A server with the page, and one holder.
+struct Shop {
+    address: SocketAddr,
+    server: JoinHandle<()>,
+    locks: Locks,
+    guard: Guard,
+}
+
+impl Shop {
+    async fn open() -> Self {
+        let locks = Locks::connect("memory:").unwrap();
+        let guard = locks.mutex("order:1").acquire().await.unwrap();
+        let page = Dashboard::new(locks.clone()).actions(true).into_router();
+        let (address, server) = serve(Router::new().nest("/locks", page)).await;
+        Self {
+            address,
+            server,
+            locks,
+            guard,
+        }
+    }
+
+    /// Shows the line of the lock.
+    async fn shown_in(&self, browser: &Browser) {
+        let url = format!("http://{}/locks?name=order:1", self.address);
+        browser.client.goto(&url).await.unwrap();
+        until_it_shows(&browser.client, "holds").await;
+    }
+
+    async fn ticket(&self) -> u64 {
+        self.locks.inspect("order:1").await.unwrap()[0].ticket
+    }
+}
+
+async fn serve(app: Router) -> (SocketAddr, JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+    (address, server)
+}
+
+/// Waits until an element that can be seen has this text.
+async fn until_it_shows(client: &Client, text: &str) {
+    let seen = format!("//body//*[not(@hidden) and contains(text(), '{text}')]");
+    let shown = client.wait().at_most(SOON);
+    if shown.for_element(Locator::XPath(&seen)).await.is_err() {
+        panic!("no {text:?} in {}", client.source().await.unwrap());
+    }
+}
+
+async fn click(client: &Client, text: &str) {
+    let seen = format!("//*[self::a or self::button][text()='{text}']");
+    let found = client.find(Locator::XPath(&seen)).await.unwrap();
+    found.click().await.unwrap();
+}
+
+async fn script(client: &Client, script: &str) -> Value {
+    client.execute(script, Vec::new()).await.unwrap()
+}
+
+async fn a_change_is_shown_without_loading_the_page_again() {
+    let browser = Browser::start(WIDE, false).await;
+    let shop = Shop::open().await;
+    shop.shown_in(&browser).await;
+    script(&browser.client, "window.loadedOnce = true").await;
+
+    shop.guard.release().await.unwrap();
+
+    until_it_shows(&browser.client, "Free.").await;
+    let once = script(&browser.client, "return window.loadedOnce").await;
+    assert_eq!(once, true);
+}
+
+async fn a_holder_is_asked_after_a_confirmation() {
+    let browser = Browser::start(WIDE, false).await;
+    let shop = Shop::open().await;
+    shop.shown_in(&browser).await;
+
+    // The link may be replaced by a change at any time, so its address is opened.
+    let asks = "return [...document.links].find(link => link.text === 'ask for it').href";
+    let asks = script(&browser.client, asks).await;
+    browser.client.goto(asks.as_str().unwrap()).await.unwrap();
+    let why = browser.client.find(Locator::Css("input[name=why]"));
+    why.await.unwrap().send_keys("deploy").await.unwrap();
+    let line = shop.locks.inspect("order:1").await.unwrap();
+    assert!(line[0].asked_back.is_none(), "not asked yet");
+    click(&browser.client, "Ask for the lock").await;
+
+    let asked = tokio::time::timeout(SOON, shop.guard.revoked()).await;
+    assert_eq!(asked.unwrap().why, "deploy");
+    until_it_shows(&browser.client, ": deploy").await;
+}
+
+/// The other site has the cookie of the page in the same browser, and guesses the rest of the form.
+async fn a_form_of_another_site_is_refused() {
+    let browser = Browser::start(WIDE, false).await;
+    let shop = Shop::open().await;
+    let ticket = shop.ticket().await;
+    let page = format!("http://{}/locks", shop.address);
+    let asks = format!("{page}?name=order:1&ticket={ticket}&action=release");
+    browser.client.goto(&asks).await.unwrap();
+    let token = "return document.querySelector('input[name=token]').value";
+    let token = script(&browser.client, token).await;
+    let token = token.as_str().unwrap();
+    let form = format!(
+        "<form method=post action='{page}'><input name=token value='{token}'>\
+         <input name=name value='order:1'><input name=ticket value='{ticket}'>\
+         <input name=action value=release><button>Win</button></form>"
+    );
+    let other = Router::new().route("/", get(move || async move { Html(form) }));
+    let (other, _server) = serve(other).await;
+
+    browser
+        .client
+        .goto(&format!("http://{other}/"))
+        .await
+        .unwrap();
+    click(&browser.client, "Win").await;
+
+    until_it_shows(&browser.client, "the form is of another site").await;
+    shop.guard.ensure(Duration::ZERO).await.unwrap();
+}
+
+async fn a_page_whose_server_is_gone_says_so() {
+    let browser = Browser::start(WIDE, false).await;
+    let shop = Shop::open().await;
+    shop.shown_in(&browser).await;
+
+    // Its connections end too.
+    shop.server.abort();
+
+    until_it_shows(&browser.client, "Not live").await;
+}
+
+async fn a_selection_stays_until_it_is_given_up() {
+    let browser = Browser::start(WIDE, false).await;
+    let shop = Shop::open().await;
+    shop.shown_in(&browser).await;
+    let select = "getSelection().selectAllChildren(document.querySelector('#live td'))";
+    script(&browser.client, select).await;
+    let told = "window.told = 0; stream.addEventListener('message', () => told += 1)";
+    script(&browser.client, told).await;
+
+    shop.guard.release().await.unwrap();
+
+    let told = "return new Promise(done => setInterval(() => told && done(getSelection().toString()), 50))";
+    assert_eq!(script(&browser.client, told).await, "holds");
+    script(&browser.client, "getSelection().empty()").await;
+    until_it_shows(&browser.client, "Free.").await;
+}
+
+async fn a_narrow_and_a_dark_page_can_be_read() {
+    let shop = Shop::open().await;
+    let mut grounds = Vec::new();
+    for (width, dark) in [(WIDE, false), (NARROW, false), (NARROW, true)] {
+        let browser = Browser::start(width, dark).await;
+        shop.shown_in(&browser).await;
+        let look = "const root = document.documentElement; \
+                    return [root.scrollWidth - root.clientWidth, innerWidth, \
+                    getComputedStyle(root).backgroundColor, getComputedStyle(root).color, \
+                    matchMedia('(prefers-color-scheme: dark)').matches]";
+        let look = script(&browser.client, look).await;
+        assert_eq!(look[0], 0, "nothing is outside of the screen: {look}");
+        assert_eq!(look[1], width, "{look}");
+        assert_eq!(look[4], dark, "{look}");
+        grounds.push(look[3].clone());
+        if let Ok(folder) = std::env::var("LOCKCORE_SCREENSHOTS") {
+            let image = browser.client.screenshot().await.unwrap();
+            std::fs::write(format!("{folder}/{width}-{dark}.png"), image).unwrap();
+        }
+    }
+    assert_eq!(grounds[0], grounds[1]);
+    assert_ne!(grounds[1], grounds[2], "the text is light on a dark ground");
+}
