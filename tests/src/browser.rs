@@ -1,14 +1,20 @@
 //! A browser that the test owns: Chromium without a window, and the program that drives it.
 //!
 //! The browser is started here and not by its driver, so that both end with the test, also if the
-//! test is killed.
+//! test is killed. The driver takes [WebDriver](https://www.w3.org/TR/webdriver2/) commands, of which
+//! three are needed.
 
 use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
-use fantoccini::{Client, ClientBuilder};
-use serde_json::json;
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Bytes;
+use hyper::{Method, Request};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use serde_json::{Value, json};
 
 use crate::daemon::{self, Daemon};
 
@@ -25,7 +31,9 @@ pub struct Browser {
     /// The driver is killed first.
     _driver: Daemon,
     _browser: Daemon,
-    pub client: Client,
+    client: Client<HttpConnector, Full<Bytes>>,
+    /// The URL of the session.
+    session: String,
 }
 
 impl Browser {
@@ -67,17 +75,48 @@ impl Browser {
         };
         let mut command = Command::new(DRIVER);
         started(driver.serve(command.arg("--port=0"), START, || address().is_some()));
+        let address = address().unwrap();
 
-        let options = json!({ "debuggerAddress": format!("127.0.0.1:{port}") });
-        let options = [("goog:chromeOptions".to_owned(), options)];
-        let mut builder =
-            ClientBuilder::new(hyper_util::client::legacy::connect::HttpConnector::new());
-        let builder = builder.capabilities(options.into_iter().collect());
-        let client = builder.connect(&address().unwrap()).await.unwrap();
-        Self {
+        let mut browser = Self {
             _driver: driver,
             _browser: browser,
-            client,
+            client: Client::builder(TokioExecutor::new()).build_http(),
+            session: address,
+        };
+        let options = json!({ "debuggerAddress": format!("127.0.0.1:{port}") });
+        let wanted = json!({ "alwaysMatch": { "goog:chromeOptions": options } });
+        let wanted = json!({ "capabilities": wanted });
+        let session = browser.command("/session", wanted).await.unwrap();
+        let id = session["sessionId"].as_str().unwrap();
+        browser.session = format!("{}/session/{id}", browser.session);
+        browser
+    }
+
+    /// Opens a page, and waits until it is loaded.
+    pub async fn open(&self, url: &str) {
+        let opened = self.command("/url", json!({ "url": url })).await;
+        opened.unwrap();
+    }
+
+    /// Runs the body of a function in the page, and waits for what it returns. It fails also if the
+    /// page is left meanwhile.
+    pub async fn run(&self, script: &str) -> Result<Value, String> {
+        let script = json!({ "script": script, "args": [] });
+        self.command("/execute/sync", script).await
+    }
+
+    async fn command(&self, path: &str, body: Value) -> Result<Value, String> {
+        let request = Request::builder()
+            .method(Method::POST)
+            .uri(format!("{}{path}", self.session))
+            .body(Full::from(body.to_string()))
+            .unwrap();
+        let response = self.client.request(request).await.unwrap();
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        let mut answer: Value = serde_json::from_slice(&body).unwrap();
+        match answer["value"]["error"].is_string() {
+            true => Err(answer["value"].to_string()),
+            false => Ok(answer["value"].take()),
         }
     }
 }
