@@ -23,11 +23,14 @@
 //!   A line that is not current is not used. In that case the renewals ask the store.
 
 use std::collections::{HashSet, VecDeque};
+use std::ops::ControlFlow::{self, Break, Continue};
 use std::sync::{Arc, MutexGuard};
 
 use futures_util::FutureExt as _;
 use tokio::task::AbortHandle;
-use zookeeper_client::{AddWatchMode, Error as ZkError, EventType, Stat, WatchedEvent};
+use zookeeper_client::{
+    AddWatchMode, Error as ZkError, EventType, PersistentWatcher, Stat, WatchedEvent,
+};
 
 use super::layout::{self, Stored, Ticket};
 use super::line::By;
@@ -392,44 +395,58 @@ async fn follow_line(session: &Arc<Session>, path: &str) -> Option<By> {
         if session.is_crowded(path) {
             return Some(By::TicketAhead);
         }
-        let mut came = 0;
-        loop {
-            let event = match reported.pop_front() {
-                Some(event) => event,
-                None => watcher.changed().await,
-            };
-            let node = event.path.strip_prefix(path);
-            let node = node.and_then(|rest| rest.strip_prefix('/'));
-            let complete = match (event.event_type, node) {
-                // The server has removed the watch with the connection. The watcher must not be
-                // used after the end of the session: another call would panic.
-                (EventType::Session, _) => return None,
-                (EventType::NodeCreated, Some(node)) => {
-                    came += 1;
-                    session.came(path, node)
-                }
-                (EventType::NodeDeleted, Some(node)) => session.went(path, node),
-                (EventType::NodeCreated | EventType::NodeDeleted, None) => {
-                    if !session.parent_changed(path) {
-                        return None;
-                    }
-                    false
-                }
-                (EventType::NodeDataChanged | EventType::NodeChildrenChanged, _) => true,
-            };
-            if !complete {
-                break;
-            }
-            // The time of this check grows with the length of the line, so the check is not made
-            // for every event.
-            if came >= 32 {
-                came = 0;
-                if session.is_crowded(path) {
-                    return Some(By::TicketAhead);
-                }
-            }
+        if let Break(next) = follow_events(session, path, reported, &mut watcher).await {
+            return next;
         }
         listed = session.client.get_children(path).await;
+    }
+}
+
+/// Follows a line that was read, by the events that were reported, and by those that come. Continues
+/// when the line must be read again. Breaks when the watch has ended, nobody needs the line, or it
+/// is to be followed in another way.
+async fn follow_events(
+    session: &Arc<Session>,
+    path: &str,
+    mut reported: VecDeque<WatchedEvent>,
+    watcher: &mut PersistentWatcher,
+) -> ControlFlow<Option<By>> {
+    let mut came = 0;
+    loop {
+        let event = match reported.pop_front() {
+            Some(event) => event,
+            None => watcher.changed().await,
+        };
+        let node = event.path.strip_prefix(path);
+        let node = node.and_then(|rest| rest.strip_prefix('/'));
+        let complete = match (event.event_type, node) {
+            // The server has removed the watch with the connection. The watcher must not be used
+            // after the end of the session: another call would panic.
+            (EventType::Session, _) => return Break(None),
+            (EventType::NodeCreated, Some(node)) => {
+                came += 1;
+                session.came(path, node)
+            }
+            (EventType::NodeDeleted, Some(node)) => session.went(path, node),
+            (EventType::NodeCreated | EventType::NodeDeleted, None) => {
+                if !session.parent_changed(path) {
+                    return Break(None);
+                }
+                false
+            }
+            (EventType::NodeDataChanged | EventType::NodeChildrenChanged, _) => true,
+        };
+        if !complete {
+            return Continue(());
+        }
+        // The time of this check grows with the length of the line, so the check is not made for
+        // every event.
+        if came >= 32 {
+            came = 0;
+            if session.is_crowded(path) {
+                return Break(Some(By::TicketAhead));
+            }
+        }
     }
 }
 

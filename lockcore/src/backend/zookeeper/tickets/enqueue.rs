@@ -322,57 +322,18 @@ async fn answer(
     let ticket = standing.ticket;
     let valid_for = valid_for(session, request, standing.ttl);
     let granted = Enqueued::Granted { ticket, valid_for };
-    if let Place::First = place {
-        session.state().granted(request.id);
-        return Ok(granted);
-    }
     let mut ahead = match place {
-        Place::Followed(ahead) => ahead,
-        Place::First | Place::Listed(_) => None,
-    };
-    if let Place::Listed(line) = place {
-        for other in line.iter().filter(|other| other.id == request.id) {
-            if other.sequence != standing.sequence {
-                session.delete_unasked(parent.child(&other.node)); // as in `find`
-            }
-        }
-        let is_it = |other: &Ticket| other.id == request.id && other.sequence == standing.sequence;
-        let Some(at) = line.iter().position(is_it) else {
-            // Somebody deleted the node, or the server that answered is behind. The core takes a
-            // new ticket.
-            session.state().left(request.id);
-            session.delete_unasked(standing.path);
-            return Ok(Enqueued::Gone);
-        };
-        // A grant is never taken back, even if the capacity was made smaller since.
-        let is_granted = |mine: &Standing| mine.granted;
-        if line.holds(at, ticket) || session.state().standing(request.id).is_some_and(is_granted) {
+        Place::First => {
             session.state().granted(request.id);
             return Ok(granted);
         }
-        if let Some(in_use) = line.refuses(request.capacity.get()) {
-            withdraw(session, request, &standing).await?;
-            return Ok(Enqueued::CapacityMismatch { in_use });
-        }
-        let fit = line.terms.fit(line.iter());
-        // Without the change that is under way, this ticket might hold, or its request might be
-        // refused. So the core sends the enqueue again.
-        if line.terms.bar(request.capacity.get()) || !request.wait && at < fit {
-            withdraw(session, request, &standing).await?;
-            let text = "ZooKeeper: the capacity is being changed at this moment";
-            return Err(StoreError::new(Fault::Retry, text));
-        }
-        if !request.wait || at >= MOST_TICKETS {
-            let first_to_end = line[..fit].iter().map(|holder| holder.ttl).min();
-            withdraw(session, request, &standing).await?;
-            return Ok(Enqueued::Busy {
-                retry_in: first_to_end,
-            });
-        }
-        let of_list = right_ahead(request, standing.sequence, &line.tickets, &line.terms);
-        let is_ours = |(id, sequence)| session.state().has(id, sequence).then_some(id);
-        ahead = of_list.and_then(is_ours);
-    }
+        Place::Followed(ahead) => ahead,
+        Place::Listed(line) => match by_list(session, request, parent, &standing, &line).await? {
+            InList::Holds => return Ok(granted),
+            InList::NotTaken(answer) => return Ok(answer),
+            InList::InLine(ahead) => ahead,
+        },
+    };
     // A capacity may have been stored since this request was sent. If the client read the new line
     // before it noted this ticket, `disown` has not deleted the ticket, so the copy of the line is
     // checked here. If the client reads the new line later, `disown` deletes the ticket.
@@ -414,6 +375,66 @@ async fn answer(
             ahead,
         },
     })
+}
+
+/// A ticket as a list of its line shows it.
+enum InList {
+    Holds,
+    /// It waits. The id is that of the ticket right ahead, if it is of this session.
+    InLine(Option<Id>),
+    /// It is gone, or was taken back.
+    NotTaken(Enqueued),
+}
+
+/// Looks for a ticket in a list of its line, and takes it back if it is not to wait there.
+async fn by_list(
+    session: &Arc<Session>,
+    request: &Request,
+    parent: &Parent,
+    standing: &Standing,
+    line: &Row,
+) -> Result<InList, StoreError> {
+    for other in line.iter().filter(|other| other.id == request.id) {
+        if other.sequence != standing.sequence {
+            session.delete_unasked(parent.child(&other.node)); // as in `find`
+        }
+    }
+    let is_it = |other: &Ticket| other.id == request.id && other.sequence == standing.sequence;
+    let Some(at) = line.iter().position(is_it) else {
+        // Somebody deleted the node, or the server that answered is behind. The core takes a new
+        // ticket.
+        session.state().left(request.id);
+        session.delete_unasked(standing.path.clone());
+        return Ok(InList::NotTaken(Enqueued::Gone));
+    };
+    // A grant is never taken back, even if the capacity was made smaller since.
+    let is_granted = |mine: &Standing| mine.granted;
+    if line.holds(at, standing.ticket)
+        || session.state().standing(request.id).is_some_and(is_granted)
+    {
+        session.state().granted(request.id);
+        return Ok(InList::Holds);
+    }
+    if let Some(in_use) = line.refuses(request.capacity.get()) {
+        withdraw(session, request, standing).await?;
+        return Ok(InList::NotTaken(Enqueued::CapacityMismatch { in_use }));
+    }
+    let fit = line.terms.fit(line.iter());
+    // Without the change that is under way, this ticket might hold, or its request might be refused.
+    // So the core sends the enqueue again.
+    if line.terms.bar(request.capacity.get()) || !request.wait && at < fit {
+        withdraw(session, request, standing).await?;
+        let text = "ZooKeeper: the capacity is being changed at this moment";
+        return Err(StoreError::new(Fault::Retry, text));
+    }
+    if !request.wait || at >= MOST_TICKETS {
+        let retry_in = line[..fit].iter().map(|holder| holder.ttl).min();
+        withdraw(session, request, standing).await?;
+        return Ok(InList::NotTaken(Enqueued::Busy { retry_in }));
+    }
+    let of_list = right_ahead(request, standing.sequence, &line.tickets, &line.terms);
+    let is_ours = |(id, sequence)| session.state().has(id, sequence).then_some(id);
+    Ok(InList::InLine(of_list.and_then(is_ours)))
 }
 
 /// The ticket right ahead of the ticket of this request, if it may be

@@ -10,6 +10,7 @@ use super::alone;
 use crate::backend::zookeeper::errors::failed;
 use crate::backend::zookeeper::layout::Parent;
 use crate::backend::zookeeper::session::Session;
+use crate::backend::zookeeper::standing::Standing;
 use crate::backend::{Departure, Released, StoreError};
 use crate::clock::Clock;
 
@@ -50,21 +51,7 @@ async fn delete(
     let mut sent = Vec::with_capacity(tickets.len());
     for (departure, parent) in tickets.iter().zip(&parents) {
         let id = departure.request.id;
-        let mut state = session.state();
-        state.leaves(id);
-        let mut mine = state.standing(id).cloned();
-        if departure.enqueue_may_follow {
-            // If a node of this id appears later, this client sees it through the line's watch and
-            // deletes it. But the known ticket must be deleted by this release, and not by the
-            // watch. Otherwise the release would report that it has found no ticket. So the delete
-            // of the ticket is sent at once, without its parent.
-            if let Some(mine) = &mut mine {
-                mine.alone = false;
-            }
-            state.mark_gone(id, &parent.path, Duration::ZERO);
-            session.follow(&mut state, &parent.path);
-        }
-        drop(state);
+        let mine = leave(session, departure, parent);
         // Even if this process does not know the id, a node of it may exist. The node may be from
         // an attempt that was never answered, or from an earlier session.
         let search = departure.enqueue_may_follow || mine.is_none();
@@ -124,6 +111,26 @@ async fn delete(
         answers.push(released);
     }
     Ok(answers)
+}
+
+/// Notes that a ticket is being released. Returns the ticket, if this process knows it.
+fn leave(session: &Arc<Session>, departure: &Departure, parent: &Parent) -> Option<Standing> {
+    let id = departure.request.id;
+    let mut state = session.state();
+    state.leaves(id);
+    let mut mine = state.standing(id).cloned();
+    if departure.enqueue_may_follow {
+        // If a node of this id appears later, this client sees it through the line's watch and
+        // deletes it. But the known ticket must be deleted by this release, and not by the watch.
+        // Otherwise the release would report that it has found no ticket. So the delete of the
+        // ticket is sent at once, without its parent.
+        if let Some(mine) = &mut mine {
+            mine.alone = false;
+        }
+        state.mark_gone(id, &parent.path, Duration::ZERO);
+        session.follow(&mut state, &parent.path);
+    }
+    mine
 }
 
 /// The answers if the session is over and any of the tickets was in it. A session that is over is
