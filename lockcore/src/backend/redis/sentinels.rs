@@ -64,7 +64,6 @@ pub(super) struct Sentinels {
 impl Sentinels {
     /// Reads `redis+sentinel://…`.
     pub(super) fn plain(url: &Url) -> Result<Self, Error> {
-        let wrong = |what: &str| Error::config(format!("{FORM}: {what}"));
         let decoded = |part: &str| hosts::decoded(part).map_err(wrong);
         if url.fragment().is_some() {
             return Err(wrong("nothing may follow a \"#\""));
@@ -84,27 +83,7 @@ impl Sentinels {
                 .map_err(|_| wrong("the database is not a number"))?,
         };
         let master = login(url).map_err(wrong)?.set_db(database.into());
-        let mut own = RedisConnectionInfo::default();
-        let mut durability = None;
-        let options = [USER, PASSWORD, durability::OPTION];
-        for (option, value) in query::options(url, &options).map_err(|what| wrong(&what))? {
-            own = match option {
-                USER | PASSWORD if value.is_empty() => {
-                    return Err(wrong(&format!(
-                        "{option} has no value; write one, or leave the option out"
-                    )));
-                }
-                USER => own.set_username(value),
-                PASSWORD => own.set_password(value),
-                _ => {
-                    durability = Some(durability::option(&value).map_err(Error::config)?);
-                    own
-                }
-            };
-        }
-        if own.username().is_some() && own.password().is_none() {
-            return Err(wrong("sentinel_user needs sentinel_password; write both"));
-        }
+        let (own, durability) = options(url)?;
         let addresses = hosts::hosts(url, PORT).map_err(wrong)?;
         for (at, (host, port)) in addresses.iter().enumerate() {
             if addresses[..at].contains(&addresses[at]) {
@@ -336,6 +315,37 @@ impl fmt::Debug for Sentinels {
             .field("database", &self.master.db())
             .finish_non_exhaustive()
     }
+}
+
+/// An error about the form of a URL.
+fn wrong(what: &str) -> Error {
+    Error::config(format!("{FORM}: {what}"))
+}
+
+/// Reads the options of a URL: how to log in at the sentinels, and the durability.
+fn options(url: &Url) -> Result<(RedisConnectionInfo, Option<Durability>), Error> {
+    let mut own = RedisConnectionInfo::default();
+    let mut durability = None;
+    let options = [USER, PASSWORD, durability::OPTION];
+    for (option, value) in query::options(url, &options).map_err(|what| wrong(&what))? {
+        own = match option {
+            USER | PASSWORD if value.is_empty() => {
+                return Err(wrong(&format!(
+                    "{option} has no value; write one, or leave the option out"
+                )));
+            }
+            USER => own.set_username(value),
+            PASSWORD => own.set_password(value),
+            _ => {
+                durability = Some(durability::option(&value).map_err(Error::config)?);
+                own
+            }
+        };
+    }
+    if own.username().is_some() && own.password().is_none() {
+        return Err(wrong("sentinel_user needs sentinel_password; write both"));
+    }
+    Ok((own, durability))
 }
 
 /// How to connect to this server and log in.

@@ -32,7 +32,7 @@ use super::tally::{Removal, Renewal, majority, needed};
 use crate::backend::{
     BoxFuture, Departure, Enqueued, Fault, Released, Renewed, StoreError, TicketInfo,
 };
-use crate::clock::Clock;
+use crate::clock::{Clock, Instant};
 use crate::name::Name;
 use crate::request::{Id, Request};
 
@@ -56,18 +56,7 @@ pub(super) async fn enqueue(
     let needed = needed(nodes.count(), request.permits, request.capacity);
     let voters = nodes.voters(needed)?;
     let now = Clock::BOOT.now();
-    let clocks = voters.iter().map(|(_, voter)| {
-        nodes.read_clock(voter, false);
-        voter.wall_clock.on_arrival(now)
-    });
-    let proposed = proposal(clocks.collect(), request.highest_seen);
-    let request = Arc::new(Request {
-        wait: false,
-        ttl: request.ttl.min(LONGEST_TTL),
-        // A node assigns the next number after this one.
-        highest_seen: proposed.saturating_sub(1),
-        ..Request::clone(&request)
-    });
+    let (proposed, request) = propose(nodes, &voters, now, &request);
     let asked_at = voters.iter().map(|(at, _)| *at);
     let mut ballot = Ballot::new(nodes.count(), needed, proposed, asked_at);
     let mut asked: FuturesUnordered<BoxFuture<Step>> = FuturesUnordered::new();
@@ -128,6 +117,28 @@ pub(super) async fn enqueue(
     ballot
         .refusal()
         .map_err(|errors| nodes.too_few(needed, &errors))
+}
+
+/// The number that the voters are to give the ticket, and the request that tells them so.
+fn propose(
+    nodes: &Nodes,
+    voters: &[(usize, Node)],
+    now: Instant,
+    request: &Request,
+) -> (u64, Arc<Request>) {
+    let clocks = voters.iter().map(|(_, voter)| {
+        nodes.read_clock(voter, false);
+        voter.wall_clock.on_arrival(now)
+    });
+    let proposed = proposal(clocks.collect(), request.highest_seen);
+    let request = Request {
+        wait: false,
+        ttl: request.ttl.min(LONGEST_TTL),
+        // A node assigns the next number after this one.
+        highest_seen: proposed.saturating_sub(1),
+        ..Request::clone(request)
+    };
+    (proposed, Arc::new(request))
 }
 
 /// The next answer. `None` when all nodes have answered, or the time is over, if there is one.
