@@ -129,7 +129,7 @@ struct Search<'a> {
     /// The locks that were not asked for yet.
     untried: Vec<usize>,
     /// The locks that are asked for or waited for now.
-    asked: BTreeMap<usize, Asked<'a>>,
+    asked: BTreeMap<usize, Wanted<'a>>,
     /// The locks that this caller is to wait for, and does not wait for yet: somebody holds them, or
     /// their stores are out of reach.
     later: Vec<usize>,
@@ -142,7 +142,7 @@ struct Search<'a> {
 }
 
 /// A lock that is asked for or waited for.
-struct Asked<'a> {
+struct Wanted<'a> {
     /// When the lock was asked for. `None` if the caller waits for it in line.
     tried_at: Option<Instant>,
     granted: Pin<Box<dyn Future<Output = Result<Guard, Error>> + Send + 'a>>,
@@ -209,7 +209,7 @@ impl<'a> Search<'a> {
             Some(Wait::For(left)) => left.min(patience),
             Some(Wait::Forever) | None => patience,
         };
-        let asked = Asked {
+        let asked = Wanted {
             tried_at: Some(now),
             granted: Box::pin(lock.acquire_within(None, patience)),
         };
@@ -223,7 +223,7 @@ impl<'a> Search<'a> {
             Some(left) => left,
             None => return,
         };
-        let asked = Asked {
+        let asked = Wanted {
             tried_at: None,
             granted: Box::pin(lock.acquire_within(Some(left), Duration::MAX)),
         };

@@ -38,7 +38,7 @@ const WARNINGS: usize = 100;
 /// The record of one client. It is empty, with nothing on the heap, until code asks for a lock
 /// under another.
 #[derive(Default)]
-pub(crate) struct Inversions(Mutex<Asked>);
+pub(crate) struct Inversions(Mutex<Pairs>);
 
 /// A lock that code holds while it asks for another lock.
 pub(crate) struct Around<'a> {
@@ -121,7 +121,7 @@ fn contains_all(some: &[Part], others: &[Part]) -> bool {
 
 /// The recorded pairs, as plain data: no clock, and no warnings.
 #[derive(Default)]
-struct Asked {
+struct Pairs {
     /// For each lock, the locks that code has asked for under it. Each has the list of all locks
     /// that were held at that time.
     under: Prehashed<Name, Prehashed<Name, Arc<[Part]>>>,
@@ -130,7 +130,7 @@ struct Asked {
     told: HashSet<[String; 2]>,
 }
 
-impl Asked {
+impl Pairs {
     /// Records that code asks for `wanted` while it holds `together`, which contains `under`.
     /// Returns the circle to warn of, if there is one.
     fn asked(
@@ -267,7 +267,7 @@ mod tests {
     }
 
     /// The warnings when code asks for `wanted` while it holds all of `held`, each by itself.
-    fn ask(asked: &mut Asked, held: &[Part], wanted: &str) -> Vec<String> {
+    fn ask(asked: &mut Pairs, held: &[Part], wanted: &str) -> Vec<String> {
         let together: Arc<[Part]> = held.into();
         let called = |name| Called { name, label: None };
         let wanted = name(wanted);
@@ -278,7 +278,7 @@ mod tests {
     }
 
     /// As [`ask`], with mutexes as the held locks.
-    fn nest(asked: &mut Asked, held: &[&str], wanted: &str) -> Vec<String> {
+    fn nest(asked: &mut Pairs, held: &[&str], wanted: &str) -> Vec<String> {
         let held: Vec<Part> = held.iter().map(|name| part(name, FULL.get())).collect();
         ask(asked, &held, wanted)
     }
@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn one_order_is_never_told_of() {
-        let mut asked = Asked::default();
+        let mut asked = Pairs::default();
         for _ in 0..3 {
             assert_eq!(nest(&mut asked, &["a"], "b"), NOTHING);
             assert_eq!(nest(&mut asked, &["a", "b"], "c"), NOTHING);
@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn the_other_order_is_told_of_once_whichever_comes_first() {
-        let mut asked = Asked::default();
+        let mut asked = Pairs::default();
         assert_eq!(nest(&mut asked, &["a"], "b"), NOTHING);
         assert_eq!(nest(&mut asked, &["b"], "a"), ["b → a → b"]);
         for _ in 0..3 {
@@ -308,7 +308,7 @@ mod tests {
 
     #[test]
     fn a_longer_circle_is_told_of_by_its_shortest_way() {
-        let mut asked = Asked::default();
+        let mut asked = Pairs::default();
         for (under, wanted) in [("a", "b"), ("b", "c"), ("c", "d"), ("b", "d"), ("d", "e")] {
             assert_eq!(nest(&mut asked, &[under], wanted), NOTHING);
         }
@@ -317,7 +317,7 @@ mod tests {
 
     #[test]
     fn of_one_mistake_the_pair_that_deadlocks_is_told_of() {
-        let mut asked = Asked::default();
+        let mut asked = Pairs::default();
         nest(&mut asked, &["a"], "b");
         nest(&mut asked, &["a", "b"], "c");
         assert_eq!(nest(&mut asked, &["c"], "a"), ["c → a → c"]);
@@ -327,7 +327,7 @@ mod tests {
 
     #[test]
     fn two_orders_under_a_lock_that_lets_one_in_never_meet() {
-        let mut asked = Asked::default();
+        let mut asked = Pairs::default();
         nest(&mut asked, &["gate", "a"], "b");
         assert_eq!(nest(&mut asked, &["gate", "b"], "a"), NOTHING);
         // The first step without `gate` can happen at the same time as the others.
@@ -336,7 +336,7 @@ mod tests {
 
     #[test]
     fn a_pair_is_remembered_with_the_fewest_locks_held() {
-        let mut asked = Asked::default();
+        let mut asked = Pairs::default();
         nest(&mut asked, &["gate", "a"], "b");
         nest(&mut asked, &["a"], "b");
         nest(&mut asked, &["gate", "a"], "b");
@@ -345,7 +345,7 @@ mod tests {
 
     #[test]
     fn the_steps_of_a_longer_circle_must_not_keep_each_other_out_either() {
-        let mut asked = Asked::default();
+        let mut asked = Pairs::default();
         nest(&mut asked, &["gate", "a"], "b");
         nest(&mut asked, &["gate", "b"], "c");
         assert_eq!(nest(&mut asked, &["c"], "a"), NOTHING);
@@ -354,7 +354,7 @@ mod tests {
 
     #[test]
     fn readers_of_a_common_lock_meet_and_a_writer_keeps_them_out() {
-        let mut asked = Asked::default();
+        let mut asked = Pairs::default();
         ask(&mut asked, &[part("gate", 1), part("a", 1)], "b");
         let writes = [part("gate", FULL.get()), part("b", 1)];
         assert_eq!(ask(&mut asked, &writes, "a"), NOTHING);
@@ -364,14 +364,14 @@ mod tests {
 
     #[test]
     fn a_lock_under_itself_is_no_order() {
-        let mut asked = Asked::default();
+        let mut asked = Pairs::default();
         assert_eq!(ask(&mut asked, &[part("a", 1)], "a"), NOTHING);
         assert!(asked.pairs.is_empty());
     }
 
     #[test]
     fn keys_of_one_label_are_told_of_once() {
-        let mut asked = Asked::default();
+        let mut asked = Pairs::default();
         let mut told = 0;
         for number in 0..10 {
             let names = [format!("x:{number}"), format!("y:{number}")].map(|text| name(&text));
@@ -390,7 +390,7 @@ mod tests {
 
     #[test]
     fn names_without_end_are_forgotten_and_the_last_ones_are_known() {
-        let mut asked = Asked::default();
+        let mut asked = Pairs::default();
         for number in 0..100_000 {
             let order = format!("order:{number}");
             assert_eq!(nest(&mut asked, &["shop", &order], "stock"), NOTHING);
@@ -406,7 +406,7 @@ mod tests {
 
     #[test]
     fn mistakes_without_end_are_told_of_a_hundred_times() {
-        let mut asked = Asked::default();
+        let mut asked = Pairs::default();
         let mut told = 0;
         for number in 0..1000 {
             let order = format!("order:{number}");

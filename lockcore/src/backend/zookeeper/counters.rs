@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use zookeeper_client::{AddWatchMode, CreateMode, Error as ZkError, EventType, Stat};
 
 use super::errors::failed;
-use super::layout::Place;
+use super::layout::CounterPath;
 use super::session::Session;
 use crate::backend::{Count, CountOp, Counted, Fault, StoreError};
 use crate::clock::Clock;
@@ -24,7 +24,7 @@ const NEIGHBOURS: usize = 4;
 /// Reads or changes a counter. If the future is dropped, a write that was sent is carried out.
 pub(super) async fn count(session: Arc<Session>, count: Arc<Count>) -> Result<Counted, StoreError> {
     session.usable()?;
-    let place = Place::of(&count.name);
+    let place = CounterPath::of(&count.name);
     let (client, path) = (&session.client, place.path.as_str());
     // The server may be behind the leader. A change is safe all the same: the server gives an old
     // version of the node, and the leader refuses a write with an old version. But the answer of a
@@ -76,7 +76,11 @@ pub(super) async fn count(session: Arc<Session>, count: Arc<Count>) -> Result<Co
 }
 
 /// Creates the node of a counter. Also creates the folders above the node if they are missing.
-async fn create(session: &Arc<Session>, place: &Place, data: &[u8]) -> Result<(), StoreError> {
+async fn create(
+    session: &Arc<Session>,
+    place: &CounterPath,
+    data: &[u8],
+) -> Result<(), StoreError> {
     let client = &session.client;
     let node = CreateMode::Persistent.with_acls(session.acls);
     let mut created = client.create(&place.path, data, &node).await;
@@ -158,7 +162,7 @@ fn is_unused(written: i64, leader: i64, here: u64, life: Duration) -> bool {
 /// be set again after a change.
 pub(super) async fn watch(session: Arc<Session>, name: Name) -> Result<(), StoreError> {
     session.usable()?;
-    let path = Place::of(&name).path;
+    let path = CounterPath::of(&name).path;
     if session.state().watches(&path) {
         return Ok(());
     }
@@ -189,7 +193,7 @@ pub(super) async fn watch(session: Arc<Session>, name: Name) -> Result<(), Store
 /// Ends a watch. When the task is aborted, it drops the watcher, and the watcher removes the watch
 /// at the server.
 pub(super) async fn unwatch(session: Arc<Session>, name: Name) -> Result<(), StoreError> {
-    session.state().unwatch(&Place::of(&name).path);
+    session.state().unwatch(&CounterPath::of(&name).path);
     Ok(())
 }
 

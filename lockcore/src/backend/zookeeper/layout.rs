@@ -107,14 +107,14 @@ pub(super) fn name_of(node: &str) -> Option<NameInUse> {
 /// The path of the counter of a name: `/lock:1/counters/5f/{order:42}`. Counters are spread over
 /// 256 folders, so that a client can list a folder.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct CounterPath {
     /// The folders above the node, from the outermost: the folder of all names, the folder of all
     /// counters, and the folder that contains this counter.
     pub(super) folders: [String; 3],
     pub(super) path: String,
 }
 
-impl Place {
+impl CounterPath {
     pub(super) fn of(name: &Name) -> Self {
         let Parent { folder, path } = Parent::of(name);
         // No name has a folder like this, because the node of a name begins with a brace.

@@ -14,13 +14,13 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct Question {
-    state: Mutex<State>,
+    state: Mutex<LatestQuestion>,
     /// The number of the latest question that is over.
     over: watch::Sender<u64>,
 }
 
 #[derive(Debug)]
-struct State {
+struct LatestQuestion {
     /// The number of the latest question.
     latest: u64,
     began: Instant,
@@ -31,14 +31,14 @@ struct State {
 
 /// A question that is not over until this value is dropped.
 #[derive(Debug)]
-pub(super) struct Round {
+pub(super) struct OpenQuestion {
     question: Arc<Question>,
     number: u64,
 }
 
 impl Default for Question {
     fn default() -> Self {
-        let state = State {
+        let state = LatestQuestion {
             latest: 0,
             began: Instant::from_nanos(0),
             is_wished: false,
@@ -56,7 +56,7 @@ impl Question {
     ///
     /// If a question has taken longer than a whole operation, it is given up, and the caller asks
     /// another one.
-    pub(super) fn begin(self: &Arc<Self>, op_timeout: Duration) -> Option<Round> {
+    pub(super) fn begin(self: &Arc<Self>, op_timeout: Duration) -> Option<OpenQuestion> {
         let now = Clock::BOOT.now();
         let mut state = self.state();
         let pause = match self.is_over(&state) {
@@ -67,12 +67,12 @@ impl Question {
             state.is_wished = true;
             return None;
         }
-        *state = State {
+        *state = LatestQuestion {
             latest: state.latest + 1,
             began: now,
             is_wished: false,
         };
-        Some(Round {
+        Some(OpenQuestion {
             question: Arc::clone(self),
             number: state.latest,
         })
@@ -95,16 +95,16 @@ impl Question {
         }
     }
 
-    fn is_over(&self, state: &State) -> bool {
+    fn is_over(&self, state: &LatestQuestion) -> bool {
         *self.over.borrow() >= state.latest
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LatestQuestion> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Round {
+impl OpenQuestion {
     /// Whether this is the latest question. If not, it was given up for a later one.
     pub(super) fn is_latest(&self) -> bool {
         self.question.state().latest == self.number
@@ -113,7 +113,7 @@ impl Round {
 
 /// The drop also runs if the task that asked ends with its runtime. So no waiter of `until_over`
 /// hangs.
-impl Drop for Round {
+impl Drop for OpenQuestion {
     fn drop(&mut self) {
         let over = &self.question.over;
         over.send_modify(|over| *over = self.number.max(*over));

@@ -17,7 +17,7 @@ pub(super) struct Late(Arc<Mutex<Unfinished>>);
 #[derive(Debug, Default)]
 struct Unfinished {
     /// The enqueues of each id. There may be several, because the core may repeat a request.
-    enqueues: HashMap<Id, Vec<Arc<Pending>>>,
+    enqueues: HashMap<Id, Vec<Arc<OpenEnqueue>>>,
     /// Ids with an enqueue that will never be answered, and until when a node may still carry it
     /// out.
     open: HashMap<Id, Instant>,
@@ -26,15 +26,15 @@ struct Unfinished {
 
 /// An enqueue that some nodes have not answered.
 #[derive(Debug)]
-struct Pending {
+struct OpenEnqueue {
     /// The connections on which the enqueue was sent. On these, a release cannot overtake it.
     links: Weak<Links>,
-    release: Mutex<Release>,
+    release: Mutex<ReleaseSent>,
 }
 
 /// What is known of the release of a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Release {
+enum ReleaseSent {
     NotSent,
     /// It was sent behind the enqueue, on the same connections.
     Behind,
@@ -57,7 +57,7 @@ pub(super) struct Unanswered {
     nodes: Arc<Nodes>,
     request: Arc<Request>,
     open: Vec<usize>,
-    pending: Arc<Pending>,
+    pending: Arc<OpenEnqueue>,
 }
 
 /// The tickets of a renewal that may still be repaired: nobody has released them or renewed them
@@ -76,9 +76,9 @@ impl Late {
         request: &Arc<Request>,
         open: Vec<usize>,
     ) -> Unanswered {
-        let pending = Arc::new(Pending {
+        let pending = Arc::new(OpenEnqueue {
             links: links.map_or_else(Weak::new, Arc::downgrade),
-            release: Mutex::new(Release::NotSent),
+            release: Mutex::new(ReleaseSent::NotSent),
         });
         self.unfinished(|it| {
             let of_id = it.enqueues.entry(request.id).or_default();
@@ -118,9 +118,9 @@ impl Late {
                 let is_here = std::ptr::eq(pending.links.as_ptr(), Arc::as_ptr(links));
                 let mut release = pending.release();
                 if !is_here {
-                    *release = Release::Elsewhere;
-                } else if *release == Release::NotSent {
-                    *release = Release::Behind;
+                    *release = ReleaseSent::Elsewhere;
+                } else if *release == ReleaseSent::NotSent {
+                    *release = ReleaseSent::Behind;
                 }
             }
             // The entry stays, because the core may have to repeat the release.
@@ -144,8 +144,8 @@ impl Unfinished {
     }
 }
 
-impl Pending {
-    fn release(&self) -> MutexGuard<'_, Release> {
+impl OpenEnqueue {
+    fn release(&self) -> MutexGuard<'_, ReleaseSent> {
         self.release.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -163,7 +163,7 @@ impl Renewing {
 impl Unanswered {
     /// Whether a release was sent after the enqueue, and may have arrived before it at a node.
     pub(super) fn is_overtaken(&self) -> bool {
-        *self.pending.release() == Release::Elsewhere
+        *self.pending.release() == ReleaseSent::Elsewhere
     }
 
     pub(super) fn request(&self) -> &Arc<Request> {
@@ -187,7 +187,7 @@ impl Drop for Unanswered {
                     it.enqueues.remove(&id);
                 }
             }
-            let is_released = *self.pending.release() != Release::NotSent;
+            let is_released = *self.pending.release() != ReleaseSent::NotSent;
             if !is_released && !self.open.is_empty() {
                 it.leave_open(id);
             }

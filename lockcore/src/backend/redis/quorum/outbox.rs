@@ -21,13 +21,13 @@ const MOST_LEFT: usize = 10_000;
 /// sends them.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
-    left: Mutex<VecDeque<Left>>,
+    left: Mutex<VecDeque<Unreleased>>,
     more: Notify,
 }
 
 /// A release that a node has not acknowledged.
 #[derive(Debug)]
-struct Left {
+struct Unreleased {
     departure: Departure,
     /// When the ticket has certainly expired at the node.
     until: Instant,
@@ -41,7 +41,7 @@ impl Outbox {
         let now = Clock::BOOT.now();
         let mut left = self.left();
         let room = MOST_LEFT.saturating_sub(left.len());
-        left.extend(departures.iter().take(room).map(|departure| Left {
+        left.extend(departures.iter().take(room).map(|departure| Unreleased {
             departure: departure.clone(),
             until: now.after(match departure.enqueue_may_follow {
                 // A server that was stopped may carry out the enqueue when it continues.
@@ -84,7 +84,7 @@ impl Outbox {
         }
     }
 
-    fn left(&self) -> MutexGuard<'_, VecDeque<Left>> {
+    fn left(&self) -> MutexGuard<'_, VecDeque<Unreleased>> {
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -93,7 +93,7 @@ impl Outbox {
 /// back to the outbox.
 pub(super) struct Taken<'a> {
     outbox: &'a Outbox,
-    batch: VecDeque<Left>,
+    batch: VecDeque<Unreleased>,
 }
 
 impl Taken<'_> {

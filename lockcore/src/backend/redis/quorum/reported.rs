@@ -10,10 +10,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The report about one node.
 #[derive(Debug, Default)]
-pub(super) struct Reported(Mutex<State>);
+pub(super) struct Reported(Mutex<Report>);
 
 #[derive(Debug, Default)]
-struct State {
+struct Report {
     down: Option<Down>,
     /// The connections of the client that miss the node.
     missing: HashSet<u64>,
@@ -58,7 +58,7 @@ impl Reported {
         self.state().missing.remove(&connection);
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, Report> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -34,7 +34,7 @@ pub(super) type Told = (Renewed, Option<u64>);
 
 /// The answers of the nodes to one renewal.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Renewal {
+pub(super) struct RenewalTally {
     granted: Vec<Duration>,
     lost: usize,
     /// The number of the ticket. A node that was asked late may have an older proposal of the same
@@ -42,7 +42,7 @@ pub(super) struct Renewal {
     number: Option<u64>,
 }
 
-impl Renewal {
+impl RenewalTally {
     pub(super) fn answered(&mut self, (answer, number): Told) {
         self.number = self.number.max(number);
         match answer {
@@ -171,7 +171,7 @@ mod tests {
             (vec![granted(3), granted(2), failed], 2, None),
             (vec![granted(3), lost, failed, failed], 1, Some(failed)),
         ] {
-            let mut renewal = Renewal::default();
+            let mut renewal = RenewalTally::default();
             answers
                 .iter()
                 .for_each(|answer| renewal.answered((*answer, None)));

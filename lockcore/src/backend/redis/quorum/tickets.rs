@@ -28,7 +28,7 @@ use super::node::{LONGEST_TTL, Node};
 use super::nodes::{Links, Nodes};
 use super::proposal::proposal;
 use super::repair::{Repair, lacking};
-use super::tally::{Removal, Renewal, majority, needed};
+use super::tally::{Removal, RenewalTally, majority, needed};
 use crate::backend::{
     BoxFuture, Departure, Enqueued, Fault, Released, Renewed, StoreError, TicketInfo,
 };
@@ -200,7 +200,7 @@ pub(super) async fn renew(
     };
     let mut asked = everywhere(nodes, verb);
     let all = nodes.count();
-    let mut renewals = vec![Renewal::default(); tickets.len()];
+    let mut renewals = vec![RenewalTally::default(); tickets.len()];
     let (mut answered, mut found, mut errors) = (0, Vec::new(), Vec::new());
     loop {
         let left = asked.len();

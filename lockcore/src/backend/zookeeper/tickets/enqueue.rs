@@ -44,7 +44,7 @@ pub(crate) async fn enqueue(
         },
         Begin::New(Some(flush)) => create(&session, &request, &parent, flush).await?,
         Begin::New(None) => match alone::create(&session, &request, &parent).await? {
-            Some(standing) => (standing, Place::First),
+            Some(standing) => (standing, Position::First),
             None => create(&session, &request, &parent, Flush::WITH_PARENT).await?,
         },
     };
@@ -79,7 +79,7 @@ impl Flush {
 }
 
 /// The position of a ticket in its line, as far as it is known.
-enum Place {
+enum Position {
     /// There is no older ticket.
     First,
     Listed(Arc<Row>),
@@ -193,10 +193,10 @@ async fn found(
     session: &Arc<Session>,
     parent: &Parent,
     standing: Standing,
-) -> Result<(Standing, Place), StoreError> {
+) -> Result<(Standing, Position), StoreError> {
     let line = session.list(&parent.path).await;
     let line = line.map_err(failed_after_create)?;
-    Ok((standing, Place::Listed(line)))
+    Ok((standing, Position::Listed(line)))
 }
 
 /// Creates the ticket, and its parent if necessary. Also lists the line if `flush` asks for it.
@@ -205,7 +205,7 @@ async fn create(
     request: &Request,
     parent: &Parent,
     flush: Flush,
-) -> Result<(Standing, Place), StoreError> {
+) -> Result<(Standing, Position), StoreError> {
     let prefix = parent.prefix(request, session.tag());
     // A list shows the ticket ahead. In its place, a look at one older ticket of ours is enough.
     let older = match request.name_ahead && !flush.list {
@@ -241,12 +241,12 @@ async fn create(
     let standing = stands(session, request, parent, sequence, path, stat.czxid, false)?;
     let place = match replies.listed {
         // If the list has failed, the next attempt finds the ticket.
-        Some(line) => Place::Listed(line.map_err(failed_after_create)?),
+        Some(line) => Position::Listed(line.map_err(failed_after_create)?),
         None => {
             let older = older.filter(|_| replies.older_stands && request.wants_all());
             let state = session.state();
             let id = request.id;
-            Place::Followed(
+            Position::Followed(
                 older.and_then(|(_, since)| state.tickets.right_before(id, &standing, since)),
             )
         }
@@ -317,22 +317,24 @@ async fn answer(
     request: &Request,
     parent: &Parent,
     standing: Standing,
-    place: Place,
+    place: Position,
 ) -> Result<Enqueued, StoreError> {
     let ticket = standing.ticket;
     let valid_for = valid_for(session, request, standing.ttl);
     let granted = Enqueued::Granted { ticket, valid_for };
     let mut ahead = match place {
-        Place::First => {
+        Position::First => {
             session.state().granted(request.id);
             return Ok(granted);
         }
-        Place::Followed(ahead) => ahead,
-        Place::Listed(line) => match by_list(session, request, parent, &standing, &line).await? {
-            InList::Holds => return Ok(granted),
-            InList::NotTaken(answer) => return Ok(answer),
-            InList::InLine(ahead) => ahead,
-        },
+        Position::Followed(ahead) => ahead,
+        Position::Listed(line) => {
+            match by_list(session, request, parent, &standing, &line).await? {
+                InList::Holds => return Ok(granted),
+                InList::NotTaken(answer) => return Ok(answer),
+                InList::InLine(ahead) => ahead,
+            }
+        }
     };
     // A capacity may have been stored since this request was sent. If the client read the new line
     // before it noted this ticket, `disown` has not deleted the ticket, so the copy of the line is

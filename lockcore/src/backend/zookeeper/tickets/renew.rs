@@ -34,24 +34,24 @@ use crate::request::{Id, Request};
 ///   read.
 ///
 /// Tickets that must become smaller are made smaller first, and longer ttls are written last
-/// ([`lengthen`](Round::lengthen)). A drop of the future at any point does no harm.
+/// ([`lengthen`](RenewCall::lengthen)). A drop of the future at any point does no harm.
 pub(crate) async fn renew(
     session: Arc<Session>,
     tickets: Vec<Arc<Request>>,
 ) -> Result<Vec<Renewed>, StoreError> {
     session.usable()?;
     let shrunk = shrink(&session, &tickets).await;
-    let mut round = Round::begin(&session, &tickets, &shrunk);
-    for (look, node) in round.looks.take().answered(&session).await? {
-        round.learn(look, node);
+    let mut call = RenewCall::begin(&session, &tickets, &shrunk);
+    for (look, node) in call.looks.take().answered(&session).await? {
+        call.learn(look, node);
     }
-    round.lengthen().await;
-    round.read_lines().await?;
-    Ok(round.end())
+    call.lengthen().await;
+    call.read_lines().await?;
+    Ok(call.end())
 }
 
 /// One call of [`renew`].
-struct Round<'a> {
+struct RenewCall<'a> {
     session: &'a Arc<Session>,
     tickets: &'a [Arc<Request>],
     /// The answer for each ticket, as far as is known.
@@ -71,7 +71,7 @@ struct Round<'a> {
     now: Instant,
 }
 
-impl<'a> Round<'a> {
+impl<'a> RenewCall<'a> {
     /// Answers from what is known of the tickets, and chooses the nodes to read.
     ///
     /// The validity is computed before the requests are sent. This is safe, because their answers
@@ -81,7 +81,7 @@ impl<'a> Round<'a> {
         tickets: &'a [Arc<Request>],
         shrunk: &[(Id, bool)],
     ) -> Self {
-        let mut round = Self {
+        let mut call = Self {
             session,
             tickets,
             answers: Vec::with_capacity(tickets.len()),
@@ -107,21 +107,21 @@ impl<'a> Round<'a> {
                 Some(Mine::Standing(mine)) => Ok(mine),
             };
             match mine {
-                Err(answer) => round.answers.push(answer),
+                Err(answer) => call.answers.push(answer),
                 Ok(mine) => {
                     let valid_for = valid_for_in(&state.proof, request, mine.ttl);
-                    round.answers.push(how_it_stands(mine.granted, valid_for));
+                    call.answers.push(how_it_stands(mine.granted, valid_for));
                     let is_smaller = shrunk.contains(&(request.id, true));
                     let first = || {
                         let first = first.entry(&mine.parent);
                         *first.or_insert_with(|| state.first_waiting(&mine.parent))
                     };
-                    round.choose(&state, (at, mine), is_smaller, first);
+                    call.choose(&state, (at, mine), is_smaller, first);
                 }
             }
         }
         drop(state);
-        round
+        call
     }
 
     /// Chooses the nodes to read for one ticket. `first` returns the sequence number of our first
@@ -141,13 +141,13 @@ impl<'a> Round<'a> {
         let seen_lately = !reads && mine.seen.is_some_and(lately);
         if mine.granted {
             if !seen_lately {
-                self.looks.at(at, mine, What::Ticket);
+                self.looks.at(at, mine, Relation::Ticket);
             }
             return;
         }
         // Its client may believe that it holds.
         if reads {
-            self.looks.at(at, mine, What::Ticket);
+            self.looks.at(at, mine, Relation::Ticket);
         }
         let line = state.lines.get(&mine.parent);
         let ahead = line.and_then(|line| line.ahead_of(mine.sequence));
@@ -158,16 +158,16 @@ impl<'a> Round<'a> {
         };
         if first() == Some(mine.sequence) {
             if !reads {
-                self.looks.at(at, mine, What::Ticket);
+                self.looks.at(at, mine, Relation::Ticket);
             }
             for node in ahead {
-                self.looks.at(at, mine, What::Ahead(node));
+                self.looks.at(at, mine, Relation::Ahead(node));
             }
             if line.is_some_and(Line::checks_terms) {
-                self.looks.at(at, mine, What::Parent);
+                self.looks.at(at, mine, Relation::Parent);
             }
         } else if !line.is_some_and(Line::is_current) && !seen_lately && !reads {
-            self.looks.at(at, mine, What::Ticket);
+            self.looks.at(at, mine, Relation::Ticket);
         }
     }
 
@@ -178,14 +178,14 @@ impl<'a> Round<'a> {
     }
 
     /// Applies the answer to the read of one node. `None` if the read failed.
-    fn learn(&mut self, look: Look, node: Option<Node>) {
+    fn learn(&mut self, look: Look, node: Option<NodeRead>) {
         let Look { at, mine, what } = look;
         match (what, node) {
             (_, None) => self.answers[at] = Renewed::Failed,
-            (What::Ticket, Some(Node::Gone)) => self.answers[at] = Renewed::Lost,
+            (Relation::Ticket, Some(NodeRead::Gone)) => self.answers[at] = Renewed::Lost,
             (
-                What::Ticket,
-                Some(Node::There {
+                Relation::Ticket,
+                Some(NodeRead::There {
                     mut data, version, ..
                 }),
             ) => {
@@ -200,8 +200,8 @@ impl<'a> Round<'a> {
                     mine.seen = (!is_asked_back(self.answers[at])).then_some(self.now);
                 }
             }
-            (What::Ahead(_), Some(Node::There { .. })) => {}
-            (What::Ahead(node), Some(Node::Gone)) => {
+            (Relation::Ahead(_), Some(NodeRead::There { .. })) => {}
+            (Relation::Ahead(node), Some(NodeRead::Gone)) => {
                 if self.session.believes_in(&mine.parent, &node) {
                     self.gone.push((mine.parent.clone(), node));
                     self.unclear.push((at, mine));
@@ -212,14 +212,14 @@ impl<'a> Round<'a> {
                     self.holds_by_now(at);
                 }
             }
-            (What::Parent, Some(Node::There { written, .. })) => {
+            (Relation::Parent, Some(NodeRead::There { written, .. })) => {
                 if self.session.is_outdated(&mine.parent, written) {
                     self.outdated.push((mine.parent.clone(), written));
                     self.unclear.push((at, mine));
                 }
             }
             // The parent is deleted only when the line is empty, so the ticket is gone too.
-            (What::Parent, Some(Node::Gone)) => {}
+            (Relation::Parent, Some(NodeRead::Gone)) => {}
         }
     }
 
@@ -345,11 +345,11 @@ struct Look {
     /// The index of the ticket in the renewal.
     at: usize,
     mine: Standing,
-    what: What,
+    what: Relation,
 }
 
-/// What a node is to a ticket of ours.
-enum What {
+/// How a node relates to a ticket of ours.
+enum Relation {
     Ticket,
     /// The node of a ticket or a halt in front of it, with its name.
     Ahead(String),
@@ -357,7 +357,7 @@ enum What {
 }
 
 /// A node that was read.
-enum Node {
+enum NodeRead {
     There {
         /// The data, if this is the node of a ticket.
         data: Data,
@@ -369,7 +369,7 @@ enum Node {
 }
 
 impl Looks {
-    fn at(&mut self, at: usize, mine: &Standing, what: What) {
+    fn at(&mut self, at: usize, mine: &Standing, what: Relation) {
         let mine = mine.clone();
         self.0.push(Look { at, mine, what });
     }
@@ -381,15 +381,18 @@ impl Looks {
     /// Reads the nodes. Returns for each node whether it exists, or `None` if its read failed. All
     /// requests are sent together. Their size is limited as in an inspection: the nodes of a
     /// hundred tickets with all nodes in front of them are a megabyte.
-    async fn answered(self, session: &Session) -> Result<Vec<(Look, Option<Node>)>, StoreError> {
+    async fn answered(
+        self,
+        session: &Session,
+    ) -> Result<Vec<(Look, Option<NodeRead>)>, StoreError> {
         let mut reading = Vec::new();
         for page in self.0.chunks(READS) {
             let mut reads = session.client.new_multi_reader();
             for Look { mine, what, .. } in page {
                 let added = match what {
-                    What::Ticket => reads.add_get_data(&mine.path),
-                    What::Ahead(node) => reads.add_get_data(&format!("{}/{node}", mine.parent)),
-                    What::Parent => reads.add_get_data(&mine.parent),
+                    Relation::Ticket => reads.add_get_data(&mine.path),
+                    Relation::Ahead(node) => reads.add_get_data(&format!("{}/{node}", mine.parent)),
+                    Relation::Parent => reads.add_get_data(&mine.parent),
                 };
                 added.map_err(failed)?;
             }
@@ -400,14 +403,14 @@ impl Looks {
             let read = page.await.map_err(failed)?;
             let looks = self.0[nodes.len()..].iter();
             nodes.extend(looks.zip(read).map(|(look, read)| match read {
-                MultiReadResult::Data { data, stat } => Some(Node::There {
+                MultiReadResult::Data { data, stat } => Some(NodeRead::There {
                     data: Data::read(&data, look.mine.ticket, look.mine.ttl),
                     version: stat.version,
                     written: stat.mzxid,
                 }),
                 MultiReadResult::Error {
                     err: ZkError::NoNode,
-                } => Some(Node::Gone),
+                } => Some(NodeRead::Gone),
                 _ => None,
             }));
         }
