@@ -119,7 +119,8 @@ impl MultiLock {
         self.take(wait).await
     }
 
-    /// Takes all locks if all are free, in one round trip each.
+    /// Takes all locks if all are free, in one round trip each. See [`Lock::try_acquire`] for locks
+    /// that this client is still releasing.
     ///
     /// # Errors
     ///

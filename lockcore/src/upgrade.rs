@@ -17,10 +17,11 @@ impl Guard {
     /// waits. Nobody else gets the lock in between. When the returned [`UpgradedGuard`] is released
     /// or dropped, this guard is a reader again.
     ///
-    /// It never waits. If two readers could wait to become writers, each would wait for ever for
+    /// It never waits for others. If two readers could wait to become writers, each would wait for ever for
     /// the end of the other's read hold. If the reader is not alone, or if somebody waits, it gets
-    /// [`Busy`](crate::ErrorKind::Busy) at once. It can then release this guard and take the write
-    /// side. After that it must read its data again, because others may have written in between. If
+    /// [`Busy`](crate::ErrorKind::Busy). (If this client is still releasing a lock of this name, it
+    /// asks once more after that, within one operation timeout.) It can then release this guard and
+    /// take the write side. After that it must read its data again, because others may have written in between. If
     /// a reader often becomes a writer, take the write side from the beginning and
     /// [downgrade](Self::downgrade).
     ///

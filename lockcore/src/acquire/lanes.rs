@@ -126,9 +126,10 @@ impl Lanes {
             if let Some((lease, hand_overs)) = served {
                 state.lanes.insert(name.clone(), lane);
                 drop(guard);
+                let share = Share::new(self, lease, hand_overs);
                 // This runs the wakers of those that wait for the release, which are users' code.
                 drop(taken_back);
-                return Arrived::Given(Handover::Share(Share::new(self, lease, hand_overs)));
+                return Arrived::Given(Handover::Share(share));
             }
             let number = lane.begin_leader(exclusive, at.now, leaders);
             state.lanes.insert(name.clone(), lane);

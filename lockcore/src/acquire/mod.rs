@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::client::lease::Lease;
+use crate::client::leftovers::Left;
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind};
 use crate::meter::HandOver;
@@ -81,40 +82,48 @@ async fn through_outage(
 /// store is asked once more.
 async fn ask(spec: &Spec<'_>, budget: &Budget, now: Instant) -> Result<Grant, Error> {
     let shared = &spec.client.shared;
-    let left = match budget.waits {
-        true => None,
-        false => shared.left(spec.name),
-    };
-    let mut asked = false;
-    match (ask_once(spec, budget, now, &mut asked).await, left) {
-        (Err(error), Some(left)) if asked && error.kind() == ErrorKind::Busy => {
-            // On the heap, because this happens seldom. If the future is dropped here, nothing of it
-            // is at the store, and no lane has it.
-            if Box::pin(shared.by(budget.give_up, left.gone()))
-                .await
-                .is_none()
-            {
-                return Err(error);
-            }
-            let now = shared.clock.now();
-            Box::pin(ask_once(spec, budget, now, &mut asked)).await
+    let mut left = None;
+    let refused = match ask_once(spec, budget, now, &mut left).await {
+        Err(error) if matches!(error.kind(), ErrorKind::Busy | ErrorKind::CapacityMismatch) => {
+            error
         }
-        (outcome, _) => outcome,
+        outcome => return outcome,
+    };
+    let Some(left) = left else {
+        return Err(refused);
+    };
+    // On the heap, because this happens seldom. If the future is dropped here, nothing of it is at
+    // the store, and no lane has it.
+    let gone = Box::pin(shared.by(budget.give_up, left.gone())).await;
+    let now = shared.clock.now();
+    if gone.is_none() || now >= budget.give_up {
+        return Err(refused);
+    }
+    match Box::pin(ask_once(spec, budget, now, &mut None)).await {
+        // The time was too short for another answer. The earlier one is still true: nothing is held.
+        Err(error) if error.is_outage() || error.kind() == ErrorKind::Timeout => Err(refused),
+        outcome => outcome,
     }
 }
 
-/// Sets `asked` when the store is asked.
+/// Notes in `left` what this client had left at the store when the store was asked, if the caller
+/// does not wait.
 async fn ask_once(
     spec: &Spec<'_>,
     budget: &Budget,
     now: Instant,
-    asked: &mut bool,
+    left: &mut Option<Left>,
 ) -> Result<Grant, Error> {
     let shared = &spec.client.shared;
-    match in_this_process(spec, budget, now).await? {
-        (Some(Handover::Share(share)), began) => Ok(Grant::Share(share, began)),
-        (Some(Handover::Leader(mut leader)), began) => {
-            *asked = true;
+    let (handover, began) = in_this_process(spec, budget, now).await?;
+    let asks = matches!(handover, None | Some(Handover::Leader(_)));
+    if asks && !budget.waits {
+        *left = shared.left(spec.name);
+    }
+    match handover {
+        Some(Handover::Share(share)) => Ok(Grant::Share(share, began)),
+        Some(Handover::Refused(error)) => Err(error),
+        Some(Handover::Leader(mut leader)) => {
             let number = Some(leader.number);
             match at_the_store(spec, budget, began, number, &mut leader.pending).await {
                 Ok((lease, since)) => match leader.granted(lease, since) {
@@ -131,9 +140,7 @@ async fn ask_once(
                 }
             }
         }
-        (Some(Handover::Refused(error)), _) => Err(error),
-        (None, began) => {
-            *asked = true;
+        None => {
             let (lease, since) = at_the_store(spec, budget, began, None, &mut None).await?;
             Ok(Grant::Ticket(lease, since))
         }

@@ -140,8 +140,9 @@ async fn a_leader_that_has_lost_its_place_and_is_not_polled_is_replaced() {
     other.abort();
 }
 
-/// Tells whether the lanes answer while the waker is called.
+/// Tells whether the lanes and the table answer while the waker is called.
 struct Asks {
+    shared: Arc<Shared>,
     lanes: Arc<Lanes>,
     name: Name,
     answered: Mutex<Option<bool>>,
@@ -150,8 +151,11 @@ struct Asks {
 impl Wake for Asks {
     fn wake(self: Arc<Self>) {
         let (tell, told) = std::sync::mpsc::channel();
-        let (lanes, name) = (Arc::clone(&self.lanes), self.name.clone());
-        std::thread::spawn(move || tell.send(lanes.waiting(&name)));
+        let it = Arc::clone(&self);
+        std::thread::spawn(move || {
+            let _ = (it.lanes.waiting(&it.name), it.shared.left(&it.name));
+            tell.send(())
+        });
         let answer = told.recv_timeout(Duration::from_secs(5));
         *self.answered.lock().expect("no panic") = Some(answer.is_ok());
     }
@@ -160,7 +164,7 @@ impl Wake for Asks {
 /// A caller that does not wait for holders waits for the release of a ticket, and another caller goes
 /// on with this ticket. There is no keeper here, so the release does not begin.
 #[tokio::test]
-async fn who_waits_for_a_release_is_woken_when_no_mutex_is_held() {
+async fn a_caller_that_waits_for_a_release_is_woken_when_no_mutex_is_held() {
     let memory = Arc::new(Memory::new(Clock::BOOT));
     let settings = Settings {
         defaults: Defaults {
@@ -194,6 +198,7 @@ async fn who_waits_for_a_release_is_woken_when_no_mutex_is_held() {
     let lease = pending.into_lease().expect("collected");
     drop(leader.granted(lease, since));
     let asks = Arc::new(Asks {
+        shared: Arc::clone(&shared),
         lanes: Arc::clone(&lanes),
         name: name.clone(),
         answered: Mutex::default(),

@@ -45,6 +45,14 @@ impl Leftovers {
         self.names().get(name).cloned().map(Left)
     }
 
+    /// Ends all waits for what is there, because the client is being shut down.
+    pub(super) fn close(&self) {
+        let all: Vec<_> = self.names().values().flatten().cloned().collect();
+        for over in all {
+            guarded(|| over.close());
+        }
+    }
+
     pub(super) fn has(&self, name: &Name) -> bool {
         self.names().contains_key(name)
     }
@@ -55,8 +63,8 @@ impl Leftovers {
 }
 
 impl Left {
-    /// Resolves when all these tickets are gone, or the keeper has given up on them. Dropping the
-    /// future has no effect.
+    /// Resolves when all these tickets are gone, the keeper has given up on them, or the client is
+    /// being shut down. Dropping the future has no effect.
     pub(crate) async fn gone(self) {
         for over in self.0 {
             // There are no permits, so this resolves when the semaphore is closed.

@@ -19,7 +19,9 @@ impl Shared {
         }
         let asked = table.leases_where(|stage| stage == Stage::Asked);
         let in_line = table.clean_up_where(|stage| stage == Stage::Waiting);
+        let leftovers = table.leftovers.clone();
         drop(table);
+        leftovers.close();
         self.due_changed.notify_one();
         self.settle_kept();
         self.watches.close();

@@ -146,7 +146,7 @@ impl Table {
         for cleanup in &round.cleanups {
             if let Some(ended) = cleanup.ended {
                 // Nobody is known to be behind it, but somebody may come.
-                let nobody = self.turns.end(cleanup.request.id, |_| false, ended);
+                let nobody = self.turns.end(cleanup.request.id, |_| true, ended);
                 debug_assert!(nobody.is_none(), "it is not in the table");
             }
         }

@@ -89,9 +89,8 @@ impl Backend for Sqlite {
             // More would only wait for the thread.
             .renewals_in_flight(800)
             // A commit is in the file even if its process is killed. A crash of the machine may undo
-            // commits, but it ends all processes that use the file too. A SQLite that may damage its
-            // log could lose a waiter and keep the ticket ahead.
-            .names_ahead(file::is_sound())
+            // commits, but it ends all processes that use the file too.
+            .names_ahead(true)
             .asks_back(true)
             .lists(true)
             .adopts(true)

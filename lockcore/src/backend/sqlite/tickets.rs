@@ -8,7 +8,7 @@ use std::time::Duration;
 use rusqlite::params;
 
 use super::events::Wakes;
-use super::file::File;
+use super::file::{self, File};
 use super::layout;
 use super::statements::{Row, column};
 use crate::backend::{
@@ -46,7 +46,8 @@ pub(super) fn enqueue(
             layout::wall_micros(),
             process,
             epoch,
-            request.name_ahead,
+            // A SQLite that may damage its log could lose a waiter and keep the ticket ahead.
+            request.name_ahead && file::is_sound(),
         ],
     )?;
     let row = the_answer(file, wakes, &rows, now)?;
