@@ -17,6 +17,8 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use tonic::Status;
+
 use super::errors::{failed, is_without_lease, not_changed};
 use super::messages::{is_absent, one, put, txn, was_written};
 use super::session::At;
@@ -56,7 +58,9 @@ pub(super) async fn count(at: Arc<At>, count: Arc<Count>) -> Result<Counted, Sto
             let value = String::from_utf8_lossy(&kv.value).into_owned();
             let (compare, write) = (was_written(&key, kv.mod_revision), put(&key, value, lease));
             let written = at.link.txn(txn(vec![compare], vec![write], Vec::new()));
-            written.await.map_err(not_changed)?;
+            let written = written.await;
+            written
+                .map_err(|status| revoked(&at, &status).unwrap_or_else(|| not_changed(status)))?;
             return Ok(answer);
         }
         Carried::Changed { answer, .. } => answer,
@@ -72,22 +76,35 @@ pub(super) async fn count(at: Arc<At>, count: Arc<Count>) -> Result<Counted, Sto
         .link
         .txn(txn(vec![compare], vec![write], Vec::new()))
         .await;
-    let written = written.map_err(|status| {
-        if is_without_lease(&status) {
-            // Somebody has revoked it.
-            let mut state = at.session.state();
-            state.of_counters.clear();
-            state.known.clear();
-            return StoreError::conflict("etcd: the lease of the counter was revoked");
+    let refused = match written {
+        Ok(written) if written.succeeded => return Ok(answer),
+        Ok(_) => {
+            return Err(StoreError::conflict(
+                "etcd: another client has changed the counter at this moment",
+            ));
         }
-        failed(status)
-    })?;
-    match written.succeeded {
-        true => Ok(answer),
-        false => Err(StoreError::conflict(
-            "etcd: another client has changed the counter at this moment",
-        )),
+        Err(status) => revoked(&at, &status).unwrap_or_else(|| failed(status)),
+    };
+    if !refused.is_halfway() {
+        return Err(refused);
     }
+    // The server is full. If it has carried this out all the same, the record remembers the change.
+    let found = at.link.range(one(&key)).await?.kvs.into_iter().next();
+    let record = found.map(|kv| decode(&kv.value, &key)).transpose()?;
+    match record.map(|mut record| record.carry_out(&count, millis, version)) {
+        Some(Carried::Answered(answer)) => Ok(answer),
+        _ => Err(StoreError::new(Fault::Refused, refused.to_string())),
+    }
+}
+
+/// The error, if somebody has revoked the lease of a write. The client looks for another one then.
+fn revoked(at: &At, status: &Status) -> Option<StoreError> {
+    is_without_lease(status).then(|| {
+        let mut state = at.session.state();
+        state.of_counters.clear();
+        state.known.clear();
+        StoreError::conflict("etcd: the lease of the counter was revoked")
+    })
 }
 
 /// A lease that lasts for this time and half as much again, at least. If the future is dropped

@@ -11,6 +11,10 @@ use crate::backend::{Fault, StoreError};
 const GUIDE: &str = "; see the guide of the etcd store (lockcore::guide::etcd)";
 
 /// The failure of a request. A transaction is carried out as a whole or not at all.
+///
+/// A server whose disk quota is used up refuses most requests before they begin. The one that has
+/// used it up is carried out, and gets the same answer
+/// (<https://github.com/etcd-io/etcd/issues/16659>).
 pub(super) fn failed(status: Status) -> StoreError {
     let said = status.message();
     if status.source().is_some() {
@@ -31,7 +35,7 @@ pub(super) fn failed(status: Status) -> StoreError {
         }
         Code::ResourceExhausted if says("space exceeded") => {
             let what = "the disk quota of the server is used up (alarm NOSPACE): compact and defragment it, then disarm the alarm";
-            StoreError::new(Fault::Refused, format!("{text}: {what}"))
+            StoreError::halfway(Fault::Refused, format!("{text}: {what}"))
         }
         Code::ResourceExhausted => StoreError::new(Fault::Retry, text),
         Code::InvalidArgument | Code::PermissionDenied | Code::Unauthenticated => {
@@ -56,7 +60,8 @@ pub(super) fn not_changed(status: Status) -> StoreError {
             StoreError::replace(Fault::Retry, failed.to_string())
         }
         Fault::Unknown => StoreError::new(Fault::Retry, failed.to_string()),
-        _ => failed,
+        Fault::Refused => StoreError::new(Fault::Refused, failed.to_string()),
+        Fault::Config | Fault::Retry => failed,
     }
 }
 

@@ -209,8 +209,9 @@ impl Link {
         let answer: Result<LeaseTimeToLiveResponse, _> = self
             .call("/etcdserverpb.Lease/LeaseTimeToLive", question)
             .await;
-        let ttl = answer.map_err(not_changed)?.ttl;
-        Ok(Duration::from_secs(ttl.max(0).unsigned_abs()))
+        let LeaseTimeToLiveResponse { ttl, granted } = answer.map_err(not_changed)?;
+        let ttl = ttl.min(granted).max(0);
+        Ok(Duration::from_secs(ttl.unsigned_abs()))
     }
 
     pub(super) async fn status(&self) -> Result<StatusResponse, StoreError> {

@@ -213,9 +213,13 @@ pub(super) struct LeaseTimeToLiveRequest {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct LeaseTimeToLiveResponse {
-    /// The seconds that remain. -1 if there is no such lease.
+    /// The seconds that remain. -1 if there is no such lease. A leader that has just been elected may
+    /// answer with centuries.
     #[prost(int64, tag = "3")]
     pub(super) ttl: i64,
+    /// The seconds that the lease had at first.
+    #[prost(int64, tag = "4")]
+    pub(super) granted: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]

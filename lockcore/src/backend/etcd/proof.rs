@@ -41,7 +41,9 @@ use crate::clock::Instant;
 /// from the moment when it carries the request out, and a later leader begins later.
 ///
 /// The ttl is the one that the keep-alive was answered with, if it is shorter than the one that was
-/// granted.
+/// granted. The member that has granted the lease may have raised the ttl more than the leader has: each
+/// raises it to one and a half times its own election timeout. Then what the grant has proved was
+/// too much.
 ///
 /// The times are of this machine's clock, and each is read before its request is sent. An answer
 /// that comes late proves no more than it did when its request was sent.
@@ -70,10 +72,19 @@ impl Proof {
         now: Instant,
     ) -> bool {
         let [of_read, of_keep_alive] = terms;
+        if ttl < self.ttl {
+            self.ttl = ttl;
+            self.until = self.until.min(read.after(ttl));
+        }
         if of_read == of_keep_alive && now < self.until {
-            self.until = self.until.max(read.after(ttl.min(self.ttl)));
+            self.until = self.until.max(read.after(self.ttl));
         }
         now < self.until
+    }
+
+    /// The shortest time that the servers have stated for the lease.
+    pub(super) fn ttl(&self) -> Duration {
+        self.ttl
     }
 
     /// For how long the lease certainly lives from now on.
@@ -105,10 +116,10 @@ mod tests {
     #[test]
     fn a_beat_proves_no_more_than_the_ttl_of_its_answer() {
         let mut proof = Proof::new(T, at(100));
-        assert!(proof.beat(at(108), [5, 5], T / 2, at(109)));
-        assert_eq!(proof.lives_for(at(109)), Duration::from_secs(4));
-        assert!(proof.beat(at(110), [5, 5], 2 * T, at(111)));
-        assert_eq!(proof.lives_for(at(111)), Duration::from_secs(9));
+        assert!(proof.beat(at(101), [5, 5], T / 2, at(102)));
+        assert_eq!(proof.lives_for(at(102)), Duration::from_secs(4));
+        assert!(proof.beat(at(103), [5, 5], 2 * T, at(104)));
+        assert_eq!(proof.lives_for(at(104)), Duration::from_secs(4));
     }
 
     #[test]

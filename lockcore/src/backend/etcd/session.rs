@@ -300,9 +300,9 @@ async fn hear(
 /// Beats until a beat fails. Tells of the first one.
 async fn beats(session: &Session, link: &Link, lives: oneshot::Sender<()>) -> StoreError {
     let (mut keep, mut lives) = (KeepAlive::default(), Some(lives));
-    let patience = (session.ttl / PATIENCE).min(LONGEST_PATIENCE);
-    let pause = (session.ttl / BEATS).min(LONGEST_BEAT);
     loop {
+        let ttl = session.state().proof.ttl();
+        let patience = (ttl / PATIENCE).min(LONGEST_PATIENCE);
         match timeout(patience, session.beat(link, &mut keep)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => return error,
@@ -314,7 +314,8 @@ async fn beats(session: &Session, link: &Link, lives: oneshot::Sender<()>) -> St
         if let Some(lives) = lives.take() {
             let _ = lives.send(()); // The caller may be gone, and then so is the connection.
         }
-        tokio::time::sleep(pause).await;
+        let ttl = session.state().proof.ttl();
+        tokio::time::sleep((ttl / BEATS).min(LONGEST_BEAT)).await;
     }
 }
 

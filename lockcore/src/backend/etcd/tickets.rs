@@ -149,7 +149,7 @@ fn can_be_kept(session: &Session, request: &Request) -> Result<(), StoreError> {
 
 /// An enqueue has failed. If it is certain that it took no ticket, this forgets the id.
 fn not_enqueued(session: &Session, id: Id, error: &StoreError) {
-    if error.fault() != Fault::Unknown {
+    if error.fault() != Fault::Unknown && !error.is_halfway() {
         let mut state = session.state();
         if state
             .mine
@@ -255,9 +255,9 @@ pub(super) async fn release(
         false => Ok(0),
     };
     let marks = match marks {
-        // There is no room for marks either, and `remove` finds the same.
-        Err(error) if error.fault() == Fault::Refused => 0,
-        marks => marks?,
+        // There is no room for marks either.
+        Err(error) if error.fault() == Fault::Refused => None,
+        marks => Some(marks?),
     };
     {
         let mut state = session.state();
@@ -267,9 +267,13 @@ pub(super) async fn release(
             }
         }
     }
-    let sent = tickets
-        .chunks(RELEASES)
-        .map(|some| remove(&at, some, marks));
+    let at = &at;
+    let sent = tickets.chunks(RELEASES).map(|some| async move {
+        match marks {
+            Some(marks) => remove(at, some, marks).await,
+            None => remove_alone(at, some).await,
+        }
+    });
     let answers = try_join_all(sent).await.inspect_err(|_| {
         // Perhaps their lease is over.
         session.state().marks = None;
