@@ -306,9 +306,18 @@ pub(super) async fn set_up(line: &Line) -> Result<(), StoreError> {
     done.map_err(failed)
 }
 
+/// How long the request to end something may take.
+const CANCEL: Duration = Duration::from_secs(5);
+
 /// Ends what the server does for this connection, which then answers. Nobody learns whether the
 /// request has come to the server.
+///
+/// A server or a pooler that hangs answers nothing. So this ends after some time.
 pub(super) async fn cancel(server: &Server, line: &Line) {
+    let _ = tokio::time::timeout(CANCEL, try_to_cancel(server, line)).await;
+}
+
+async fn try_to_cancel(server: &Server, line: &Line) {
     let Ok(mut stream) = stream(server, &line.host).await else {
         return;
     };

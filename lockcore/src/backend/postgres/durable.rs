@@ -56,6 +56,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::{mpsc, oneshot};
 use tokio_postgres::AsyncMessage;
+use tokio_postgres::error::Severity;
 
 use super::calls;
 use super::config::Server;
@@ -82,7 +83,12 @@ impl Warnings {
     }
 
     pub(super) fn take(&self, message: &AsyncMessage) {
-        if let AsyncMessage::Notice(_) = message {
+        if let AsyncMessage::Notice(notice) = message
+            && !matches!(
+                notice.parsed_severity(),
+                Some(Severity::Debug | Severity::Info | Severity::Log | Severity::Notice)
+            )
+        {
             self.0.fetch_add(1, Ordering::Release);
         }
     }

@@ -53,7 +53,8 @@ impl Link {
     pub(super) fn look_again(&self, recheck_in: &mut Option<Duration>, took: Duration) {
         if self.looks() {
             let look = next_look(took);
-            *recheck_in = Some(recheck_in.map_or(look, |after| after.min(look)));
+            // Not sooner than the pause after a look that took long.
+            *recheck_in = Some(recheck_in.map_or(look, |after| after.clamp(3 * took, look)));
         }
     }
 
