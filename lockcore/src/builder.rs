@@ -227,8 +227,8 @@ impl Builder {
     ///   servers
     /// - `zookeeper://[user:password@]host[:port][,host[:port]…][/chroot]`
     ///
-    /// With TLS: `postgres+tls://…`, `rediss://…`, `rediss+sentinel://…`, `rediss+cluster://…`,
-    /// `redlock+tls://…` and `zookeeper+tls://…`.
+    /// With TLS: `etcd+tls://…`, `postgres+tls://…`, `rediss://…`, `rediss+sentinel://…`,
+    /// `rediss+cluster://…`, `redlock+tls://…` and `zookeeper+tls://…`.
     ///
     /// `valkey` may stand for `redis` in each of them. A user without a password is refused. If a
     /// user of the Redis server needs no password, write any.

@@ -2,6 +2,7 @@
 //! which schemes use TLS.
 
 #[cfg(any(
+    feature = "etcd-tls",
     feature = "postgres-tls",
     feature = "redis-tls",
     feature = "zookeeper-tls"
@@ -13,6 +14,7 @@ use std::path::{Path, PathBuf};
 use crate::error::Error;
 
 #[cfg(any(
+    feature = "etcd-tls",
     feature = "postgres-tls",
     feature = "redis-tls",
     feature = "zookeeper-tls"

@@ -6,6 +6,7 @@ mod ensembles;
 mod full;
 mod late;
 mod leases;
+mod rights;
 
 use libtest_mimic::Trial;
 use lockcore::Locks;
@@ -16,7 +17,13 @@ use crate::faults::patient;
 use crate::store::Kind;
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
-    let groups = [ensembles::facts, full::facts, late::facts, leases::facts];
+    let groups = [
+        ensembles::facts,
+        full::facts,
+        late::facts,
+        leases::facts,
+        rights::facts,
+    ];
     groups.into_iter().flat_map(|facts| facts(store)).collect()
 }
 

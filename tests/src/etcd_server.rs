@@ -5,13 +5,16 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use crate::certificates::{Authority, Identity};
 use crate::daemon::{self, Daemon, NotStarted};
 use crate::eventually::poll;
 use crate::ports::free_port;
+use crate::watch::SECRET;
 
 /// The time for a start. A start takes half a second, or some seconds on two saturated cores.
 pub(crate) const START: Duration = Duration::from_secs(30);
@@ -25,7 +28,20 @@ pub struct EtcdServer {
     port: u16,
     peers: Peers,
     extra: Vec<String>,
+    tls: Option<Encrypted>,
+    /// The password of the user `root`, if clients must log in.
+    root: Option<&'static str>,
     daemon: Daemon,
+}
+
+/// The certificates of a server with TLS.
+#[derive(Debug)]
+struct Encrypted {
+    identity: Identity,
+    /// The authority of the certificates that clients need.
+    clients: Option<PathBuf>,
+    /// A port without TLS, by which the harness looks on.
+    plain: u16,
 }
 
 /// How the members of an ensemble reach this one.
@@ -67,12 +83,53 @@ impl EtcdServer {
         server
     }
 
+    /// A server with TLS, which requires client certificates of `clients`, if that is given. The user
+    /// `default` has the [secret](SECRET) as its password.
+    pub fn with_tls(identity: &Identity, clients: Option<&Authority>) -> Self {
+        Self::available().unwrap_or_else(|reason| panic!("{reason}"));
+        let mut server = Self::prepare(0, Peers::default());
+        daemon::start("etcd", |port| {
+            (server.port, server.peers) = (port, Peers::alone());
+            server.tls = Some(Encrypted {
+                identity: identity.clone(),
+                clients: clients.map(|authority| authority.file().to_owned()),
+                plain: free_port(),
+            });
+            server.serve()
+        });
+        server.let_in("default", "");
+        server
+    }
+
+    /// From now on, clients must log in. This user, with the [secret](SECRET), has the rights of the
+    /// guide, for keys with this beginning.
+    pub fn let_in(&mut self, user: &str, beginning: &str) {
+        self.ctl(&["role", "add", "locks"]);
+        let grants = [
+            "role",
+            "grant-permission",
+            "locks",
+            "readwrite",
+            "--prefix=true",
+        ];
+        self.ctl(&[&grants[..], &[beginning]].concat());
+        for name in ["root", user] {
+            self.ctl(&["user", "add", &format!("{name}:{SECRET}")]);
+        }
+        self.ctl(&["user", "grant-role", user, "locks"]);
+        self.ctl(&["user", "grant-role", "root", "root"]);
+        self.ctl(&["auth", "enable"]);
+        self.root = Some(SECRET);
+    }
+
     /// A member that has not been started.
     pub(crate) fn prepare(port: u16, peers: Peers) -> Self {
         Self {
             port,
             peers,
             extra: Vec::new(),
+            tls: None,
+            root: None,
             // etcd waits for the disk with each write, and this version cannot be told not to.
             daemon: Daemon::on_ram_disk("this etcd server", "etcd-"),
         }
@@ -175,7 +232,8 @@ impl EtcdServer {
     fn run_ctl(&self, arguments: &[&str]) -> Output {
         Command::new("etcdctl")
             .env("ETCDCTL_API", "3")
-            .arg(format!("--endpoints=127.0.0.1:{}", self.port))
+            .arg(format!("--endpoints=127.0.0.1:{}", self.plain_port()))
+            .args(self.root.map(|password| format!("--user=root:{password}")))
             .args(arguments)
             .output()
             .unwrap()
@@ -193,7 +251,10 @@ impl EtcdServer {
 
     fn command(&self) -> Command {
         let url = |port: u16| format!("http://127.0.0.1:{port}");
-        let clients = url(self.port);
+        let clients = match &self.tls {
+            None => url(self.port),
+            Some(tls) => format!("https://127.0.0.1:{},{}", self.port, url(tls.plain)),
+        };
         let Peers {
             name,
             listens,
@@ -215,7 +276,20 @@ impl EtcdServer {
             .arg(format!("--initial-cluster={cluster}"))
             .args(&self.extra)
             .current_dir(self.daemon.folder());
+        if let Some(tls) = &self.tls {
+            let Identity { certificate, key } = &tls.identity;
+            command.arg(format!("--cert-file={}", certificate.display()));
+            command.arg(format!("--key-file={}", key.display()));
+            if let Some(clients) = &tls.clients {
+                command.arg("--client-cert-auth=true");
+                command.arg(format!("--trusted-ca-file={}", clients.display()));
+            }
+        }
         command
+    }
+
+    fn plain_port(&self) -> u16 {
+        self.tls.as_ref().map_or(self.port, |tls| tls.plain)
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -245,7 +319,7 @@ impl EtcdServer {
 
     /// The page that the server has at this path.
     fn told(&self, path: &str) -> Option<String> {
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.plain_port()));
         let mut stream = TcpStream::connect_timeout(&address, ANSWER).ok()?;
         stream.set_read_timeout(Some(ANSWER)).ok()?;
         let question = format!("GET {path} HTTP/1.0\r\n\r\n");

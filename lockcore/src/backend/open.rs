@@ -51,6 +51,15 @@ const SCHEMES: &[Scheme] = &[
         open: None,
     },
     Scheme {
+        name: "etcd+tls",
+        feature: "etcd-tls",
+        tls: true,
+        #[cfg(feature = "etcd-tls")]
+        open: Some(super::etcd::open_encrypted),
+        #[cfg(not(feature = "etcd-tls"))]
+        open: None,
+    },
+    Scheme {
         name: "postgres",
         feature: "postgres",
         tls: false,
@@ -574,6 +583,7 @@ mod tests {
                 "redis-tls",
                 cfg!(feature = "redis-tls"),
             ),
+            ("etcd+tls://h", "etcd-tls", cfg!(feature = "etcd-tls")),
             (
                 "zookeeper+tls://h",
                 "zookeeper-tls",
@@ -597,8 +607,8 @@ mod tests {
             assert!(
                 message.contains("LOCK_CA_FILE")
                     && message.contains(
-                        "these do: postgres+tls, rediss, rediss+sentinel, rediss+cluster, \
-                         redlock+tls, zookeeper+tls"
+                        "these do: etcd+tls, postgres+tls, rediss, rediss+sentinel, \
+                         rediss+cluster, redlock+tls, zookeeper+tls"
                     ),
                 "{message}"
             );

@@ -664,6 +664,7 @@ mod tests {
             ("redlock+tls://a,b,c", "redlock"),
             ("zookeeper+tls://a", "zookeeper"),
             ("postgres+tls://a/db", "postgres"),
+            ("etcd+tls://a", "etcd"),
             ("sqlite:/tmp/a.db", "sqlite"),
             ("", "other"),
         ];

@@ -77,6 +77,14 @@ impl Connector {
         })
     }
 
+    /// Asks the server for this protocol. A server may demand this (ALPN).
+    #[cfg(feature = "etcd-tls")]
+    pub(crate) fn with_protocol(mut self, name: &str) -> Self {
+        let config = Arc::make_mut(&mut self.config);
+        config.alpn_protocols = vec![name.as_bytes().to_vec()];
+        self
+    }
+
     pub(crate) async fn connect(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         tokio_rustls::TlsConnector::from(Arc::clone(&self.config))
             .connect(self.host.clone(), stream)

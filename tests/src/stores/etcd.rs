@@ -6,7 +6,10 @@ use std::time::Duration;
 use lockcore::backend::{self, Backend, Capability};
 use lockcore::{Builder, Error, Locks};
 
-use super::{Answers, Histories, Manner, Marks, Server, ServerProcess, Stage, Store, Timings};
+use super::{
+    Answers, Histories, Manner, Marks, Schemes, Server, ServerProcess, Stage, Store, Timings, Tls,
+};
+use crate::certificates::{Authority, Identity};
 use crate::etcd_server::EtcdServer;
 
 /// A lease lasts at most as long as the one of its client. So this is the longest ttl of a fact.
@@ -54,6 +57,10 @@ impl Store for Etcd {
             .clone()
     }
 
+    fn tls(&self) -> Option<&dyn Tls> {
+        Some(self)
+    }
+
     fn histories(&self) -> Option<Histories> {
         Some(Histories {
             short: 400,
@@ -68,6 +75,37 @@ impl Store for Etcd {
             },
             start: || Box::new(Leases(EtcdServer::start())),
         })
+    }
+}
+
+impl Tls for Etcd {
+    fn schemes(&self) -> Schemes {
+        Schemes {
+            plain: "etcd",
+            encrypted: "etcd+tls",
+            not_encrypted: "if this port does not speak TLS, write etcd://",
+            not_plain: "if this port speaks TLS, write etcd+tls://",
+            says_which: false,
+        }
+    }
+
+    /// The server cannot be told to accept some versions only.
+    fn start(
+        &self,
+        identity: &Identity,
+        clients: Option<&Authority>,
+        _versions: &[&str],
+    ) -> Box<dyn Server> {
+        Box::new(EtcdServer::with_tls(identity, clients))
+    }
+
+    fn start_without(&self) -> Box<dyn Server> {
+        Box::new(EtcdServer::start())
+    }
+
+    /// `None`: the library for HTTP/2 does not say what it got.
+    fn not_understood(&self) -> Option<&'static str> {
+        None
     }
 }
 

@@ -1,6 +1,8 @@
 //! Reads the URL.
 
 use std::fmt;
+#[cfg(feature = "etcd-tls")]
+use std::sync::Arc;
 use std::time::Duration;
 
 use url::Url;
@@ -8,11 +10,13 @@ use url::Url;
 use super::layout::Layout;
 use crate::backend::{hosts, query};
 use crate::error::Error;
+#[cfg(feature = "etcd-tls")]
+use crate::tls::{Connector, Tls};
 
 const PORT: u16 = 2379;
 
 const FORM: &str = "the URL is not of the form \
-    etcd://[user:password@]host[:port][,host[:port]…][?prefix=…&session_ttl=…]";
+    etcd://[user:password@]host[:port][,host[:port]…][?prefix=…&session_ttl=…] (etcd+tls:// with TLS)";
 
 /// The shortest lease that is asked for. Leases have whole seconds.
 const SHORTEST: Duration = Duration::from_secs(1);
@@ -22,14 +26,44 @@ const LONGEST: Duration = Duration::from_secs(9_000_000_000);
 
 /// The members of an ensemble, and how to talk to them.
 pub(super) struct Settings {
-    pub(super) members: Vec<(String, u16)>,
+    pub(super) members: Vec<Member>,
+    pub(super) is_encrypted: bool,
     pub(super) login: Option<(String, String)>,
     pub(super) layout: Layout,
     /// `?session_ttl=…`.
     session_ttl: Option<Duration>,
 }
 
+#[derive(Clone, Debug)]
+pub(super) struct Member {
+    pub(super) host: String,
+    pub(super) port: u16,
+    #[cfg(feature = "etcd-tls")]
+    pub(super) tls: Option<Arc<Connector>>,
+}
+
 impl Settings {
+    /// Reads `etcd+tls://…`, which uses TLS to every member. Reads the certificate files once, here.
+    #[cfg(feature = "etcd-tls")]
+    pub(super) fn encrypted(url: &Url, tls: &Tls) -> Result<Self, Error> {
+        let mut settings = Self {
+            is_encrypted: true,
+            ..Self::plain(url)?
+        };
+        let mut first: Option<Arc<Connector>> = None;
+        for member in &mut settings.members {
+            let connector = match &first {
+                Some(first) => first.for_host(&member.host)?,
+                // gRPC needs HTTP/2, and the server takes it only if this asks for it.
+                None => Connector::new(tls, &member.host)?.with_protocol("h2"),
+            };
+            let connector = Arc::new(connector);
+            first.get_or_insert_with(|| Arc::clone(&connector));
+            member.tls = Some(connector);
+        }
+        Ok(settings)
+    }
+
     /// Reads `etcd://…`.
     pub(super) fn plain(url: &Url) -> Result<Self, Error> {
         let wrong = |what: &str| Error::config(format!("{FORM}: {what}"));
@@ -42,7 +76,13 @@ impl Settings {
                 "nothing may follow the hosts; did you mean ?prefix=…?",
             ));
         }
-        let members = hosts::hosts(url, PORT).map_err(wrong)?;
+        let members = hosts::hosts(url, PORT).map_err(wrong)?.into_iter();
+        let members = members.map(|(host, port)| Member {
+            host,
+            port,
+            #[cfg(feature = "etcd-tls")]
+            tls: None,
+        });
         let user = decoded(url.username())?;
         let login = match (user.is_empty(), url.password()) {
             (true, None) => None,
@@ -51,7 +91,8 @@ impl Settings {
             (false, None) => return Err(wrong("a user is given without a password")),
         };
         let mut settings = Self {
-            members,
+            members: members.collect(),
+            is_encrypted: false,
             login,
             layout: Layout::default(),
             session_ttl: None,
@@ -96,17 +137,22 @@ mod tests {
         Settings::plain(&Url::parse(url).unwrap())
     }
 
+    fn members(settings: &Settings) -> Vec<(&str, u16)> {
+        let members = settings.members.iter();
+        members.map(|member| (&*member.host, member.port)).collect()
+    }
+
     #[test]
     fn members_login_prefix_and_ttl_are_taken_from_the_url() {
         let settings = read("etcd://ann:p%40ss@h1%3A1,h2?prefix=/apps/&session_ttl=90s").unwrap();
-        assert_eq!(settings.members, [("h1".into(), 1), ("h2".into(), PORT)]);
+        assert_eq!(members(&settings), [("h1", 1), ("h2", PORT)]);
         assert_eq!(settings.login, Some(("ann".into(), "p@ss".into())));
         assert_eq!(settings.layout.prefix, "/apps/");
         assert_eq!(settings.asked(Duration::from_secs(10)), 90);
         assert!(!format!("{settings:?}").contains("p@ss"));
 
         let settings = read("etcd://h/").unwrap();
-        assert_eq!(settings.members, [("h".into(), PORT)]);
+        assert_eq!(members(&settings), [("h", PORT)]);
         assert_eq!(settings.login, None);
     }
 

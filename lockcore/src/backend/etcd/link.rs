@@ -5,6 +5,7 @@
 //! needs an order waits for the answer of the first, or puts both into one transaction.
 
 use std::future::Future;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -16,6 +17,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::http2::{self, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use prost::Message;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::{AbortHandle, JoinHandle};
@@ -25,7 +27,9 @@ use tonic::client::{Grpc, GrpcService};
 use tonic::{Status, Streaming};
 use tonic_prost::ProstCodec;
 
-use super::config::Settings;
+use super::config::{Member, Settings};
+#[cfg(feature = "etcd-tls")]
+use super::encrypted::Encrypted;
 use super::errors::{failed, not_changed, not_connected};
 use super::messages::{
     AuthenticateRequest, AuthenticateResponse, DeleteRequest, DeleteResponse, LeaseGrantRequest,
@@ -42,6 +46,10 @@ const LONGEST_ANSWER: usize = 64 << 20;
 /// list fills.
 const WINDOW: u32 = 4 << 20;
 
+/// What a client with TLS cannot know when a server is silent or ends the connection.
+pub(super) const NOT_ENCRYPTED: &str = "; if this port does not speak TLS, write etcd://";
+const NOT_PLAIN: &str = "; if this port speaks TLS, write etcd+tls://";
+
 /// An open connection. It ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct Link {
@@ -56,7 +64,7 @@ impl Drop for Link {
 }
 
 /// The task that moves the bytes of a connection. It ends with the connection.
-pub(super) type Driver = JoinHandle<()>;
+pub(super) type Driver = JoinHandle<Result<(), hyper::Error>>;
 
 /// Connects to one of the members: they are tried in random order, each for a part of the time that
 /// there is. A member is usable if it answers a read of the key `probe`, which shows that it has a
@@ -68,13 +76,12 @@ pub(super) async fn dial(
     probe: &str,
     time: Duration,
 ) -> Result<(Link, Driver), StoreError> {
-    let mut members = settings.members.clone();
+    let mut members: Vec<&Member> = settings.members.iter().collect();
     fastrand::shuffle(&mut members);
     let share = time / u32::try_from(members.len()).unwrap_or(u32::MAX);
     let mut failure: Option<StoreError> = None;
-    while let Some((host, port)) = members.pop() {
-        let place = format!("{host}:{port}");
-        let tried = to_member(settings, &place, probe);
+    while let Some(member) = members.pop() {
+        let tried = to_member(settings, member, probe);
         // The core limits the time of all together, and so that of the last one.
         let tried = match members.is_empty() {
             true => tried.await,
@@ -89,7 +96,10 @@ pub(super) async fn dial(
             Ok(linked) => return Ok(linked),
             // A mistake that a person must correct is told, if no member can be used.
             Err(_) if failure.as_ref().is_some_and(|f| f.fault() == Fault::Config) => {}
-            Err(error) => failure = Some(not_connected(&place, &error)),
+            Err(error) => {
+                let place = format!("{}:{}", member.host, member.port);
+                failure = Some(not_connected(&place, &error));
+            }
         }
     }
     // A URL names at least one host.
@@ -98,39 +108,71 @@ pub(super) async fn dial(
 
 async fn to_member(
     settings: &Settings,
-    place: &str,
+    member: &Member,
     probe: &str,
 ) -> Result<(Link, Driver), StoreError> {
-    let out_of_reach =
-        |error: &dyn std::error::Error| StoreError::new(Fault::Retry, format!("etcd: {error}"));
-    let stream = TcpStream::connect(place).await;
-    let stream = stream.map_err(|error| out_of_reach(&error))?;
-    stream
-        .set_nodelay(true)
-        .map_err(|error| out_of_reach(&error))?;
+    let out_of_reach = |error: io::Error| StoreError::new(Fault::Retry, format!("etcd: {error}"));
+    // In a URL an IPv6 address is in brackets, and this takes it with them.
+    let place = format!("{}:{}", member.host, member.port);
+    let stream = TcpStream::connect(&place).await.map_err(out_of_reach)?;
+    stream.set_nodelay(true).map_err(out_of_reach)?;
+    #[cfg(feature = "etcd-tls")]
+    if let Some(tls) = &member.tls {
+        let mistake = |mistake: &str| StoreError::new(Fault::Config, format!("etcd: {mistake}"));
+        let encrypted = Encrypted::begin(tls, stream).await;
+        let encrypted = encrypted.map_err(|error| match tls.mistake(&error) {
+            Some(what) => mistake(&what),
+            None => StoreError::new(Fault::Retry, format!("etcd: {error}{NOT_ENCRYPTED}")),
+        })?;
+        let noted = encrypted.mistake();
+        let begun = begin(settings, encrypted, ("https", &place), probe).await;
+        return begun.map_err(|(error, _)| match noted.get() {
+            Some(what) => mistake(what),
+            None => error,
+        });
+    }
+    let begun = begin(settings, stream, ("http", &place), probe).await;
+    begun.map_err(|(error, is_closed)| match is_closed {
+        true => StoreError::new(Fault::Retry, format!("{error}{NOT_PLAIN}")),
+        false => error,
+    })
+}
+
+/// Begins to speak with a member. An error comes with whether the connection was closed.
+async fn begin(
+    settings: &Settings,
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    (scheme, place): (&'static str, &str),
+    probe: &str,
+) -> Result<(Link, Driver), (StoreError, bool)> {
     let shaken = http2::Builder::new(TokioExecutor::new())
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(WINDOW)
         .handshake(TokioIo::new(stream));
-    let (requests, connection) = shaken.await.map_err(|error| out_of_reach(&error))?;
-    let driver = tokio::spawn(async move {
-        if let Err(error) = connection.await {
-            tracing::debug!(%error, "the connection has ended");
-        }
-    });
+    let (requests, connection) = shaken.await.map_err(|error| {
+        let text = format!("etcd: {error}");
+        (StoreError::new(Fault::Retry, text), true)
+    })?;
+    let driver = tokio::spawn(connection);
     let mut link = Link {
         service: Service {
             requests,
+            scheme,
             place: place.into(),
             token: None,
         },
         ended: driver.abort_handle(),
     };
-    if let Some((name, password)) = &settings.login {
-        link.log_in(name, password).await?;
+    let usable = async {
+        if let Some((name, password)) = &settings.login {
+            link.log_in(name, password).await?;
+        }
+        link.term(probe).await
+    };
+    match usable.await {
+        Ok(_) => Ok((link, driver)),
+        Err(error) => Err((error, link.service.requests.is_closed())),
     }
-    link.term(probe).await?;
-    Ok((link, driver))
 }
 
 impl Link {
@@ -268,6 +310,7 @@ impl Link {
 #[derive(Clone, Debug)]
 struct Service {
     requests: SendRequest<Body>,
+    scheme: &'static str,
     place: Arc<str>,
     /// Of the login.
     token: Option<HeaderValue>,
@@ -284,7 +327,7 @@ impl GrpcService<Body> for Service {
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let path = request.uri().path_and_query().cloned();
-        let uri = Uri::builder().scheme("http").authority(&*self.place);
+        let uri = Uri::builder().scheme(self.scheme).authority(&*self.place);
         let uri = uri.path_and_query(path.unwrap_or_else(|| PathAndQuery::from_static("/")));
         if let Ok(uri) = uri.build() {
             *request.uri_mut() = uri;

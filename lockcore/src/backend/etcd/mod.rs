@@ -5,6 +5,8 @@
 
 mod config;
 mod counters;
+#[cfg(feature = "etcd-tls")]
+mod encrypted;
 mod errors;
 mod layout;
 mod line;
@@ -45,10 +47,20 @@ const RENEWALS_IN_FLIGHT: u32 = 1_600;
 
 /// Opens `etcd://…`.
 pub(crate) fn open(url: &Url, _: &Tls) -> Result<Arc<dyn Backend>, Error> {
-    Ok(Arc::new(Etcd(Arc::new(Ensemble {
-        settings: Settings::plain(url)?,
+    Ok(of(Settings::plain(url)?))
+}
+
+/// Opens `etcd+tls://…`.
+#[cfg(feature = "etcd-tls")]
+pub(crate) fn open_encrypted(url: &Url, tls: &Tls) -> Result<Arc<dyn Backend>, Error> {
+    Ok(of(Settings::encrypted(url, tls)?))
+}
+
+fn of(settings: Settings) -> Arc<dyn Backend> {
+    Arc::new(Etcd(Arc::new(Ensemble {
+        settings,
         sessions: Mutex::default(),
-    }))))
+    })))
 }
 
 /// An etcd ensemble, or a single member.
@@ -84,6 +96,9 @@ impl Backend for Etcd {
     }
 
     fn silence(&self) -> &'static str {
+        if self.0.settings.is_encrypted {
+            return link::NOT_ENCRYPTED;
+        }
         "; another server than etcd at these ports is silent too: check them, 2379 is usual"
     }
 

@@ -271,7 +271,9 @@ async fn drive(
     ),
 ) {
     tokio::select! {
-        _ = driver => {}
+        ended = driver => {
+            tracing::debug!(?ended, "the connection has ended");
+        }
         ended = hear(&session, &link, watches) => {
             tracing::debug!(error = ?ended, "the stream of watches has ended");
         }

@@ -1,0 +1,69 @@
+//! Tests of users, passwords and rights.
+
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+use lockcore::ErrorKind;
+use tests::etcd_server::EtcdServer;
+use tests::watch::SECRET;
+
+use crate::faults::{is_renewed, patient, works_again};
+use crate::store::{DEFAULT, Kind, SOON, Store, begin, give_back, kind, soon, tickets};
+
+pub(super) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, DEFAULT;
+        a_user_with_the_rights_of_the_guide_needs_no_others
+        a_login_that_the_server_has_forgotten_is_made_again
+    ]
+}
+
+const USER: &str = "locks";
+
+/// A server with a user who has the rights of the guide.
+fn server() -> EtcdServer {
+    let mut server = EtcdServer::start();
+    server.let_in(USER, "test:1:");
+    server
+}
+
+async fn a_user_with_the_rights_of_the_guide_needs_no_others(_: Store) {
+    let server = server();
+    let url = server.url_with_user(USER, SECRET);
+    let [holder, waiter] = [(); 2].map(|()| patient(&url).build().unwrap());
+    holder.ready(SOON).await.unwrap();
+    let guard = holder.mutex("a").acquire().await.unwrap();
+    let waits = begin(waiter.mutex("a").wait(SOON));
+    tickets(&holder, "a", 2).await;
+    give_back(guard).await;
+    let next = soon(waits).await.unwrap().unwrap();
+    give_back(next).await;
+    assert_eq!(holder.counter("c").add(1).await.unwrap().count, 1);
+
+    let elsewhere = patient(&url).namespace("other").build().unwrap();
+    let outcome = elsewhere.mutex("a").acquire().await;
+    assert_eq!(kind(outcome), ErrorKind::Config);
+    let stranger = patient(server.url_with_user(USER, "wrong"))
+        .build()
+        .unwrap();
+    assert_eq!(kind(stranger.mutex("a").acquire().await), ErrorKind::Config);
+    let nobody = patient(server.url()).build().unwrap();
+    assert_eq!(kind(nobody.mutex("a").acquire().await), ErrorKind::Config);
+}
+
+/// A server forgets the tokens of all logins when it ends, and when nobody needs them any more.
+async fn a_login_that_the_server_has_forgotten_is_made_again(_: Store) {
+    let ttl = Duration::from_secs(10);
+    let server = server();
+    let locks = patient(server.url_with_user(USER, SECRET)).build().unwrap();
+    let guard = locks.mutex("a").ttl(ttl).acquire().await.unwrap();
+
+    server.ctl(&["auth", "disable"]);
+    server.ctl(&["auth", "enable"]);
+    is_renewed(&guard, ttl).await;
+    server.restart();
+
+    is_renewed(&guard, ttl).await;
+    assert!(guard.is_valid());
+    works_again(&locks, "b", SOON).await;
+    give_back(guard).await;
+}
