@@ -164,4 +164,16 @@ mod tests {
             assert_eq!(of(code, message), (fault, is_broken), "{message}");
         }
     }
+
+    #[test]
+    fn a_request_that_fills_the_server_may_have_been_carried_out() {
+        let full = || {
+            let text = "etcdserver: mvcc: database space exceeded";
+            Status::new(Code::ResourceExhausted, text)
+        };
+
+        assert!(failed(full()).is_halfway());
+        let nothing = not_changed(full());
+        assert!(!nothing.is_halfway() && nothing.fault() == Fault::Refused);
+    }
 }
