@@ -20,6 +20,10 @@ pub(crate) enum Step {
         life: i64,
         answer: Counted,
         /// Whether to tell the clients that watch the counter.
+        #[cfg_attr(
+            not(feature = "postgres"),
+            allow(dead_code, reason = "SQLite tells nobody of changes")
+        )]
         news: bool,
     },
 }
