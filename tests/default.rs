@@ -236,12 +236,12 @@ fn a_task_outside_of_with_default_that_finds_the_client_of_set_default_is_no_war
 
 /// Such variables come with a machine, a container or a shell, and stop no service.
 #[test]
-fn a_variable_of_another_program_is_one_warning_and_stops_nothing() {
-    let foreign = ["LOCK_DIR", "LOCK_TMP", "LOCK_UID", "LOCK_TTY", "LOCK_TAG"];
-    let unread = ["LOCK_DRY", "LOCK_TIMEOUT", "LOCK_LEASE", "LOCKS_URL"];
-    let variables = [&foreign[..], &unread[..]].concat();
+fn a_variable_that_is_like_one_of_ours_is_one_warning_and_none_stops_anything() {
+    let foreign = ["LOCK_DIR", "LOCK_TMP", "LOCK_UID", "LOCK_TAG", "LOCK_DRY"];
+    let alike = ["LOCK_TTY", "LOCK_TIMEOUT", "LOCK_LEASE", "LOCKS_URL"];
+    let variables = [&foreign[..], &alike[..]].concat();
     if !is_alone_with(
-        "a_variable_of_another_program_is_one_warning_and_stops_nothing",
+        "a_variable_that_is_like_one_of_ours_is_one_warning_and_none_stops_anything",
         &variables,
     ) {
         return;
@@ -251,12 +251,12 @@ fn a_variable_of_another_program_is_one_warning_and_stops_nothing() {
     let locks = tracing::subscriber::with_default(warnings.clone(), || default_locks().unwrap());
 
     let warnings = warnings.0.lock().unwrap().clone();
-    for variable in &variables {
+    for variable in &alike {
         let named = format!("the environment has {variable},");
         let count = warnings.iter().filter(|it| it.contains(&named)).count();
         assert_eq!(count, 1, "{variable}: {warnings:?}");
     }
-    assert_eq!(warnings.len(), variables.len(), "{warnings:?}");
+    assert_eq!(warnings.len(), alike.len(), "{warnings:?}");
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
         let held = locks.mutex("a").try_acquire().await.unwrap();
