@@ -117,24 +117,8 @@ impl Lanes {
         let state = &mut *guard;
         let leaders = &mut state.leaders;
         let Some(lane) = state.lanes.get_mut(name) else {
-            let mut lane = Lane::new(ttl, self.shared.op_timeout);
-            let mut served = None;
-            let taken_back = self.shared.take_back(name, |lease| {
-                served = lane.go_on(lease, exclusive, at);
-                served.is_some()
-            });
-            if let Some((lease, hand_overs)) = served {
-                state.lanes.insert(name.clone(), lane);
-                drop(guard);
-                let share = Share::new(self, lease, hand_overs);
-                // This runs the wakers of those that wait for the release, which are users' code.
-                drop(taken_back);
-                return Arrived::Given(Handover::Share(share));
-            }
-            let number = lane.begin_leader(exclusive, at.now, leaders);
-            state.lanes.insert(name.clone(), lane);
-            let leader = Leader::new(self, name, exclusive, number);
-            return Arrived::Given(Handover::Leader(leader));
+            let lane = Lane::new(ttl, self.shared.op_timeout);
+            return Arrived::Given(self.begin(guard, name, lane, exclusive, at));
         };
         if lane.ttl != ttl {
             return Arrived::OwnTicket;
@@ -190,6 +174,34 @@ impl Lanes {
             given,
             over: false,
         })
+    }
+
+    /// Begins a lane. Its first task goes on with a ticket that was given back a moment ago, or it is
+    /// the leader.
+    fn begin(
+        self: &Arc<Self>,
+        mut state: MutexGuard<'_, State>,
+        name: &Name,
+        mut lane: Lane<Handover>,
+        exclusive: bool,
+        at: Moment,
+    ) -> Handover {
+        let mut served = None;
+        let taken_back = self.shared.take_back(name, |lease| {
+            served = lane.go_on(lease, exclusive, at);
+            served.is_some()
+        });
+        let Some((lease, hand_overs)) = served else {
+            let number = lane.begin_leader(exclusive, at.now, &mut state.leaders);
+            state.lanes.insert(name.clone(), lane);
+            return Handover::Leader(Leader::new(self, name, exclusive, number));
+        };
+        state.lanes.insert(name.clone(), lane);
+        drop(state);
+        let share = Share::new(self, lease, hand_overs);
+        // This runs the wakers of those that wait for the release, which are users' code.
+        drop(taken_back);
+        Handover::Share(share)
     }
 
     /// Whether no task holds, asks for or waits for any lock.
