@@ -93,7 +93,11 @@ impl Server {
     async fn answer(&mut self, shared: &Shared, times: usize) {
         for _ in 0..times {
             let settled = async {
-                while !self.has_all_from(shared) {
+                loop {
+                    self.receive();
+                    if self.is_settled(shared) {
+                        return;
+                    }
                     tokio::task::yield_now().await;
                 }
             };
@@ -107,12 +111,15 @@ impl Server {
         }
     }
 
-    /// Whether the keeper has worked in all answers, and has sent all requests that it may send
-    /// now.
-    fn has_all_from(&mut self, shared: &Shared) -> bool {
+    fn receive(&mut self) {
         while let Ok(request) = self.requests.try_recv() {
             self.in_line.push_back(request);
         }
+    }
+
+    /// Whether the keeper has worked in all answers, and has sent all requests that it may send now,
+    /// as far as they were [received](Self::receive).
+    fn is_settled(&self, shared: &Shared) -> bool {
         let open = self.in_line.iter().filter(|(_, open)| !open.is_closed());
         let (requests, renewals) = open.fold((0, 0), |(requests, renewals), (tickets, _)| {
             (requests + 1, renewals + tickets)
