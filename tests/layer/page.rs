@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::Router;
 use axum::response::Html;
@@ -105,15 +105,22 @@ async fn serve(app: Router) -> (SocketAddr, JoinHandle<()>) {
 /// Waits until an element that can be seen has this text.
 async fn until_it_shows(browser: &Browser, text: &str) {
     let seen = format!("//body//*[not(@hidden) and contains(text(), '{text}')]");
-    let seen = format!("return document.evaluate(`{seen}`, document).iterateNext() !== null");
-    let began = Instant::now();
-    // A failure: the page is just being replaced by another one.
-    while browser.run(&seen).await != Ok(Value::Bool(true)) {
-        if began.elapsed() > SOON {
-            let page = browser.run("return document.body.innerText").await;
-            panic!("no {text:?} in {page:?}");
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
+    let seen = format!("document.evaluate(`{seen}`, document).iterateNext() !== null");
+    let shows = format!(
+        "return new Promise(done => {{ \
+             const look = () => {seen} && done(true); \
+             const changes = {{ attributes: true, childList: true, subtree: true }}; \
+             new MutationObserver(look).observe(document, changes); \
+             look(); \
+         }})"
+    );
+    let shown = async {
+        // A failure: the page was replaced by another one meanwhile.
+        while browser.run(&shows).await.is_err() {}
+    };
+    if tokio::time::timeout(SOON, shown).await.is_err() {
+        let page = browser.run("return document.body.innerText").await;
+        panic!("no {text:?} in {page:?}");
     }
 }
 
@@ -203,12 +210,14 @@ async fn a_selection_stays_until_it_is_given_up() {
     shop.shown_in(browser).await;
     let select = "getSelection().selectAllChildren(document.querySelector('#live td'))";
     script(browser, select).await;
-    let told = "window.told = 0; stream.addEventListener('message', () => told += 1)";
+    // The page has listened before, so it has seen each message first.
+    let told = "window.told = new Promise(done => stream.addEventListener('message', \
+                event => event.data.includes('Free.') && done()))";
     script(browser, told).await;
 
     shop.guard.release().await.unwrap();
 
-    let told = "return new Promise(done => setInterval(() => told && done(getSelection().toString()), 50))";
+    let told = "return told.then(() => getSelection().toString())";
     assert_eq!(script(browser, told).await, "holds");
     script(browser, "getSelection().empty()").await;
     until_it_shows(browser, "Free.").await;
