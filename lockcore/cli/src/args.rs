@@ -260,8 +260,9 @@ pub(crate) struct Revoke {
 
 /// Takes a lock away from its holder at once.
 ///
-/// The holder may go on until its next renewal, while the next one works already. If there is time,
-/// use revoke. This is for a holder that hangs, or that is gone and has left a long lease.
+/// The next in line gets it at once. The holder may go on until its client learns of the loss, at its
+/// next renewal. If there is time, use revoke. This is for a holder that hangs, or that is gone and
+/// has left a long lease.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Release {
     pub(crate) name: String,
