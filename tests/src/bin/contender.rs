@@ -5,9 +5,10 @@
 //! contender FOLDER ROUNDS
 //! ```
 //!
-//! Each round takes a lock, its read side and a permit, and checks at the folder that nobody is there
-//! who must not be. At the end the process dies with the lock. So the next process gets the lock when
-//! the lease has ended, and the one after it by a release.
+//! Each round takes a lock, the read side of one, and a permit. Files in the folder show which processes
+//! are inside, so each round checks that the lock keeps the others out. At its end the process exits
+//! without a release. So the next process gets the lock when the lease has ended. The process after
+//! that gets it by a release.
 //!
 //! The `LOCK_…` variables choose the store, the ttl and the wait. The earlier version compiles this
 //! file too, so it uses nothing that is new.
