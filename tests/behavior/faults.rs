@@ -3,11 +3,13 @@
 //! unavailable, or that it works again. Facts about one store are in the files with its name.
 
 use std::future::ready;
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use lockcore::{Builder, Error, ErrorKind, Guard, Held, Lock, Locks, LostReason, Release};
 use tests::eventually::eventually;
 use tests::process::{Holder, HolderOptions, Process};
@@ -275,6 +277,41 @@ pub(crate) async fn no_second_holder(there: &Locks, elsewhere: &Locks, breaks: i
         granted - lost
     );
     give_back(next).await;
+}
+
+/// `breaks` breaks a part of the store. For two ttls after that, all these locks are held.
+pub(crate) async fn nothing_is_lost(guards: Vec<Guard>, ttl: Duration, breaks: impl FnOnce()) {
+    join_all(guards.iter().map(|guard| is_proved_again(guard))).await;
+    breaks();
+    let broken = Instant::now();
+    let mut lost = tokio::task::JoinSet::new();
+    for guard in &guards {
+        let held = (**guard).clone();
+        lost.spawn(async move { held.lost().await });
+    }
+
+    let first = tokio::time::timeout(2 * ttl, lost.join_next()).await;
+
+    assert!(first.is_err(), "lost after {:?}", broken.elapsed());
+    for guard in guards {
+        give_back(guard).await;
+    }
+}
+
+/// A process whose eight tasks pass the lock `a` on in strict order. Each has it for this time, so
+/// that the others are in line.
+pub(crate) fn passing_on(url: &str, folder: &Path, ttl: Duration, stay: Duration) -> Process {
+    Process::start(
+        Command::new(env!("CARGO_BIN_EXE_crowd"))
+            .args(["a", "8", "600"])
+            .arg(folder)
+            .args(["--stay", &format!("{}ms", stay.as_millis())])
+            .env("LOCK_URL", url)
+            .env("LOCK_NAMESPACE", NAMESPACE)
+            .env("LOCK_FAIR", "strict")
+            .env("LOCK_TTL", format!("{}s", ttl.as_secs()))
+            .env("LOCK_WAIT", "60s"),
+    )
 }
 
 /// Four processes, with sixteen tasks each, use one name. Twice, `breaks` breaks the store, and

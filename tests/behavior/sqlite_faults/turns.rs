@@ -2,18 +2,15 @@
 //! end is in the file. So the file may show the holder as a waiter, and a process may be killed
 //! between the two.
 
-use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
 use lockcore::Fair;
 use tests::eventually::eventually;
-use tests::process::Process;
 use tests::witness::FileWitness;
 
 use super::client;
-use crate::faults::builder;
+use crate::faults::{builder, passing_on};
 use crate::store::{
     Kind, LEASE, SOON, Store, assert_nothing_left, begin, give_back, soon, tickets,
 };
@@ -54,22 +51,6 @@ async fn a_lock_passes_inside_its_client_while_the_file_is_locked(store: Store) 
 
 const TTL: Duration = Duration::from_secs(2);
 
-/// A process whose eight tasks pass one lock on. Each has it long enough for the others to be in
-/// line.
-fn crowd(url: &str, folder: &Path) -> Process {
-    Process::start(
-        Command::new(env!("CARGO_BIN_EXE_crowd"))
-            .args(["a", "8", "600"])
-            .arg(folder)
-            .args(["--stay", "10ms"])
-            .env("LOCK_URL", url)
-            .env("LOCK_NAMESPACE", "test")
-            .env("LOCK_FAIR", "strict")
-            .env("LOCK_TTL", format!("{}s", TTL.as_secs()))
-            .env("LOCK_WAIT", "60s"),
-    )
-}
-
 /// While the file is locked, the processes can renew nothing, and each passes the lock on until its
 /// leases are over, and not longer.
 async fn processes_that_are_killed_or_kept_from_the_file_while_they_pass_a_lock_on_overlap_nowhere(
@@ -78,7 +59,7 @@ async fn processes_that_are_killed_or_kept_from_the_file_while_they_pass_a_lock_
     let folder = tempfile::tempdir().unwrap();
     let witness = FileWitness::in_folder(folder.path());
     let url = store.file().url();
-    let start = || crowd(&url, folder.path());
+    let start = || passing_on(&url, folder.path(), TTL, Duration::from_millis(10));
     let mut random = fastrand::Rng::new();
     let mut crowds: Vec<_> = (0..3).map(|_| start()).collect();
     let rounds = if tests::fact::long() { 40 } else { 6 };

@@ -1,8 +1,7 @@
 //! Tests with ensembles of three servers. One of the servers is cut off, hangs or dies.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use futures_util::future::join_all;
 use libtest_mimic::Trial;
 use lockcore::{Builder, Fair};
 use tests::eventually::eventually;
@@ -10,8 +9,8 @@ use tests::zookeeper_ensemble::Ensemble;
 use tests::zookeeper_server::ZooKeeperServer;
 use zookeeper_client::Client;
 
-use crate::faults::{self, is_proved_again};
-use crate::store::{Kind, SOON, Store, give_back};
+use crate::faults;
+use crate::store::{Kind, SOON, Store};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     let mut facts = crate::store_facts![store, crate::store::DEFAULT;
@@ -132,26 +131,14 @@ async fn a_server_that_hangs_costs_no_lease_while_others_answer(_: Store) {
             break busy;
         }
     };
-    join_all(guards.iter().map(|guard| is_proved_again(guard))).await;
     println!(
         "{} of {} are served by the one",
         hangs.sessions(),
         guards.len()
     );
 
-    hangs.freeze();
-    let frozen = Instant::now();
-    let mut lost = tokio::task::JoinSet::new();
-    for guard in &guards {
-        let held = (**guard).clone();
-        lost.spawn(async move { held.lost().await });
-    }
-    let first = tokio::time::timeout(2 * ttl, lost.join_next()).await;
+    faults::nothing_is_lost(guards, ttl, || hangs.freeze()).await;
 
-    assert!(first.is_err(), "lost after {:?}", frozen.elapsed());
-    for guard in guards {
-        give_back(guard).await;
-    }
     hangs.thaw();
 }
 

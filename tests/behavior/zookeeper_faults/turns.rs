@@ -2,20 +2,18 @@
 //! behind it, before the server knows of the end. So the server may show the holder as a waiter,
 //! and a process may end between the two.
 
-use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 use lockcore::{Guard, Locks, LostReason, Release};
 use tests::eventually::eventually;
-use tests::process::Process;
 use tests::proxy::Proxy;
 use tests::stalls::awake_since;
 use tests::witness::FileWitness;
 use tests::zookeeper_server::ZooKeeperServer;
 
 use super::{builder, client, nothing_left, operator, proxied, through};
+use crate::faults::passing_on;
 use crate::store::{Kind, LEASE, SLACK, SOON, Store, begin, give_back, soon, tickets};
 
 /// The parent of the tickets of `a`.
@@ -151,21 +149,6 @@ const SESSION: Duration = Duration::from_secs(3);
 /// How long each task of a crowd has the lock. The others are in line by then.
 const STAY: Duration = Duration::from_millis(20);
 
-/// A process whose eight tasks pass one lock on.
-fn crowd(url: &str, folder: &Path) -> Process {
-    Process::start(
-        Command::new(env!("CARGO_BIN_EXE_crowd"))
-            .args(["a", "8", "600"])
-            .arg(folder)
-            .args(["--stay", &format!("{}ms", STAY.as_millis())])
-            .env("LOCK_URL", url)
-            .env("LOCK_NAMESPACE", "test")
-            .env("LOCK_FAIR", "strict")
-            .env("LOCK_TTL", format!("{}s", SESSION.as_secs()))
-            .env("LOCK_WAIT", "60s"),
-    )
-}
-
 /// The tasks that wait at the server pass the lock on to each other while nothing reaches the
 /// server. Then the process is killed.
 async fn a_process_that_is_killed_before_its_releases_arrive_holds_nobody_up_for_longer_than_its_session(
@@ -176,7 +159,7 @@ async fn a_process_that_is_killed_before_its_releases_arrive_holds_nobody_up_for
         let folder = tempfile::tempdir().unwrap();
         let witness = FileWitness::in_folder(folder.path());
         let proxy = Proxy::to(server.port());
-        let process = crowd(&proxied(&proxy), folder.path());
+        let process = passing_on(&proxied(&proxy), folder.path(), SESSION, STAY);
         let visits = async |more: usize| {
             let before = witness.visits();
             eventually("the lock passes", 3 * SOON, async || {
@@ -215,7 +198,7 @@ async fn processes_that_are_killed_or_cut_off_while_they_pass_a_lock_on_overlap_
     let witness = FileWitness::in_folder(folder.path());
     let start = || {
         let proxy = Proxy::to(server.port());
-        let process = crowd(&proxied(&proxy), folder.path());
+        let process = passing_on(&proxied(&proxy), folder.path(), SESSION, STAY);
         (proxy, process)
     };
     let mut random = fastrand::Rng::new();
