@@ -36,13 +36,36 @@ impl Encrypted {
         Arc::clone(&self.mistake)
     }
 
-    fn note<T>(&self, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        if let Poll::Ready(Err(error)) = &outcome
-            && let Some(mistake) = self.tls.mistake(error)
-        {
+    fn note(&self, error: &io::Error) {
+        if let Some(mistake) = self.tls.mistake(error) {
             self.mistake.get_or_init(|| mistake);
         }
-        outcome
+    }
+
+    /// Notes the reason when nothing more can be written. The member has closed the connection then,
+    /// and its reason may have arrived before: it is still to be read.
+    fn noted_at_write<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        written: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if let Poll::Ready(Err(error)) = &written {
+            self.note(error);
+            let mut unread = [0; 1024];
+            // A read that is pending or empty ends this: there is no more.
+            loop {
+                let mut unread = ReadBuf::new(&mut unread);
+                match Pin::new(&mut self.stream).poll_read(cx, &mut unread) {
+                    Poll::Ready(Ok(())) if !unread.filled().is_empty() => {}
+                    Poll::Ready(Ok(())) | Poll::Pending => break,
+                    Poll::Ready(Err(error)) => {
+                        self.note(&error);
+                        break;
+                    }
+                }
+            }
+        }
+        written
     }
 }
 
@@ -53,7 +76,10 @@ impl AsyncRead for Encrypted {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let read = Pin::new(&mut self.stream).poll_read(cx, buf);
-        self.note(read)
+        if let Poll::Ready(Err(error)) = &read {
+            self.note(error);
+        }
+        read
     }
 }
 
@@ -64,7 +90,7 @@ impl AsyncWrite for Encrypted {
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, buf);
-        self.note(written)
+        self.noted_at_write(cx, written)
     }
 
     fn poll_write_vectored(
@@ -73,7 +99,7 @@ impl AsyncWrite for Encrypted {
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
-        self.note(written)
+        self.noted_at_write(cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -82,7 +108,7 @@ impl AsyncWrite for Encrypted {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = Pin::new(&mut self.stream).poll_flush(cx);
-        self.note(flushed)
+        self.noted_at_write(cx, flushed)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
