@@ -8,7 +8,7 @@ use tokio::runtime;
 
 use crate::backend::{Adoption, Enqueued, Fault, Renewed, StoreError};
 use crate::client::calls::{Reached, Where};
-use crate::client::gate::{Asking, Replaced};
+use crate::client::gate::{Asking, Connected, InFlight, Pass, Replaced};
 use crate::client::lease::Lease;
 use crate::client::shared::{Sent, Shared};
 use crate::client::tracked::{Cleanup, Stage};
@@ -307,44 +307,10 @@ impl Asked {
                 let last = give_up.max(sent.at.after(LAST_MOMENT));
                 by = by.max(last.min(sent.at.after(shared.op_timeout)));
             }
-            let id = lease.request.id;
-            let answered_by = sent.at.after(shared.op_timeout).after(lease.request.ttl);
-            shared.will_be_answered_by(id, answered_by);
-            let one_operation = by.min(sent.at.after(shared.op_timeout));
-            let patience = sent.at.until(one_operation);
-            let verbs = connected.verbs();
-            let answer = match &self.adopts {
-                Some(adoption) => verbs.adopt(Arc::clone(adoption)),
-                None => verbs.enqueue(Arc::clone(&lease.request), patience),
-            };
-            // The request is sent at the first poll. If this future is dropped after that, the
-            // keeper takes over this enqueue. If an earlier attempt had no answer, the lease is
-            // already marked as ambiguous.
-            let asking = self.asking.insert(Asking {
-                answer,
-                connected,
-                in_flight,
-                pass,
-            });
-            let outcome = shared.by(one_operation, &mut asking.answer).await;
-            let gate = asking.connected.enqueues();
-            let error = match outcome {
-                Some(outcome) => {
-                    shared.learn(gate, sent, outcome.as_ref().err());
-                    shared.links.ended(&asking.connected, &outcome);
-                    self.asking = None;
-                    match outcome {
-                        Ok(answer) => return self.answered(shared, lease, answer, sent),
-                        Err(error) => error,
-                    }
-                }
-                None => {
-                    shared.unanswered(&asking.connected, asking.in_flight);
-                    let text = format!("{} did not answer in time", shared.store());
-                    let error = StoreError::new(Fault::Unknown, text);
-                    shared.learn(gate, sent, Some(&error));
-                    error
-                }
+            let attempt = (connected, in_flight, pass);
+            let error = match self.send(shared, lease, attempt, sent, by).await {
+                Ok(answer) => return self.answered(shared, lease, answer, sent),
+                Err(error) => error,
             };
             // The drop of the `Pending` gives back whatever may be at the store.
             self.left_behind |= error.is_halfway();
@@ -365,6 +331,53 @@ impl Asked {
             }
             tracing::debug!(%error, "asking the store again");
             shared.alarm(again).await;
+        }
+    }
+
+    /// Sends the request once, and waits for the answer for one operation timeout, but not longer than
+    /// until `by`. If no answer has come, the enqueue stays in `asking`.
+    async fn send(
+        &mut self,
+        shared: &Arc<Shared>,
+        lease: &Arc<Lease>,
+        (connected, in_flight, pass): (Arc<Connected>, InFlight, Pass),
+        sent: Sent,
+        by: Instant,
+    ) -> Result<Enqueued, StoreError> {
+        let answered_by = sent.at.after(shared.op_timeout).after(lease.request.ttl);
+        shared.will_be_answered_by(lease.request.id, answered_by);
+        let one_operation = by.min(sent.at.after(shared.op_timeout));
+        let patience = sent.at.until(one_operation);
+        let verbs = connected.verbs();
+        let answer = match &self.adopts {
+            Some(adoption) => verbs.adopt(Arc::clone(adoption)),
+            None => verbs.enqueue(Arc::clone(&lease.request), patience),
+        };
+        // The request is sent at the first poll. If this future is dropped after that, the keeper
+        // takes over this enqueue. If an earlier attempt had no answer, the lease is already marked
+        // as ambiguous.
+        let asking = self.asking.insert(Asking {
+            answer,
+            connected,
+            in_flight,
+            pass,
+        });
+        let outcome = shared.by(one_operation, &mut asking.answer).await;
+        let gate = asking.connected.enqueues();
+        match outcome {
+            Some(outcome) => {
+                shared.learn(gate, sent, outcome.as_ref().err());
+                shared.links.ended(&asking.connected, &outcome);
+                self.asking = None;
+                outcome
+            }
+            None => {
+                shared.unanswered(&asking.connected, asking.in_flight);
+                let text = format!("{} did not answer in time", shared.store());
+                let error = StoreError::new(Fault::Unknown, text);
+                shared.learn(gate, sent, Some(&error));
+                Err(error)
+            }
         }
     }
 

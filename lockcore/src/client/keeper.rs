@@ -122,7 +122,6 @@ impl Drop for Keeper {
 }
 
 async fn keep(shared: &Arc<Shared>) {
-    let sessions = shared.capability.sessions;
     loop {
         // Taken before the clock is read, so that no advance of a test clock is missed.
         let advanced = shared.clock.advanced();
@@ -137,38 +136,7 @@ async fn keep(shared: &Arc<Shared>) {
             guarded(|| shared.recalled(&lease));
         }
         for (lease, stage) in round.expired.drain(..) {
-            // Marks the loss and notifies the user, even while a renewal hangs.
-            let mut reason = None;
-            guarded(|| reason = lease.lost(now));
-            match reason.or_else(|| lease.lost(now)) {
-                Some(reason) => {
-                    guarded(|| shared.lost(&lease, stage, reason));
-                    // Without sessions, the store's clock ends the ticket there. The user of a held
-                    // lease takes it out of the table. A kept lease has no user any more, so it is
-                    // taken out below. The acquire loop cleans up a waiting ticket.
-                    match stage {
-                        Stage::Held | Stage::Kept { .. } if sessions => {
-                            shared.clean_up(Cleanup::of(&lease));
-                        }
-                        // The ticket was asked back, and somebody waits for the lock. So the keeper
-                        // releases the ticket at once, and does not leave its end to the store's
-                        // clock. If the user releases it as well, the store answers that it does
-                        // not have the ticket.
-                        Stage::Held | Stage::Kept { .. } if reason == LostReason::Revoked => {
-                            shared.clean_up(Cleanup::of(&lease));
-                        }
-                        Stage::Kept { .. } => drop(shared.disarm(lease.request.id)),
-                        // The task may not be polled, and the session keeps the ticket at the
-                        // store. So the keeper gives the ticket back.
-                        Stage::Waiting | Stage::Leaving if sessions => {
-                            shared.clean_up(Cleanup::of(&lease));
-                        }
-                        _ => {}
-                    }
-                }
-                // The user has extended the lease since the round was taken.
-                None => shared.recheck_at(lease.request.id, now),
-            }
+            expired(shared, &lease, stage, now);
         }
         if let Some(overload) = round.overload {
             shared.tell_overload(overload);
@@ -176,22 +144,7 @@ async fn keep(shared: &Arc<Shared>) {
         for (kind, batch) in round.renew.drain(..) {
             tokio::spawn(renew(Arc::clone(shared), kind, batch));
         }
-        let (asked, settled): (Vec<_>, Vec<_>) = round
-            .cleanups
-            .drain(..)
-            .partition(|cleanup| cleanup.after.is_some());
-        for cleanup in asked {
-            tokio::spawn(finish_asking(Arc::clone(shared), cleanup));
-        }
-        let (kept, settled): (Vec<_>, Vec<_>) = settled
-            .into_iter()
-            .partition(|cleanup| cleanup.keep_until.is_some());
-        for batch in in_batches(kept) {
-            tokio::spawn(leave_kept(Arc::clone(shared), batch));
-        }
-        for batch in in_batches(settled) {
-            tokio::spawn(depart(Arc::clone(shared), batch));
-        }
+        begin_cleanups(shared, std::mem::take(&mut round.cleanups));
         if round.end {
             return;
         }
@@ -207,6 +160,54 @@ async fn keep(shared: &Arc<Shared>) {
                 }
             }
         }
+    }
+}
+
+/// Marks a lease as lost and notifies its user, even while a renewal hangs. Gives the ticket back, if
+/// nobody else does.
+fn expired(shared: &Arc<Shared>, lease: &Arc<Lease>, stage: Stage, now: Instant) {
+    let sessions = shared.capability.sessions;
+    let mut reason = None;
+    guarded(|| reason = lease.lost(now));
+    let Some(reason) = reason.or_else(|| lease.lost(now)) else {
+        // The user has extended the lease since the round was taken.
+        return shared.recheck_at(lease.request.id, now);
+    };
+    guarded(|| shared.lost(lease, stage, reason));
+    // Without sessions, the store's clock ends the ticket there. The user of a held lease takes it
+    // out of the table. A kept lease has no user any more, so it is taken out below. The acquire
+    // loop cleans up a waiting ticket.
+    match stage {
+        Stage::Held | Stage::Kept { .. } if sessions => shared.clean_up(Cleanup::of(lease)),
+        // The ticket was asked back, and somebody waits for the lock. So the keeper releases the
+        // ticket at once, and does not leave its end to the store's clock. If the user releases it
+        // as well, the store answers that it does not have the ticket.
+        Stage::Held | Stage::Kept { .. } if reason == LostReason::Revoked => {
+            shared.clean_up(Cleanup::of(lease));
+        }
+        Stage::Kept { .. } => drop(shared.disarm(lease.request.id)),
+        // The task may not be polled, and the session keeps the ticket at the store. So the keeper
+        // gives the ticket back.
+        Stage::Waiting | Stage::Leaving if sessions => shared.clean_up(Cleanup::of(lease)),
+        _ => {}
+    }
+}
+
+fn begin_cleanups(shared: &Arc<Shared>, cleanups: Vec<Cleanup>) {
+    let (asked, settled): (Vec<_>, Vec<_>) = cleanups
+        .into_iter()
+        .partition(|cleanup| cleanup.after.is_some());
+    for cleanup in asked {
+        tokio::spawn(finish_asking(Arc::clone(shared), cleanup));
+    }
+    let (kept, settled): (Vec<_>, Vec<_>) = settled
+        .into_iter()
+        .partition(|cleanup| cleanup.keep_until.is_some());
+    for batch in in_batches(kept) {
+        tokio::spawn(leave_kept(Arc::clone(shared), batch));
+    }
+    for batch in in_batches(settled) {
+        tokio::spawn(depart(Arc::clone(shared), batch));
     }
 }
 

@@ -15,6 +15,7 @@ use super::gate::Connected;
 use super::links::{Link, RuntimeState, State};
 use super::shared::Shared;
 use crate::backend::{BoxFuture, EventSink, Fault, News, StoreError};
+use crate::clock::Instant;
 use crate::log::guarded;
 use crate::pauses::jittered;
 
@@ -85,26 +86,9 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>, mut reconnecting: bool)
                 reconnecting = true;
                 open_beside(&shared);
                 let up_since = shared.clock.now();
-                tokio::select! {
-                    biased;
-                    _ = &mut runtime_ended => break,
-                    _ = closed => {}
-                    () = link.until_replaced() => {}
-                }
-                if shared.links.have_ended() {
+                let Some(now) = until_lost(&shared, &link, closed, &mut runtime_ended).await else {
                     break;
-                }
-                link.change(State::Connecting);
-                // A runtime that ends drops its connection, sometimes before the sentinel. Such a
-                // loss is no trouble with the store, so it is not reported.
-                if link.runtime_state().await == RuntimeState::Ended {
-                    break;
-                }
-                shared.suspect();
-                // Read before the event is sent. A listener may advance a test clock when it gets
-                // the event. That advance must fall into the pause, which is counted from here.
-                let now = shared.clock.now();
-                shared.suspended(&StoreError::new(Fault::Retry, "the connection is lost"));
+                };
                 if up_since.until(now) > SETTLED {
                     pause = FIRST_PAUSE;
                 }
@@ -158,6 +142,37 @@ async fn supervise(shared: Arc<Shared>, link: Arc<Link>, mut reconnecting: bool)
     drop(sentinel);
     link.change(State::Closed);
     shared.await_restoration();
+}
+
+/// Waits while the connection is up. Returns when it was lost, or `None` if the runtime or the client
+/// has ended.
+async fn until_lost(
+    shared: &Shared,
+    link: &Link,
+    closed: oneshot::Receiver<()>,
+    runtime_ended: &mut oneshot::Receiver<()>,
+) -> Option<Instant> {
+    tokio::select! {
+        biased;
+        _ = runtime_ended => return None,
+        _ = closed => {}
+        () = link.until_replaced() => {}
+    }
+    if shared.links.have_ended() {
+        return None;
+    }
+    link.change(State::Connecting);
+    // A runtime that ends drops its connection, sometimes before the sentinel. Such a loss is no
+    // trouble with the store, so it is not reported.
+    if link.runtime_state().await == RuntimeState::Ended {
+        return None;
+    }
+    shared.suspect();
+    // Read before the event is sent. A listener may advance a test clock when it gets the event. That
+    // advance must fall into the pause, which is counted from here.
+    let now = shared.clock.now();
+    shared.suspended(&StoreError::new(Fault::Retry, "the connection is lost"));
+    Some(now)
 }
 
 /// A connection is up, so the keeper's is opened soon, unless this is the keeper's. It is open
@@ -263,7 +278,7 @@ mod tests {
     use crate::client::calls::Where;
     use crate::client::keeper::Keeper;
     use crate::client::settings::Settings;
-    use crate::clock::{Clock, Instant};
+    use crate::clock::Clock;
 
     /// A service may build a runtime for each request. The links of ended runtimes must not pile
     /// up.

@@ -85,6 +85,14 @@ impl Line {
         self.first_end <= now.as_nanos()
     }
 
+    /// Notes the end of a ticket that comes into the line.
+    pub(super) fn note_end(&mut self, end: u64) {
+        self.first_end = match self.queue.is_empty() {
+            true => end,
+            false => self.first_end.min(end),
+        };
+    }
+
     /// Removes the expired tickets. Returns how many waiters hold now because of the removal.
     pub(super) fn expire(&mut self, now: Instant) -> usize {
         if !self.is_due(now) {

@@ -237,15 +237,10 @@ impl Store {
         if line.queue.find(request.id).is_some() {
             return Ok(line.ask_again(&request, now));
         }
-        let micros = wall_clock_micros();
-        let seen = Some(request.highest_seen).filter(|seen| *seen <= micros + DAY_MICROS);
-        let floor = micros.max(*last + 1).max(seen.map_or(0, |seen| seen + 1));
+        let floor = least_number(*last, request.highest_seen);
         let (id, valid_for) = (request.id, request.ttl);
         let end = now.after(valid_for).as_nanos();
-        line.first_end = match line.queue.is_empty() {
-            true => end,
-            false => line.first_end.min(end),
-        };
+        line.note_end(end);
         let ahead = line.ahead_of(&request, receiver);
         let queue = &mut line.queue;
         let outcome = queue.enqueue(NewTicket {
@@ -491,6 +486,14 @@ impl Names {
             self.spare = line;
         }
     }
+}
+
+/// The least number that a new ticket may get: later than the last one, and than the one that its
+/// client has seen. A client that has seen a number of a later day has a clock that is wrong.
+fn least_number(last: u64, highest_seen: u64) -> u64 {
+    let micros = wall_clock_micros();
+    let seen = Some(highest_seen).filter(|seen| *seen <= micros + DAY_MICROS);
+    micros.max(last + 1).max(seen.map_or(0, |seen| seen + 1))
 }
 
 fn wall_clock_micros() -> u64 {
