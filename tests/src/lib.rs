@@ -21,6 +21,8 @@
 //! | [`candidate`] | processes that campaign in an election, and observe it |
 //! | [`child`] | a child process that ends with us, even if we are killed |
 //! | `daemon` | a server process with its folder and its log, for every kind of server |
+//! | `prepared` | the data of a server that was made once, for all servers of a process |
+//! | `unprivileged` | the user for servers that refuse to run as root |
 //! | [`witness`] | the protected resource, which detects overlap without knowing the lock |
 //! | [`fact`] | a test case that shows as ignored, with the reason, when it cannot run |
 //! | [`watch`] | runs a test program and searches its output for secrets |
@@ -54,6 +56,7 @@ pub mod faketime;
 pub mod measure;
 pub mod ports;
 pub mod postgres_server;
+mod prepared;
 pub mod process;
 pub mod proxy;
 pub mod redis_cluster;
@@ -65,6 +68,7 @@ pub mod sqlite_file;
 pub mod stores;
 pub mod toolchain;
 pub mod turns;
+mod unprivileged;
 pub mod watch;
 pub mod witness;
 pub mod zookeeper_ensemble;

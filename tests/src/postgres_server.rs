@@ -10,8 +10,6 @@ mod standby;
 
 use std::error::Error;
 use std::fs;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
@@ -19,15 +17,15 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use rustix::process::Signal;
-use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::JoinHandle;
 use tokio_postgres::{Client, Config, NoTls, SimpleQueryMessage};
 
 use crate::certificates::{Authority, Identity};
-use crate::child::LeashedChild;
 use crate::daemon::{self, Daemon, NotStarted};
 use crate::elsewhere::elsewhere;
+use crate::prepared::Prepared;
+use crate::unprivileged::{as_unprivileged, give_away, place};
 use crate::watch::SECRET;
 
 pub use pooler::Pooler;
@@ -87,7 +85,7 @@ impl PostgresServer {
 
     /// A server with more settings, for example `&["max_connections=20"]`.
     pub fn with(extra: &[&str]) -> Self {
-        Self::launch(extra, |data| copy(template(), data))
+        Self::launch(extra, |data| template().copy_to(data))
     }
 
     /// A server on which nobody has made the schema yet.
@@ -113,14 +111,8 @@ impl PostgresServer {
         settings.extend(clients.map(|_| "ssl_ca_file=ca.crt".to_owned()));
         let settings: Vec<_> = settings.iter().map(String::as_str).collect();
         let server = Self::launch(&settings, |data| {
-            copy(template(), data);
-            let place = |file: &Path, name: &str| {
-                let placed = data.join(name);
-                fs::copy(file, &placed).unwrap();
-                // The server refuses a key that others can read.
-                fs::set_permissions(&placed, fs::Permissions::from_mode(0o600)).unwrap();
-                give_away(&placed);
-            };
+            template().copy_to(data);
+            let place = |file: &Path, name: &str| place(file, &data.join(name));
             place(&identity.certificate, "server.crt");
             place(&identity.key, "server.key");
             if let Some(authority) = clients {
@@ -278,12 +270,10 @@ fn first_column(told: &[SimpleQueryMessage]) -> Vec<String> {
     rows.collect()
 }
 
-/// The data of a server that was just made, for all servers of this process. Making it takes a
-/// second, and copying it a tenth. A process that only waits has the folder as its litter, so it is
-/// removed when this process ends in any way.
-fn template() -> &'static Path {
-    static TEMPLATE: OnceLock<(PathBuf, LeashedChild)> = OnceLock::new();
-    let (data, _) = TEMPLATE.get_or_init(|| {
+/// The data of a server that was just made. Making it takes a second, and copying it a tenth.
+fn template() -> &'static Prepared {
+    static TEMPLATE: OnceLock<Prepared> = OnceLock::new();
+    TEMPLATE.get_or_init(|| {
         let server = PostgresServer::launch(&[], make);
         server.query(&format!(
             "{}; CREATE USER {USER} PASSWORD '{SECRET}'; {}",
@@ -291,14 +281,8 @@ fn template() -> &'static Path {
             rights()
         ));
         server.stop();
-        let folder = TempDir::with_prefix("pg-").unwrap().keep();
-        let data = folder.join("data");
-        copy(&server.data(), &data);
-        let mut waits = Command::new("sleep");
-        let waits = LeashedChild::spawn(waits.arg("infinity"), Some(&folder)).unwrap();
-        (data, waits)
-    });
-    data
+        Prepared::from(&server.data())
+    })
 }
 
 /// The statements of the guide that give a user the rights that it needs.
@@ -322,44 +306,9 @@ fn make(data: &Path) {
     fs::write(data.join("pg_hba.conf"), LOGINS).unwrap();
 }
 
-fn copy(from: &Path, to: &Path) {
-    let copied = Command::new("cp").arg("-a").args([from, to]).status();
-    assert!(copied.unwrap().success());
-}
-
-/// Gives a folder and all in it to the user that the server runs as.
-fn give_away(folder: &Path) {
-    let Some((user, group)) = unprivileged() else {
-        return;
-    };
-    chown(folder, Some(user), Some(group)).unwrap();
-}
-
 /// A program of PostgreSQL.
 fn program(name: &str) -> Command {
     as_unprivileged(&folder_of_programs().unwrap().join(name))
-}
-
-/// A program that refuses to run as root.
-fn as_unprivileged(program: &Path) -> Command {
-    let mut command = Command::new(program);
-    if let Some((user, group)) = unprivileged() {
-        command.uid(user).gid(group);
-    }
-    command.env_clear().env("PATH", "/usr/bin:/bin");
-    command
-}
-
-/// The user and the group of `nobody`, if this process runs as root.
-fn unprivileged() -> Option<(u32, u32)> {
-    let is_root = fs::metadata("/proc/self").unwrap().uid() == 0;
-    is_root.then(|| {
-        let users = fs::read_to_string("/etc/passwd").unwrap();
-        let user = users.lines().find(|line| line.starts_with("nobody:"));
-        let mut ids = user.unwrap().split(':').skip(2);
-        let mut id = || ids.next().unwrap().parse().unwrap();
-        (id(), id())
-    })
 }
 
 /// Debian keeps the programs of each version in a folder that is not in the path.

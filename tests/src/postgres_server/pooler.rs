@@ -5,9 +5,10 @@ use std::fs;
 use std::net::TcpStream;
 use std::path::Path;
 
-use super::{DATABASE, HARNESS, PostgresServer, START, as_unprivileged, give_away};
+use super::{DATABASE, HARNESS, PostgresServer, START};
 use crate::daemon::{self, Daemon};
 use crate::elsewhere::elsewhere;
+use crate::unprivileged::{as_unprivileged, give_away};
 
 /// How many connections to the server there are at most.
 const SIZE: usize = 2;

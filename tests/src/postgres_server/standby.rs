@@ -6,6 +6,7 @@ use std::process::Stdio;
 
 use super::{HARNESS, PostgresServer, program};
 use crate::eventually::wait_until;
+use crate::unprivileged::give_away;
 
 /// The name of a standby for the primary's `synchronous_standby_names`.
 pub const STANDBY: &str = "standby";
@@ -29,7 +30,7 @@ impl PostgresServer {
             command.args(["--dbname", &primary, "--pgdata", data.to_str().unwrap()]);
             command.args(["--checkpoint=fast", "--no-sync", "--write-recovery-conf"]);
             fs::DirBuilder::new().mode(0o700).create(data).unwrap();
-            super::give_away(data);
+            give_away(data);
             let copied = command.stdin(Stdio::null()).output().unwrap();
             assert!(copied.status.success(), "{copied:?}");
         });
