@@ -5,6 +5,7 @@
 
 mod install_servers;
 mod load;
+mod mysql_server;
 mod processes;
 mod proxy;
 mod redis_sentinels;
@@ -18,6 +19,7 @@ fn main() {
         redis_server::facts(),
         redis_sentinels::facts(),
         zookeeper_server::facts(),
+        mysql_server::facts(),
         proxy::facts(),
         processes::facts(),
         load::facts(),

@@ -8,6 +8,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use rustix::fs::statvfs;
 use rustix::process::Signal;
 use tempfile::TempDir;
 use url::Url;
@@ -19,6 +20,10 @@ use crate::ports::free_port;
 /// How long a server may take to end, which is longer than any server needs. It is short, so that a
 /// test that waits for a server that it has frozen itself fails soon.
 const END: Duration = Duration::from_secs(5);
+
+/// How much must be free on a RAM disk. Some tens of servers run at the same time, each with up to
+/// 30 MB.
+const ROOM: u64 = 1 << 30;
 
 /// How many ports a new server tries. Another process may take a port between the check here and
 /// the server's bind. This does not happen five times in a row.
@@ -45,10 +50,12 @@ impl Daemon {
         Self::in_folder(name, prefix, &std::env::temp_dir())
     }
 
-    /// The same, with its folder on a RAM disk if there is one.
+    /// The same, with its folder on a RAM disk if there is one with room. (A container has one with
+    /// 64 MB by default.)
     pub(crate) fn on_ram_disk(name: &'static str, prefix: &str) -> Self {
         let ram_disk = Path::new("/dev/shm");
-        match ram_disk.is_dir() {
+        let free = statvfs(ram_disk).map_or(0, |disk| disk.f_bavail * disk.f_frsize);
+        match free >= ROOM {
             true => Self::in_folder(name, prefix, ram_disk),
             false => Self::new(name, prefix),
         }

@@ -12,6 +12,7 @@
 //! | [`certificates`] | a CA of our own, with valid certificates and one of each bad kind |
 //! | [`zookeeper_server`], [`zookeeper_ensemble`] | the same for ZooKeeper: one server, or three that elect a leader |
 //! | [`postgres_server`] | a real PostgreSQL with the schema of the library, and statements of the test |
+//! | [`mysql_server`] | a real MariaDB with a user for the library, and statements of the test |
 //! | [`etcd_server`] | a real etcd server, and what `etcdctl` sees there |
 //! | [`sqlite_file`] | a SQLite file that can be read and damaged from outside |
 //! | [`browser`] | a browser without a window, for the live page |
@@ -54,6 +55,7 @@ pub mod eventually;
 pub mod fact;
 pub mod faketime;
 pub mod measure;
+pub mod mysql_server;
 pub mod ports;
 pub mod postgres_server;
 mod prepared;
