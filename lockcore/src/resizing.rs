@@ -29,6 +29,37 @@ impl Resize {
     pub fn new(name: Name, id: Id, op: ResizeOp) -> Self {
         Self { name, id, op }
     }
+
+    /// The outcome at a store that has this capacity and this last change, and these capacities of
+    /// live tickets, the oldest first. `None` if the change is still to be made.
+    pub(crate) fn outcome(
+        &self,
+        stored: Option<u32>,
+        change: Option<Id>,
+        tickets: impl Iterator<Item = u32>,
+    ) -> Option<ResizeOutcome> {
+        let ResizeOp::Set {
+            capacity,
+            after,
+            stated,
+        } = self.op
+        else {
+            return Some(ResizeOutcome::Applied);
+        };
+        if change == Some(self.id) {
+            return Some(ResizeOutcome::Applied);
+        }
+        if change != after {
+            return Some(ResizeOutcome::Kept);
+        }
+        let looked_at = match (stored, capacity) {
+            (None, _) => 1,
+            (Some(_), Some(_)) => 0,
+            (Some(_), None) => usize::MAX,
+        };
+        let in_use = tickets.take(looked_at).find(|of| *of != stated.get())?;
+        Some(ResizeOutcome::Mismatch { in_use })
+    }
 }
 
 /// An operation on the stored capacity.

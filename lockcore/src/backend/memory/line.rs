@@ -50,32 +50,13 @@ impl Line {
     /// Reads or changes the stored capacity. Returns how many waiters hold now because of the
     /// change. Call [`expire`](Self::expire) first.
     pub(super) fn resize(&mut self, resize: &Resize) -> (ResizeOutcome, usize) {
-        let ResizeOp::Set {
-            capacity,
-            after,
-            stated,
-        } = resize.op
-        else {
+        let tickets = self.queue.tickets().map(|(ticket, _)| ticket.capacity);
+        if let Some(outcome) = resize.outcome(self.queue.stored(), self.change, tickets) {
+            return (outcome, 0);
+        }
+        let ResizeOp::Set { capacity, .. } = resize.op else {
             return (ResizeOutcome::Applied, 0);
         };
-        if self.change == Some(resize.id) {
-            return (ResizeOutcome::Applied, 0);
-        }
-        if self.change != after {
-            return (ResizeOutcome::Kept, 0);
-        }
-        let looked_at = match (self.queue.stored(), capacity) {
-            (None, _) => 1,
-            (Some(_), Some(_)) => 0,
-            (Some(_), None) => usize::MAX,
-        };
-        let tickets = self.queue.tickets().take(looked_at);
-        let mut capacities = tickets.map(|(ticket, _)| ticket.capacity);
-        let other = capacities.find(|capacity| *capacity != stated.get());
-        drop(capacities);
-        if let Some(in_use) = other {
-            return (ResizeOutcome::Mismatch { in_use }, 0);
-        }
         self.change = Some(resize.id);
         (ResizeOutcome::Applied, self.queue.resize(capacity))
     }

@@ -129,38 +129,17 @@ struct Found {
 impl Found {
     /// The answer if nothing is to be changed. `None` if the change is still to be made.
     fn answer(&self, resize: &Resize, sent_changes: &SentChanges) -> Option<Resized> {
-        let answer = |outcome| {
-            Some(Resized::new(
-                self.row.terms.capacity(),
-                self.change,
-                outcome,
-            ))
-        };
-        let ResizeOp::Set {
-            capacity,
-            after,
-            stated,
-        } = resize.op
-        else {
-            return answer(ResizeOutcome::Applied);
-        };
-        if self.change == Some(resize.id) {
-            return answer(ResizeOutcome::Applied);
-        }
+        let stored = self.row.terms.capacity();
+        let tickets = self.row.iter().map(|ticket| ticket.capacity);
+        let outcome = resize.outcome(stored, self.change, tickets);
         // The change was made perhaps at a node that is gone by now.
         let sent_to = sent_changes.node_of(resize.id);
-        if self.change != after || sent_to.is_some_and(|node| self.node != Some(node)) {
-            return answer(ResizeOutcome::Kept);
-        }
-        let looked_at = match (self.row.terms.capacity(), capacity) {
-            (None, _) => 1,
-            (Some(_), Some(_)) => 0,
-            (Some(_), None) => usize::MAX,
+        let is_elsewhere = sent_to.is_some_and(|node| self.node != Some(node));
+        let outcome = match outcome {
+            None | Some(ResizeOutcome::Mismatch { .. }) if is_elsewhere => ResizeOutcome::Kept,
+            outcome => outcome?,
         };
-        let mut looked_at = self.row.iter().take(looked_at);
-        let other = looked_at.find(|ticket| ticket.capacity != stated.get())?;
-        let in_use = other.capacity;
-        answer(ResizeOutcome::Mismatch { in_use })
+        Some(Resized::new(stored, self.change, outcome))
     }
 }
 
