@@ -128,9 +128,8 @@ impl Backend for Redis {
             // See `durable`.
             .wake_ups_grant(durability.is_none())
             // The scripts can name the ticket ahead, but a failover, the end of a log, or an
-            // eviction may lose a waiter and keep the ticket ahead. After a gap, the client would
-            // have to renew a ticket that it has let in before it sends the release of the one
-            // ahead. Even that would not cover evictions.
+            // eviction may lose a waiter and keep the ticket ahead. The model of turns has a page on
+            // this.
             .names_ahead(false)
             .asks_back(true)
             .lists(true)

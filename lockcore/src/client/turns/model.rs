@@ -5,6 +5,32 @@
 //!
 //! Each part of the rule is a switch. The tests visit all states, and check that the rule as it is
 //! has no bad state, and that it has one without each part.
+//!
+//! # What a store may lose
+//!
+//! With any loss of data, a turn must not be worse than a store that names nobody: if such a store
+//! has one holder after the loss, there must be one with turns too. Redis acknowledges a write before
+//! it is safe, so it may lose these:
+//!
+//! - *Everything, or the grant of a holder* (a restart without data, a tail of the log, a replica that
+//!   has not received it). Two clients hold until the first one's next renewal, with turns or
+//!   without. The guide says so, and `durability` prevents it.
+//! - *A waiter, but no grant* (a tail of the log, or a replica that is behind by a moment). Without
+//!   turns this is harmless: the waiter learns of the loss before it holds. With a turn there are two
+//!   holders: 0 holds, and 1 waits right behind it. The server restarts without 1. 2 of another
+//!   client waits behind 0. 0 ends, 1 holds by its turn, and the release of 0 lets 2 in. The client
+//!   could renew 1 before it releases 0, whenever it has learned of a gap in between. This closes
+//!   this case, but costs a request for each hand-over after a gap, and fails if the lease of 0 ends
+//!   at the server first.
+//! - *A waiter, without a gap* (the key of the line is evicted, or somebody deletes it, while the key
+//!   of the holder stays). Nothing tells the client before the next renewal. The same schedule has
+//!   two holders with turns, whatever the client does at a gap, and one without turns. Only a renewal
+//!   of 1 before *each* release of 0 would find out, and then nothing is gained.
+//!
+//! So no rule is sound for Redis that does not ask the server at each hand-over, and a Redis names
+//! nobody ([`Capability::names_ahead`](crate::backend::Capability::names_ahead)). Tasks of one process
+//! that ask together share one plain ticket instead (`acquire::groups`). No loss makes such a ticket
+//! worse than any other.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -25,6 +51,10 @@ struct Rules {
     may_move: bool,
     may_shrink: bool,
     may_lose_waiter: bool,
+    /// The loss of a waiter is a gap, so the client learns of it. If not, a key was evicted.
+    loss_is_gap: bool,
+    /// The store names the ticket ahead. If not, there are no turns.
+    names: bool,
     /// The store names a ticket only if it is right ahead. Else it names the youngest older one of
     /// the same client.
     right_ahead: bool,
@@ -58,6 +88,8 @@ const RULE: Rules = Rules {
     may_move: true,
     may_shrink: true,
     may_lose_waiter: false,
+    loss_is_gap: true,
+    names: true,
     right_ahead: true,
     only_full: true,
     named_is_not_cut: true,
@@ -266,7 +298,9 @@ impl State {
                 true => line.last().filter(of_client),
                 false => line.iter().rfind(of_client),
             };
-            let full = |other: &&usize| !rules.only_full || writes && self.tickets[**other].full;
+            let full = |other: &&usize| {
+                rules.names && (!rules.only_full || writes && self.tickets[**other].full)
+            };
             let ticket = &mut state.tickets[at];
             (ticket.stage, ticket.client, ticket.writes) = (Asked, client, writes);
             (ticket.in_line, ticket.full) = (true, writes);
@@ -422,7 +456,7 @@ impl State {
         let waits = ticket.in_line && !ticket.granted && is_last;
         fault(rules.may_lose_waiter && !self.gap && waits, &|state| {
             state.tickets[at].in_line = false;
-            state.gap = true;
+            state.gap = rules.loss_is_gap;
         });
         // These are consequences of an earlier fault.
         if matches!(ticket.stage, Died | Moved) && ticket.in_line && !ticket.over {
@@ -525,6 +559,39 @@ fn a_waiter_that_a_failover_loses_does_not_hold_by_a_turn() {
     };
     let (_, bad) = search(loses, Option::None);
     assert!(bad.is_empty(), "{bad:?}");
+}
+
+#[test]
+fn a_waiter_that_an_eviction_takes_holds_by_a_turn_even_if_the_client_renews_after_each_gap() {
+    is_needed(
+        Bad::TwoHolders,
+        Rules {
+            may_lose_waiter: true,
+            loss_is_gap: false,
+            readers: false,
+            ..RULE
+        },
+    );
+}
+
+/// So a store that may lose a waiter names nobody.
+#[test]
+fn a_waiter_that_is_lost_never_holds_at_a_store_that_names_nobody() {
+    for loss_is_gap in [true, false] {
+        let plain = Rules {
+            may_lose_waiter: true,
+            loss_is_gap,
+            names: false,
+            readers: false,
+            // Without turns, the client renews no ticket before a release.
+            confirmed: false,
+            renews_first: false,
+            ..RULE
+        };
+        let (states, bad) = search(plain, Option::None);
+        assert!(bad.is_empty(), "{bad:?}");
+        assert!(states > 10_000, "{states}");
+    }
 }
 
 #[test]
