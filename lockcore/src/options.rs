@@ -75,6 +75,13 @@ pub enum Fair {
     /// `max_hold` and no owner text of their own. For other locks, and for semaphores, each request
     /// takes a ticket of its own.
     Local(Duration),
-    /// Each request takes a ticket of its own: first come, first served over all processes.
+    /// First come, first served over all processes: each request takes a ticket.
+    ///
+    /// If requests of one process for the same mutex or write lock come while the process asks the
+    /// store for this lock, they share the next ticket, and use it one after the other. The same
+    /// is true of those that come while such tasks pass the lock on. If each had a ticket, these
+    /// tickets would be right behind each other. To share one, a request waits for about one answer
+    /// of the store before it stands in line. This applies to the locks that [`Local`](Self::Local)
+    /// names.
     Strict,
 }

@@ -5,6 +5,7 @@
 
 mod abandoned;
 mod breaks;
+mod gathering;
 mod keepers;
 mod leases;
 mod limits;
@@ -28,6 +29,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         leases::facts,
         keepers::facts,
         breaks::facts,
+        gathering::facts,
         limits::facts,
         turns::facts,
     ];

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::runtime;
 
+use super::groups::Go;
 use super::pending::Pace;
 use crate::client::alarms::Alarm;
 use crate::client::lease::{COLLECTED_WITHIN, Lease};
@@ -14,7 +15,7 @@ use crate::clock::Instant;
 use crate::sync::{Mutex, MutexGuard, oneshot};
 
 /// The most hand-overs of one ticket. The low 10 bits of a fencing token count them.
-const MOST_HAND_OVERS: usize = 1_000;
+pub(super) const MOST_HAND_OVERS: usize = 1_000;
 /// One ticket may always be handed over this many times, because a hand-over in memory takes 1 µs,
 /// and one at a store 100 µs.
 const FEWEST_HAND_OVERS: usize = 64;
@@ -124,6 +125,8 @@ pub(super) enum Next<H> {
     Given(Waiter<H>, Gift<H>),
     /// A value that was not collected in time.
     TakenBack(Option<H>),
+    /// The leader of the next group may ask the store.
+    Go(Go),
 }
 
 /// A decision of [`Lane::advance`] for one waiter.
@@ -161,6 +164,31 @@ impl<H> Lane<H> {
             given: VecDeque::new(),
             recall: None,
         }
+    }
+
+    /// Adds a task to the end of the line. Returns how it gets its hand-over.
+    pub(super) fn join(&mut self, exclusive: bool, now: Instant) -> oneshot::Receiver<Parcel<H>> {
+        let (handover, given) = oneshot::channel();
+        self.line.push_back(Waiter {
+            exclusive,
+            since: now,
+            runtime: runtime::Handle::try_current().ok().map(|here| here.id()),
+            handover,
+        });
+        given
+    }
+
+    /// Whether tasks of the lane pass its ticket on to each other.
+    pub(super) fn passes_on(&self) -> bool {
+        self.current.as_ref().is_some_and(|tenure| {
+            tenure.users > 0 && (!self.line.is_empty() || tenure.lease.hand_overs() > 0)
+        })
+    }
+
+    /// Whether this is the lane of this ticket: tasks use it, or the leader waits with it.
+    pub(super) fn has(&mut self, lease: &Arc<Lease>) -> bool {
+        let mut tenures = self.draining.iter().chain(&self.current);
+        tenures.any(|tenure| Arc::ptr_eq(&tenure.lease, lease)) || self.leader_with(lease).is_some()
     }
 
     /// Serves from the front of the line.

@@ -26,8 +26,7 @@ use std::sync::{Arc, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use tokio::runtime;
-
+use super::groups::Groups;
 use super::lane::{Lane, Moment, Next, Of, Parcel, Unused, Waiter, locked, take};
 use super::pending::{Pace, Pending};
 use crate::client::alarms::Alarm;
@@ -45,18 +44,47 @@ use crate::sync::{Mutex, MutexGuard, oneshot};
 /// The lanes of one client.
 pub(crate) struct Lanes {
     shared: Arc<Shared>,
-    /// See [`Fair::Local`](crate::Fair::Local).
-    bound: Duration,
+    /// See [`Fair::Local`](crate::Fair::Local). `None` with [`Fair::Strict`].
+    bound: Option<Duration>,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    lanes: Prehashed<Name, Lane<Handover>>,
+    names: Prehashed<Name, Groups<Handover>>,
+    /// How many lanes there have been so far.
+    lanes: u64,
     /// How many leaders there have been so far.
     leaders: u64,
     /// Set when the client is shut down: no task joins a lane or waits in one.
     closed: bool,
+}
+
+impl State {
+    fn lane(&mut self, which: Which<'_>) -> Option<&mut Lane<Handover>> {
+        self.names.get_mut(which.name)?.lane(which.lane)
+    }
+}
+
+/// Which lane.
+#[derive(Clone, Copy)]
+struct Which<'a> {
+    name: &'a Name,
+    lane: u64,
+}
+
+/// Which leader of which lane.
+pub(crate) struct Role {
+    name: Name,
+    lane: u64,
+    number: u64,
+}
+
+impl Role {
+    fn which(&self) -> Which<'_> {
+        let Self { name, lane, .. } = self;
+        Which { name, lane: *lane }
+    }
 }
 
 /// The value that a waiter gets.
@@ -86,8 +114,8 @@ pub(crate) enum Arrived {
 impl Lanes {
     pub(crate) fn new(shared: &Arc<Shared>) -> Arc<Self> {
         let bound = match shared.defaults.fair {
-            Fair::Local(bound) => bound,
-            Fair::Strict => Duration::ZERO,
+            Fair::Local(bound) => Some(bound),
+            Fair::Strict => None,
         };
         Arc::new_cyclic(|lanes: &Weak<Self>| {
             shared.observe(lanes.clone());
@@ -113,13 +141,21 @@ impl Lanes {
         if guard.closed {
             return Arrived::Given(Handover::Refused(Error::shut_down()));
         }
+        if self.bound.is_none() {
+            return match wait {
+                true => self.gather(guard, name, ttl, exclusive, now),
+                false => Arrived::OwnTicket,
+            };
+        }
         let at = self.moment(now);
         let state = &mut *guard;
         let leaders = &mut state.leaders;
-        let Some(lane) = state.lanes.get_mut(name) else {
+        let lanes = state.names.get_mut(name);
+        let Some((number, lane)) = lanes.and_then(|lanes| lanes.iter_mut().next()) else {
             let lane = Lane::new(ttl, self.shared.op_timeout);
             return Arrived::Given(self.begin(guard, name, lane, exclusive, at));
         };
+        let which = Which { name, lane: number };
         if lane.ttl != ttl {
             return Arrived::OwnTicket;
         }
@@ -127,7 +163,9 @@ impl Lanes {
         lane.end_late_leader(at.now);
         let first = lane.line.is_empty() && lane.leader.is_none();
         if first && let Some((lease, hand_overs)) = lane.serve(exclusive, at) {
-            return Arrived::Given(Handover::Share(Share::new(self, lease, hand_overs)));
+            return Arrived::Given(Handover::Share(Share::new(
+                self, which.lane, lease, hand_overs,
+            )));
         }
         if !wait {
             // While this process holds the lock, the store need not be asked.
@@ -148,7 +186,7 @@ impl Lanes {
         }
         if first && !lane.is_worth_waiting_for(exclusive, at) {
             let number = lane.begin_leader(exclusive, at.now, leaders);
-            let leader = Leader::new(self, name, exclusive, number);
+            let leader = Leader::new(self, which, exclusive, number);
             return Arrived::Given(Handover::Leader(leader));
         }
         // `gone` may count a waiter that gave up twice, so the line may seem shorter than it is.
@@ -156,24 +194,66 @@ impl Lanes {
         if lane.line.len().saturating_sub(lane.gone) >= MOST_TICKETS {
             return Arrived::Crowded;
         }
-        let (handover, given) = oneshot::channel();
-        lane.line.push_back(Waiter {
-            exclusive,
-            since: at.now,
-            runtime: runtime::Handle::try_current().ok().map(|here| here.id()),
-            handover,
-        });
-        if !lane.set_alarms(self.bound, |at| self.ring(name, at)) {
+        let given = lane.join(exclusive, at.now);
+        if !lane.set_alarms(at.bound, |at| self.ring(which, at)) {
             // The time of an alarm has just come, so the lane is served now.
             drop(guard);
-            self.change(name, |_| ());
+            self.change(which, |_| ());
         }
-        Arrived::Waits(Waiting {
+        Arrived::Waits(self.waiting_in(which, given))
+    }
+
+    /// As [`arrive`](Self::arrive), with [`Fair::Strict`]: see [`groups`](super::groups).
+    fn gather(
+        self: &Arc<Self>,
+        mut guard: MutexGuard<'_, State>,
+        name: &Name,
+        ttl: Duration,
+        exclusive: bool,
+        now: Instant,
+    ) -> Arrived {
+        let state = &mut *guard;
+        let groups = state.names.entry(name.clone()).or_default();
+        let go = groups.settle(now);
+        let (arrived, late) = match groups.gathering(ttl) {
+            Some((number, lane)) => {
+                let given = lane.join(exclusive, now);
+                let which = Which { name, lane: number };
+                let in_time = lane.set_alarms(Duration::MAX, |at| self.ring(which, at));
+                let late = (!in_time).then_some(which);
+                (Arrived::Waits(self.waiting_in(which, given)), late)
+            }
+            None => {
+                state.lanes += 1;
+                let mut lane = Lane::new(ttl, self.shared.op_timeout);
+                let leader = lane.begin_leader(exclusive, now, &mut state.leaders);
+                groups.begin(state.lanes, lane, now);
+                let lane = state.lanes;
+                let leader = Leader::new(self, Which { name, lane }, exclusive, leader);
+                (Arrived::Given(Handover::Leader(leader)), None)
+            }
+        };
+        drop(guard);
+        // These run wakers.
+        guarded(|| drop(go));
+        if let Some(which) = late {
+            self.change(which, |_| ());
+        }
+        arrived
+    }
+
+    fn waiting_in(
+        self: &Arc<Self>,
+        which: Which<'_>,
+        given: oneshot::Receiver<Parcel<Handover>>,
+    ) -> Waiting {
+        Waiting {
             lanes: Arc::clone(self),
-            name: name.clone(),
+            name: which.name.clone(),
+            lane: which.lane,
             given,
             over: false,
-        })
+        }
     }
 
     /// Begins a lane. Its first task goes on with a ticket that was given back a moment ago, or it is
@@ -186,6 +266,11 @@ impl Lanes {
         exclusive: bool,
         at: Moment,
     ) -> Handover {
+        state.lanes += 1;
+        let which = Which {
+            name,
+            lane: state.lanes,
+        };
         let mut served = None;
         let taken_back = self.shared.take_back(name, |lease| {
             served = lane.go_on(lease, exclusive, at);
@@ -193,12 +278,14 @@ impl Lanes {
         });
         let Some((lease, hand_overs)) = served else {
             let number = lane.begin_leader(exclusive, at.now, &mut state.leaders);
-            state.lanes.insert(name.clone(), lane);
-            return Handover::Leader(Leader::new(self, name, exclusive, number));
+            let groups = Groups::of(which.lane, lane);
+            state.names.insert(name.clone(), groups);
+            return Handover::Leader(Leader::new(self, which, exclusive, number));
         };
-        state.lanes.insert(name.clone(), lane);
+        let groups = Groups::of(which.lane, lane);
+        state.names.insert(name.clone(), groups);
         drop(state);
-        let share = Share::new(self, lease, hand_overs);
+        let share = Share::new(self, which.lane, lease, hand_overs);
         // This runs the wakers of those that wait for the release, which are users' code.
         drop(taken_back);
         Handover::Share(share)
@@ -207,22 +294,24 @@ impl Lanes {
     /// Whether no task holds, asks for or waits for any lock.
     #[cfg(all(test, lockcore_loom))]
     pub(crate) fn is_empty(&self) -> bool {
-        self.state().lanes.is_empty()
+        self.state().names.is_empty()
     }
 
     /// How many tasks wait in memory for a name.
     pub(crate) fn waiting(&self, name: &Name) -> u32 {
-        self.state().lanes.get(name).map_or(0, |lane| {
-            let waits = |waiter: &&Waiter<Handover>| !waiter.handover.is_closed();
-            lane.line.iter().filter(waits).count() as u32 // far fewer than 2³²
-        })
+        let mut state = self.state();
+        let lanes = state.names.get_mut(name).map(Groups::iter_mut);
+        let waits = |waiter: &&mut Waiter<Handover>| !waiter.handover.is_closed();
+        let lines = lanes.into_iter().flatten();
+        let waiters = lines.flat_map(|(_, lane)| &mut lane.line).filter(waits);
+        waiters.count() as u32 // far fewer than 2³²
     }
 
     /// No further task may use the ticket of this lease. The tasks in line do not wait any more
     /// until the present user of the ticket is done.
     pub(crate) fn retire(self: &Arc<Self>, lease: &Arc<Lease>) {
         let now = self.shared.clock.now();
-        self.change(&lease.request.name, |lane| {
+        self.change_with(lease, |lane| {
             lane.retire(lease);
             // If the leader had this ticket in the store's line, it has lost the ticket. It asks
             // for a new one when it is polled.
@@ -236,48 +325,90 @@ impl Lanes {
     /// whether it has only one user.
     pub(crate) fn retire_if_only(self: &Arc<Self>, lease: &Arc<Lease>) -> bool {
         let mut is_only = false;
-        self.change(&lease.request.name, |lane| {
+        self.change_with(lease, |lane| {
             is_only = lane.retire_if_only(lease);
         });
         is_only
     }
 
-    /// Notes that a leader has a ticket in the store's line.
-    pub(crate) fn in_line(&self, number: u64, lease: &Arc<Lease>) {
-        let mut state = self.state();
-        let lane = state.lanes.get_mut(&lease.request.name);
-        if let Some(leader) = lane.and_then(|lane| lane.leader_of(number)) {
-            leader.ticket = Some(Arc::clone(lease));
+    /// Waits until a leader may ask the store, at most until `give_up`. Returns whether it has waited.
+    ///
+    /// Cancel safety: safe. The role of the leader passes to the next task of the lane.
+    pub(crate) async fn gather_until(self: &Arc<Self>, role: &Role, give_up: Instant) -> bool {
+        let mut waited = false;
+        while let Some((told, until)) = self.wait_to_ask(role) {
+            waited = true;
+            let until = until.min(give_up);
+            let _ = self.shared.by(until, told).await;
+            if until == give_up && self.shared.clock.now() >= give_up {
+                break;
+            }
         }
+        waited
+    }
+
+    /// The last user of a lane's ticket has released it, or has given it to the keeper.
+    fn passed_on(&self, lane: u64, lease: &Arc<Lease>) {
+        if self.bound.is_some() {
+            return;
+        }
+        let mut state = self.state();
+        let groups = state.names.get_mut(&lease.request.name);
+        let go = groups.and_then(|groups| groups.passed_on(lane, self.shared.clock.now()));
+        drop(state);
+        guarded(|| drop(go)); // runs a waker
+    }
+
+    fn wait_to_ask(&self, role: &Role) -> Option<(oneshot::Receiver<()>, Instant)> {
+        // A lane of `Fair::Local` does not gather.
+        if self.bound.is_some() {
+            return None;
+        }
+        let mut state = self.state();
+        let groups = state.names.get_mut(&role.name)?;
+        let go = groups.settle(self.shared.clock.now());
+        let waits = groups.wait_to_ask(role.lane);
+        drop(state);
+        guarded(|| drop(go)); // runs a waker
+        waits
+    }
+
+    /// Notes that a leader has a ticket in the store's line.
+    pub(crate) fn in_line(self: &Arc<Self>, role: &Role, lease: &Arc<Lease>) {
+        let note = |lane: &mut Lane<Handover>| {
+            if let Some(leader) = lane.leader_of(role.number) {
+                leader.ticket = Some(Arc::clone(lease));
+            }
+        };
+        self.change(role.which(), note);
     }
 
     /// Notes that a leader has lost its ticket in the store's line, and asks for a new one. So it
     /// is late again if it gets no answer in time.
-    pub(crate) fn out_of_line(self: &Arc<Self>, name: &Name, number: u64) {
+    pub(crate) fn out_of_line(self: &Arc<Self>, role: &Role) {
         let now = self.shared.clock.now();
-        self.change(name, |lane| {
-            if let Some(leader) = lane.leader_of(number) {
+        self.change(role.which(), |lane| {
+            if let Some(leader) = lane.leader_of(role.number) {
                 leader.begin_again(now);
             }
         });
     }
 
-    /// When the leader with this number may ask the store, if the store has refused the leader before
-    /// it, because it has no line or because the line is full.
-    pub(crate) fn pace(&self, name: &Name, number: u64) -> Option<Pace> {
+    /// When this leader may ask the store, if the store has refused the leader before it, because it has
+    /// no line or because the line is full.
+    pub(crate) fn pace(&self, role: &Role) -> Option<Pace> {
         let mut state = self.state();
-        let lane = state.lanes.get_mut(name)?;
-        lane.leader_of(number)?;
+        let lane = state.lane(role.which())?;
+        lane.leader_of(role.number)?;
         lane.pace
     }
 
     /// Notes that a store without a line, or with a full line, has refused a leader, and that the
     /// leader asks again at this pace.
-    pub(crate) fn asks_again(&self, name: &Name, number: u64, pace: Pace) {
+    pub(crate) fn asks_again(&self, role: &Role, pace: Pace) {
         let mut state = self.state();
-        let lane = state.lanes.get_mut(name);
-        if let Some(lane) = lane
-            && let Some(leader) = lane.leader_of(number)
+        if let Some(lane) = state.lane(role.which())
+            && let Some(leader) = lane.leader_of(role.number)
         {
             // The leader has had an answer, so it does not count as late.
             leader.since = pace.next;
@@ -288,15 +419,16 @@ impl Lanes {
     /// A ticket of this process is being downgraded. The tasks in line do not wait any more for a
     /// hand-over of this ticket.
     pub(crate) fn mode_changed(self: &Arc<Self>, lease: &Arc<Lease>) {
-        self.change(&lease.request.name, |_| ());
+        self.change_with(lease, |_| ());
     }
 
     /// Ends one use of a ticket. If that was the last use, the caller must release the ticket at the
     /// store.
-    fn leave(self: &Arc<Self>, lease: &Arc<Lease>) -> Option<Unused> {
+    fn leave(self: &Arc<Self>, lane: u64, lease: &Arc<Lease>) -> Option<Unused> {
+        let name = &lease.request.name;
         let mut ours = None;
         let leave = |lane: &mut Lane<Handover>| lane.leave(lease);
-        self.change_and_tell(&lease.request.name, leave, |unused| {
+        self.change_and_tell(Which { name, lane }, leave, |unused| {
             match Arc::ptr_eq(&unused.lease, lease) {
                 true => ours = Some(unused),
                 false => self.give_back(&unused),
@@ -306,13 +438,32 @@ impl Lanes {
     }
 
     fn give_back(&self, unused: &Unused) {
-        self.shared.give_back(&unused.lease, unused.may_go_on);
+        // With `Fair::Strict` the next task is behind those of other processes.
+        let may_go_on = unused.may_go_on && self.bound.is_some();
+        self.shared.give_back(&unused.lease, may_go_on);
     }
 
     /// Changes a lane, and gives to the next waiters what became free.
-    fn change(self: &Arc<Self>, name: &Name, change: impl FnOnce(&mut Lane<Handover>)) {
+    fn change(self: &Arc<Self>, which: Which<'_>, change: impl FnOnce(&mut Lane<Handover>)) {
         // A ticket may have no users now, if the lane offered it to a waiter that had given up.
-        self.change_and_tell(name, change, |unused| self.give_back(&unused));
+        self.change_and_tell(which, change, |unused| self.give_back(&unused));
+    }
+
+    /// Changes the lane that has the ticket of this lease, as [`change`](Self::change) does.
+    fn change_with(self: &Arc<Self>, lease: &Arc<Lease>, change: impl FnOnce(&mut Lane<Handover>)) {
+        let name = &lease.request.name;
+        let mut state = self.state();
+        let mut lanes = state
+            .names
+            .get_mut(name)
+            .into_iter()
+            .flat_map(Groups::iter_mut);
+        let number = lanes.find_map(|(number, lane)| lane.has(lease).then_some(number));
+        drop(lanes);
+        drop(state);
+        if let Some(number) = number {
+            self.change(Which { name, lane: number }, change);
+        }
     }
 
     /// As [`change`](Self::change), but calls `tell` with each ticket that has no users any more.
@@ -321,12 +472,12 @@ impl Lanes {
     /// of waiters that gave up.
     fn change_and_tell(
         self: &Arc<Self>,
-        name: &Name,
+        which: Which<'_>,
         change: impl FnOnce(&mut Lane<Handover>),
         mut tell: impl FnMut(Unused),
     ) {
         let mut given = VecDeque::new();
-        if let Some(unused) = self.advance_after(name, change, &mut given) {
+        if let Some(unused) = self.advance_after(which, change, &mut given) {
             tell(unused);
         }
         // Waiters are served in the order of the line.
@@ -338,13 +489,17 @@ impl Lanes {
                     drop(handover);
                     continue;
                 }
+                Next::Go(go) => {
+                    guarded(|| drop(go)); // runs a waker
+                    continue;
+                }
             };
             let handover = match gift.of {
                 Of::Share(lease, hand_overs) => {
-                    Handover::Share(Share::new(self, lease, hand_overs))
+                    Handover::Share(Share::new(self, which.lane, lease, hand_overs))
                 }
                 Of::Leader(number) => {
-                    Handover::Leader(Leader::new(self, name, waiter.exclusive, number))
+                    Handover::Leader(Leader::new(self, which, waiter.exclusive, number))
                 }
             };
             *locked(&gift.parcel) = Some(handover);
@@ -362,11 +517,11 @@ impl Lanes {
                 }
                 Handover::Leader(mut leader) => {
                     leader.open = false;
-                    lane.end_leader(leader.number);
+                    lane.end_leader(leader.role.number);
                 }
                 Handover::Refused(_) => {}
             };
-            if let Some(unused) = self.advance_after(name, take_back, &mut given) {
+            if let Some(unused) = self.advance_after(which, take_back, &mut given) {
                 tell(unused);
             }
         }
@@ -376,25 +531,33 @@ impl Lanes {
     /// its front. Returns a ticket that has no users any more.
     fn advance_after(
         self: &Arc<Self>,
-        name: &Name,
+        which: Which<'_>,
         change: impl FnOnce(&mut Lane<Handover>),
         given: &mut VecDeque<Next<Handover>>,
     ) -> Option<Unused> {
         let mut state = self.state();
         let state = &mut *state;
-        let lane = state.lanes.get_mut(name)?;
+        let groups = state.names.get_mut(which.name)?;
+        let lane = groups.lane(which.lane)?;
         change(lane);
         while !lane.line.is_empty() || !lane.given.is_empty() {
             let at = self.moment(self.shared.clock.now());
             lane.take_back_overdue(at.now, given);
             lane.advance(at, &mut state.leaders, given);
-            if lane.set_alarms(self.bound, |at| self.ring(name, at)) {
+            if lane.set_alarms(at.bound, |at| self.ring(which, at)) {
                 break;
             }
         }
         let unused = lane.take_unused();
         if lane.is_idle() {
-            state.lanes.remove(name);
+            groups.remove(which.lane);
+        }
+        if groups.is_busy() {
+            let go = groups.settle(self.shared.clock.now());
+            given.extend(go.map(Next::Go));
+        }
+        if groups.is_empty() {
+            state.names.remove(which.name);
         }
         unused
     }
@@ -402,7 +565,7 @@ impl Lanes {
     fn moment(&self, now: Instant) -> Moment {
         Moment {
             now,
-            bound: self.bound,
+            bound: self.bound.unwrap_or(Duration::MAX),
             epoch: self.shared.epoch(),
         }
     }
@@ -414,11 +577,12 @@ impl Lanes {
     }
 
     /// Sets an alarm that serves a lane again. Returns the alarm, and whether it has not rung yet.
-    fn ring(self: &Arc<Self>, name: &Name, at: Instant) -> (Alarm, bool) {
+    fn ring(self: &Arc<Self>, which: Which<'_>, at: Instant) -> (Alarm, bool) {
         let mut alarm = self.shared.alarm(at);
         let waker = Waker::from(Arc::new(AtBound {
             lanes: Arc::downgrade(self),
-            name: name.clone(),
+            name: which.name.clone(),
+            lane: which.lane,
         }));
         let rung = Pin::new(&mut alarm).poll(&mut Context::from_waker(&waker));
         (alarm, rung.is_pending())
@@ -430,9 +594,10 @@ impl LeaseObserver for Lanes {
         let mut state = self.state();
         state.closed = true;
         let lines: Vec<_> = state
-            .lanes
+            .names
             .values_mut()
-            .map(|lane| std::mem::take(&mut lane.line))
+            .flat_map(Groups::iter_mut)
+            .map(|(_, lane)| std::mem::take(&mut lane.line))
             .collect();
         drop(state);
         // Dropping the senders ends the wait of their waiters. It runs wakers, so the mutex must be
@@ -450,7 +615,7 @@ impl LeaseObserver for Lanes {
 
     // If the recalled ticket is the leader's, the next task in line becomes the leader.
     fn recalled(self: Arc<Self>, lease: &Arc<Lease>) {
-        self.change(&lease.request.name, |lane| {
+        self.change_with(lease, |lane| {
             if lane.leader_with(lease).is_some() {
                 lane.leader = None;
             }
@@ -463,12 +628,14 @@ impl LeaseObserver for Lanes {
 struct AtBound {
     lanes: Weak<Lanes>,
     name: Name,
+    lane: u64,
 }
 
 impl Wake for AtBound {
     fn wake(self: Arc<Self>) {
         if let Some(lanes) = self.lanes.upgrade() {
-            lanes.change(&self.name, |_| ());
+            let (name, lane) = (&self.name, self.lane);
+            lanes.change(Which { name, lane }, |_| ());
         }
     }
 }
@@ -477,6 +644,8 @@ impl Wake for AtBound {
 /// or to the keeper for release.
 pub(crate) struct Share {
     lanes: Arc<Lanes>,
+    /// The number of the lane.
+    lane: u64,
     lease: Arc<Lease>,
     hand_overs: u16,
     /// Whether the use has not ended yet.
@@ -484,9 +653,10 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    fn new(lanes: &Arc<Lanes>, lease: Arc<Lease>, hand_overs: u16) -> Self {
+    fn new(lanes: &Arc<Lanes>, lane: u64, lease: Arc<Lease>, hand_overs: u16) -> Self {
         Self {
             lanes: Arc::clone(lanes),
+            lane,
             lease,
             hand_overs,
             open: true,
@@ -507,10 +677,16 @@ impl Share {
         self.open = false;
     }
 
-    /// Ends the use. Returns whether the caller has to release the ticket at the store.
-    pub(crate) fn leave(mut self) -> bool {
+    /// Ends the use. If the caller has to release the ticket at the store, it keeps the returned value
+    /// until the store has answered.
+    pub(crate) fn leave(mut self) -> Option<Leaving> {
         self.open = false;
-        self.lanes.leave(&self.lease).is_some()
+        self.lanes.leave(self.lane, &self.lease)?;
+        Some(Leaving {
+            lanes: Arc::clone(&self.lanes),
+            lane: self.lane,
+            lease: Arc::clone(&self.lease),
+        })
     }
 }
 
@@ -518,9 +694,26 @@ impl Drop for Share {
     fn drop(&mut self) {
         if self.open
             && !self.lanes.shared.is_forked()
-            && let Some(unused) = self.lanes.leave(&self.lease)
+            && let Some(unused) = self.lanes.leave(self.lane, &self.lease)
         {
             self.lanes.give_back(&unused);
+            self.lanes.passed_on(self.lane, &self.lease);
+        }
+    }
+}
+
+/// The last user of a ticket releases it at the store. Meanwhile requests
+/// [gather](super::groups).
+pub(crate) struct Leaving {
+    lanes: Arc<Lanes>,
+    lane: u64,
+    lease: Arc<Lease>,
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        if !self.lanes.shared.is_forked() {
+            self.lanes.passed_on(self.lane, &self.lease);
         }
     }
 }
@@ -529,10 +722,8 @@ impl Drop for Share {
 /// leader. That task gets the ticket in the store's line, if there is one and the task can use it.
 pub(crate) struct Leader {
     lanes: Arc<Lanes>,
-    name: Name,
+    pub(crate) role: Role,
     exclusive: bool,
-    /// Which leader of the lane this is.
-    pub(crate) number: u64,
     /// The ticket, after it was asked for.
     pub(crate) pending: Option<Pending>,
     /// Whether the role has not ended and has not gone to another task.
@@ -540,12 +731,15 @@ pub(crate) struct Leader {
 }
 
 impl Leader {
-    fn new(lanes: &Arc<Lanes>, name: &Name, exclusive: bool, number: u64) -> Self {
+    fn new(lanes: &Arc<Lanes>, which: Which<'_>, exclusive: bool, number: u64) -> Self {
         Self {
             lanes: Arc::clone(lanes),
-            name: name.clone(),
+            role: Role {
+                name: which.name.clone(),
+                lane: which.lane,
+                number,
+            },
             exclusive,
-            number,
             pending: None,
             open: true,
         }
@@ -556,12 +750,12 @@ impl Leader {
     /// its ticket.
     pub(crate) fn granted(mut self, lease: Arc<Lease>, now: Instant) -> Result<Share, Arc<Lease>> {
         self.open = false;
-        let (number, mut begun) = (self.number, false);
-        self.lanes.change(&self.name, |lane| {
+        let (number, mut begun) = (self.role.number, false);
+        self.lanes.change(self.role.which(), |lane| {
             begun = lane.begin(&lease, number, now);
         });
         match begun {
-            true => Ok(Share::new(&self.lanes, lease, 0)),
+            true => Ok(Share::new(&self.lanes, self.role.lane, lease, 0)),
             false => Err(lease),
         }
     }
@@ -581,8 +775,8 @@ impl Leader {
             .before(self.lanes.shared.op_timeout);
         let mut refused = VecDeque::new();
         self.open = false;
-        let number = self.number;
-        self.lanes.change(&self.name, |lane| {
+        let number = self.role.number;
+        self.lanes.change(self.role.which(), |lane| {
             // A leader that was replaced must not fail the waiters of the lane.
             if lane.leader_of(number).is_some() {
                 let (old, young) = lane.line.drain(..).partition(|w| w.since <= long_ago);
@@ -609,10 +803,11 @@ impl Drop for Leader {
         // store's line.
         let mut pending = self.pending.take().filter(Pending::is_in_line);
         let lanes = &self.lanes;
+        let (which, number) = (self.role.which(), self.role.number);
         while let Some(place) = pending.take() {
             let now = self.lanes.shared.clock.now();
             let mut state = lanes.state();
-            let Some(lane) = state.lanes.get_mut(&self.name) else {
+            let Some(lane) = state.lane(which) else {
                 break;
             };
             // The ticket goes only to a waiter that can use it. A writer cannot use a reader's
@@ -620,29 +815,28 @@ impl Drop for Leader {
             let heir = lane.front().is_some_and(|heir| {
                 heir.exclusive == self.exclusive && place.is_heard(heir.runtime)
             });
-            let is_ours = lane.leader_of(self.number).is_some();
+            let is_ours = lane.leader_of(number).is_some();
             let Some(heir) = (heir && is_ours).then(|| lane.line.pop_front()).flatten() else {
                 break;
             };
             let parcel = lane.new_parcel(now);
             drop(state);
-            let mut leader = Leader::new(&self.lanes, &self.name, self.exclusive, self.number);
+            let mut leader = Leader::new(&self.lanes, which, self.exclusive, number);
             leader.pending = Some(place);
             *locked(&parcel) = Some(Handover::Leader(leader));
             let mut unsent = None;
             guarded(|| unsent = heir.handover.send(parcel).err());
             let Some(parcel) = unsent else {
                 // Sets the alarm that replaces the new leader if the new leader is not polled.
-                return lanes.change(&self.name, |_| ());
+                return lanes.change(which, |_| ());
             };
             if let Some(Handover::Leader(mut leader)) = take(&parcel) {
                 leader.open = false;
                 pending = leader.pending.take();
             }
         }
-        let number = self.number;
         let end = |lane: &mut Lane<Handover>| lane.end_leader(number);
-        lanes.change(&self.name, end);
+        lanes.change(which, end);
     }
 }
 
@@ -653,6 +847,7 @@ impl Drop for Leader {
 pub(crate) struct Waiting {
     lanes: Arc<Lanes>,
     name: Name,
+    lane: u64,
     given: oneshot::Receiver<Parcel<Handover>>,
     over: bool,
 }
@@ -681,7 +876,8 @@ impl Drop for Waiting {
             return;
         }
         self.given.close();
-        if let Some(lane) = self.lanes.state().lanes.get_mut(&self.name) {
+        let (name, lane) = (&self.name, self.lane);
+        if let Some(lane) = self.lanes.state().lane(Which { name, lane }) {
             lane.gone += 1;
             lane.count_out();
         }

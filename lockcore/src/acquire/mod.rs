@@ -5,6 +5,7 @@
 //! the user are in `hold`.
 
 pub(crate) mod adopt;
+mod groups;
 pub(crate) mod handle;
 mod lane;
 pub(crate) mod lanes;
@@ -22,7 +23,7 @@ use crate::meter::HandOver;
 use crate::options::Wait;
 use crate::pauses::Pauses;
 use crate::request::Request;
-use lanes::{Arrived, Handover, Share};
+use lanes::{Arrived, Handover, Role, Share};
 use pending::{LAST_MOMENT, Pace, Pending, Progress};
 use spec::Spec;
 
@@ -124,8 +125,8 @@ async fn ask_once(
         Some(Handover::Share(share)) => Ok(Grant::Share(share, began)),
         Some(Handover::Refused(error)) => Err(error),
         Some(Handover::Leader(mut leader)) => {
-            let number = Some(leader.number);
-            match at_the_store(spec, budget, began, number, &mut leader.pending).await {
+            let role = Some(&leader.role);
+            match at_the_store(spec, budget, began, role, &mut leader.pending).await {
                 Ok((lease, since)) => match leader.granted(lease, since) {
                     Ok(share) => Ok(Grant::Share(share, since)),
                     Err(lease) => Ok(Grant::Ticket(lease, since)),
@@ -287,7 +288,7 @@ async fn at_the_store(
     spec: &Spec<'_>,
     budget: &Budget,
     began: Instant,
-    leader: Option<u64>,
+    leader: Option<&Role>,
     place: &mut Option<Pending>,
 ) -> Result<(Arc<Lease>, Instant), Error> {
     let shared = &spec.client.shared;
@@ -297,7 +298,7 @@ async fn at_the_store(
     let lanes = &spec.client.lanes;
     // Only used if the store has no line, or if the line is full. A leader continues at the pace of
     // the leader before it.
-    let mut pace = leader.and_then(|number| lanes.pace(spec.name, number));
+    let mut pace = leader.and_then(|role| lanes.pace(role));
     // The line may be full because of the place that this caller has lost, and others of this client
     // theirs: the keeper gives them back one after another. So a caller that has been in line is not
     // refused. It asks again, and so does the next leader of its lane.
@@ -318,6 +319,17 @@ async fn at_the_store(
                     }
                     // At the end of the caller's time, the answer gets a little more time.
                     enqueue_by = enqueue_by.max(shared.clock.now().after(LAST_MOMENT));
+                    fresh = None;
+                }
+                // If the future is dropped here, nothing of it is at the store.
+                if let Some(role) = leader
+                    && lanes.gather_until(role, budget.give_up).await
+                {
+                    let now = shared.clock.now();
+                    if now >= budget.give_up {
+                        return Err(budget.timeout(spec));
+                    }
+                    enqueue_by = enqueue_by.max(budget.first_answer_by(now, shared.op_timeout));
                     fresh = None;
                 }
                 // A reading of the clock, if nothing was awaited since it was taken.
@@ -344,15 +356,15 @@ async fn at_the_store(
             }
             Progress::Waiting => {
                 was_in_line |= place.as_ref().is_some_and(Pending::is_in_line);
-                if let (Some(number), Some(pending)) = (leader, &place) {
-                    lanes.in_line(number, &pending.lease);
+                if let (Some(role), Some(pending)) = (leader, &place) {
+                    lanes.in_line(role, &pending.lease);
                 }
             }
             Progress::Lost => {
                 was_in_line = true;
                 *place = None;
-                if let Some(number) = leader {
-                    lanes.out_of_line(spec.name, number);
+                if let Some(role) = leader {
+                    lanes.out_of_line(role);
                 }
             }
             Progress::TtlTooLong(longest) => {
@@ -368,8 +380,8 @@ async fn at_the_store(
                 let now = shared.clock.now();
                 let slower = pace.unwrap_or(Pace::new(now)).slower(now, retry_in);
                 pace = Some(slower);
-                if let Some(number) = leader {
-                    lanes.asks_again(spec.name, number, slower);
+                if let Some(role) = leader {
+                    lanes.asks_again(role, slower);
                 }
             }
         }

@@ -41,9 +41,17 @@ impl Spec<'_> {
     /// Whether a ticket of this lock can be handed over between the tasks of this process. This is
     /// not possible if the lease is not renewed, or if the lock has limits or an owner text of its
     /// own. It is not possible for semaphores either, because the store counts their permits.
+    ///
+    /// With [`Fair::Strict`] this is about the requests that [gather](super::groups) while the store
+    /// is asked. A store that answers at once keeps no request waiting, and one without a line is
+    /// asked by each caller. Readers hold at the same time, so they need no hand-over.
     pub(crate) fn is_shareable(&self) -> bool {
-        let local = matches!(self.client.shared.defaults.fair, Fair::Local(_));
-        local && self.capacity == FULL && self.renew && !self.limited
+        let can = &self.client.shared.capability;
+        let fits = match self.client.shared.defaults.fair {
+            Fair::Local(_) => true,
+            Fair::Strict => self.is_exclusive() && can.queues && !can.answers_at_once,
+        };
+        fits && self.capacity == FULL && self.renew && !self.limited
     }
 
     /// Whether code under this lock can take it again. Semaphores cannot be re-entered: each

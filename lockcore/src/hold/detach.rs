@@ -197,7 +197,7 @@ impl Guard {
             .take();
         if let Some(Origin::Share(share)) = origin {
             // Since `claim_only_use`, no other task can get the ticket, so this was its last use.
-            share.leave();
+            drop(share.leave());
         }
         hold.tell_end(self.shared().clock.now());
         if !is_ours {

@@ -369,6 +369,7 @@ impl Guard {
         }
         let now = self.shared().clock.now();
         let lost_before = self.lost_at(now).is_some();
+        let mut leaving = None;
         let at_the_store = match self.end(now) {
             End::Nothing => false,
             End::Shrink => {
@@ -386,7 +387,10 @@ impl Guard {
                 false
             }
             End::GiveBack(Origin::Ticket { .. }) => true,
-            End::GiveBack(Origin::Share(share)) => share.leave(),
+            End::GiveBack(Origin::Share(share)) => {
+                leaving = share.leave();
+                leaving.is_some()
+            }
             End::GiveBack(Origin::Outer(outer, inner)) => {
                 drop(inner);
                 // Boxed, because otherwise this future would contain itself.
@@ -402,6 +406,7 @@ impl Guard {
                 outcome => outcome?,
             };
         }
+        drop(leaving);
         if !found && !lost_before {
             self.shared().missing(&self.held.0.lease);
         }

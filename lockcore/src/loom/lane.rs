@@ -5,7 +5,8 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use super::{
-    BOUND, TTL, Thread, client, in_every_order, name, poll_once, request, spawn, wait_for,
+    BOUND, TTL, Thread, client, client_with, in_every_order, name, poll_once, request, spawn,
+    wait_for,
 };
 use crate::acquire::Grant;
 use crate::acquire::handle::Client;
@@ -18,7 +19,7 @@ use crate::client::shared::{LeaseObserver, Shared};
 use crate::clock::Instant;
 use crate::error::{Error, ErrorKind, LostReason};
 use crate::hold::Guard;
-use crate::options::{OnLost, OnRevoke};
+use crate::options::{Fair, OnLost, OnRevoke};
 use crate::request::{FULL, Id};
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -41,7 +42,10 @@ struct Process {
 
 impl Process {
     fn new() -> Arc<Self> {
-        let shared = client();
+        Self::of(client())
+    }
+
+    fn of(shared: Arc<Shared>) -> Arc<Self> {
         Arc::new(Self {
             lanes: Lanes::new(&shared),
             shared,
@@ -320,6 +324,45 @@ fn a_ticket_offered_to_the_last_waiter_that_goes_is_released() {
     });
 }
 
+/// With [`Fair::Strict`], a group that gathers may ask in the end, whatever becomes of the group before
+/// it and of its own leader.
+#[test]
+fn a_group_that_gathers_asks_in_the_end() {
+    for answered in [true, false] {
+        in_every_order(move || {
+            let process = &Process::of(client_with(Fair::Strict));
+            let first = process.leader(WRITES);
+            let (second, joins) = (process.leader(WRITES), process.waiter(WRITES));
+            let gives_up = thread!(process, {
+                let _ = poll_once(
+                    process
+                        .lanes
+                        .gather_until(&second.role, Instant::FAR_FUTURE),
+                );
+                drop(second);
+            });
+            let third = thread!(process, {
+                let Some(Handover::Leader(leader)) = wait_for(joins) else {
+                    panic!("the ticket of another group");
+                };
+                wait_for(
+                    process
+                        .lanes
+                        .gather_until(&leader.role, Instant::FAR_FUTURE),
+                );
+                process.use_ticket(process.ask(leader, WRITES));
+            });
+            match answered {
+                true => process.use_ticket(process.ask(first, WRITES)),
+                false => drop(first),
+            }
+            gives_up.join().unwrap();
+            third.join().unwrap();
+            process.is_clean();
+        });
+    }
+}
+
 #[test]
 fn a_release_leaves_a_ticket_with_its_heir_or_to_the_caller() {
     model(|process| {
@@ -328,7 +371,7 @@ fn a_release_leaves_a_ticket_with_its_heir_or_to_the_caller() {
         let going = spawn(move || drop(goes));
         let coming = thread!(process, process.use_alone(process.take(WRITES).unwrap()));
         let lease = Arc::clone(holder.lease());
-        if holder.leave() {
+        if holder.leave().is_some() {
             process
                 .shared
                 .clean_up(crate::client::tracked::Cleanup::of(&lease));

@@ -115,6 +115,10 @@ fn name() -> Name {
 
 /// A client without a connection and without a keeper. The model does their work.
 fn client() -> Arc<Shared> {
+    client_with(Fair::Local(BOUND))
+}
+
+fn client_with(fair: Fair) -> Arc<Shared> {
     static RUNTIME: OnceLock<tokio::runtime::Runtime> = OnceLock::new();
     let runtime = RUNTIME.get_or_init(|| {
         tokio::runtime::Builder::new_current_thread()
@@ -130,7 +134,7 @@ fn client() -> Arc<Shared> {
         defaults: Defaults {
             ttl: Duration::from_secs(10),
             wait: Wait::Forever,
-            fair: Fair::Local(BOUND),
+            fair,
             through_outages: false,
         },
         ..Settings::of_tests()

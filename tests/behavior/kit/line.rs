@@ -171,11 +171,13 @@ async fn cancelled_and_cut_off_waiters_leave_the_order_of_the_others(_: Store) {
     tickets(&locks, "a", 0).await;
 }
 
-/// The fact counts the requests to the store.
+/// The fact counts the requests to the store. Each waiter has a ticket of its own, because the lock has
+/// an owner text.
 async fn a_hand_over_costs_as_many_requests_with_a_hundred_waiters_as_with_one(store: Store) {
     for waiters in [1, 10, 100] {
         let (locks, counts) = store.counted(Fair::Strict);
-        let lock = locks.mutex("a").ttl(Duration::from_secs(120)).wait(SOON);
+        let lock = locks.mutex("a").owner("each");
+        let lock = lock.ttl(Duration::from_secs(120)).wait(SOON);
         let guard = lock.acquire().await.unwrap();
         let mut tasks = tokio::task::JoinSet::new();
         for _ in 0..waiters {

@@ -24,7 +24,8 @@ fn client(store: &Store, url: String, fair: Fair) -> Locks {
     locks.wait(3 * SOON).build().unwrap()
 }
 
-/// The counts are exact, so this fact has its own server.
+/// The counts are exact, so this fact has its own server. Each waiter has a ticket of its own, because
+/// the lock has an owner text.
 async fn one_hand_over_costs_two_scripts_and_one_message_with_any_number_of_waiters(store: Store) {
     let server = tests::redis_server::RedisServer::start();
     for waiters in [1, 10, 100] {
@@ -34,7 +35,7 @@ async fn one_hand_over_costs_two_scripts_and_one_message_with_any_number_of_wait
         let guard = holding.mutex("a").acquire().await.unwrap();
         let mut tasks = tokio::task::JoinSet::new();
         for _ in 0..waiters {
-            let lock = waiting.mutex("a");
+            let lock = waiting.mutex("a").owner("each");
             tasks.spawn(async move { give_back(lock.acquire().await.unwrap()).await });
         }
         // If a client inspected the line, its scripts would be counted. So the harness reads the

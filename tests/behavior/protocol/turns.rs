@@ -38,7 +38,8 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// The client of a store that names the ticket ahead. Each of its requests has a ticket of its own.
+/// The client of a store that names the ticket ahead. A request that comes while no other one is being answered has a ticket of its
+/// own.
 fn named() -> (Locks, Player) {
     let (wire, store) = wire(
         Capability::new()
@@ -158,7 +159,9 @@ async fn a_ticket_lets_in_one_whose_answer_comes_after_its_end(_: Store) {
     let lock = locks.mutex("a");
     let (holder, id) = holds(&lock, &mut store).await;
     let (mut waiter, request, reply) = Waiter::asks(&lock, &mut store).await;
-    let (mut second, again, reply_to_second) = Waiter::asks(&lock, &mut store).await;
+    // This one does not gather behind the other, because it has a limit.
+    let limited = lock.max_hold(LEASE);
+    let (mut second, again, reply_to_second) = Waiter::asks(&limited, &mut store).await;
     let not_answered = ends(holder, true, &mut store).await;
 
     reply.send(Ok(behind(id, &request))).unwrap();
