@@ -341,7 +341,12 @@ impl Record {
     /// A store notes a read only if the last use that it has noted is older than this. So most
     /// reads write nothing.
     #[cfg_attr(
-        not(any(feature = "postgres", feature = "sqlite", feature = "zookeeper")),
+        not(any(
+            feature = "mysql",
+            feature = "postgres",
+            feature = "sqlite",
+            feature = "zookeeper"
+        )),
         allow(dead_code, reason = "other stores note each use")
     )]
     pub(crate) fn slack(&self) -> Duration {
@@ -350,7 +355,12 @@ impl Record {
 
     /// For how long a store keeps the record after the last use that it has noted.
     #[cfg_attr(
-        not(any(feature = "postgres", feature = "sqlite", feature = "zookeeper")),
+        not(any(
+            feature = "mysql",
+            feature = "postgres",
+            feature = "sqlite",
+            feature = "zookeeper"
+        )),
         allow(dead_code, reason = "other stores note each use")
     )]
     pub(crate) fn life(&self) -> Duration {
@@ -361,6 +371,7 @@ impl Record {
     #[cfg_attr(
         not(any(
             feature = "etcd",
+            feature = "mysql",
             feature = "postgres",
             feature = "sqlite",
             feature = "zookeeper"
@@ -403,6 +414,7 @@ impl Record {
     #[cfg_attr(
         not(any(
             feature = "etcd",
+            feature = "mysql",
             feature = "postgres",
             feature = "sqlite",
             feature = "zookeeper"
@@ -448,6 +460,7 @@ impl Record {
     #[cfg_attr(
         not(any(
             feature = "etcd",
+            feature = "mysql",
             feature = "postgres",
             feature = "sqlite",
             feature = "zookeeper"

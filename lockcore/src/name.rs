@@ -167,6 +167,7 @@ impl Name {
 #[cfg_attr(
     not(any(
         feature = "etcd",
+        feature = "mysql",
         feature = "postgres",
         feature = "redis",
         feature = "sqlite",

@@ -63,13 +63,13 @@ impl Id {
     }
 
     /// The id as a UUID of a database has it.
-    #[cfg(feature = "postgres")]
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
     pub(crate) fn to_bytes(self) -> [u8; 16] {
         self.0.to_be_bytes()
     }
 
     /// The id of these bytes: see [`to_bytes`](Self::to_bytes).
-    #[cfg(feature = "postgres")]
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
     pub(crate) fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(u128::from_be_bytes(bytes))
     }

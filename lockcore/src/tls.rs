@@ -3,6 +3,7 @@
 
 #[cfg(any(
     feature = "etcd-tls",
+    feature = "mysql-tls",
     feature = "postgres-tls",
     feature = "redis-tls",
     feature = "zookeeper-tls"
@@ -15,6 +16,7 @@ use crate::error::Error;
 
 #[cfg(any(
     feature = "etcd-tls",
+    feature = "mysql-tls",
     feature = "postgres-tls",
     feature = "redis-tls",
     feature = "zookeeper-tls"

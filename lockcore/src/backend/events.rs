@@ -113,7 +113,7 @@ impl EventSink {
     }
 
     /// A timer for the tasks of the connection.
-    #[cfg(any(feature = "postgres", feature = "redis"))]
+    #[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
     pub(crate) fn timer(&self) -> Timer {
         Arc::clone(&self.timer)
     }

@@ -46,6 +46,7 @@ mod events;
 mod fault;
 #[cfg(any(
     feature = "etcd",
+    feature = "mysql",
     feature = "postgres",
     feature = "redis",
     feature = "zookeeper"
@@ -66,9 +67,11 @@ mod query;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 mod shown;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod socket;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod table;
 #[cfg(feature = "zookeeper")]
 pub(crate) mod zookeeper;

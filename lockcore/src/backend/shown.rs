@@ -225,6 +225,7 @@ impl NameInUse {
     #[cfg_attr(
         not(any(
             feature = "etcd",
+            feature = "mysql",
             feature = "postgres",
             feature = "redis",
             feature = "sqlite",

@@ -69,6 +69,15 @@ impl Connector {
     }
 
     /// A connector with the same files, for another host.
+    #[cfg_attr(
+        not(any(
+            feature = "etcd-tls",
+            feature = "postgres-tls",
+            feature = "redis-tls",
+            feature = "zookeeper-tls"
+        )),
+        allow(dead_code, reason = "a URL of MySQL names one host")
+    )]
     pub(crate) fn for_host(&self, host: &str) -> Result<Self, Error> {
         Ok(Self {
             config: Arc::clone(&self.config),

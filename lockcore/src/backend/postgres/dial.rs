@@ -3,15 +3,12 @@
 
 use std::fmt;
 use std::future::poll_fn;
-use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
-use rustix::net::sockopt;
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::task::AbortHandle;
 use tokio_postgres::{AsyncMessage, NoTls, SimpleQueryMessage, SimpleQueryRow};
 
@@ -21,6 +18,7 @@ use super::config::{Server, Wakeups};
 use super::encrypted;
 use super::errors::{GUIDE, failed, not_connected};
 use crate::backend::events::Timer;
+use crate::backend::socket::{Stream, socket};
 use crate::backend::{BoxFuture, Fault, StoreError};
 
 /// An open connection. Its driver ends when this is dropped.
@@ -331,11 +329,6 @@ async fn try_to_cancel(server: &Server, line: &Line) {
     }
 }
 
-/// What the driver reads and writes. The encryption is ours, so the driver knows nothing of it.
-trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
-
 #[cfg_attr(
     not(feature = "postgres-tls"),
     allow(unused_variables, reason = "only TLS asks the server's settings")
@@ -353,24 +346,6 @@ async fn stream(
         return Ok(Box::new(encrypted::begin(&tls, socket).await?));
     }
     Ok(Box::new(socket))
-}
-
-async fn socket(host: &str, port: u16) -> io::Result<TcpStream> {
-    // In a URL an IPv6 address is in brackets.
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    let socket = TcpStream::connect((host, port)).await?;
-    // A request is one small write that must not wait for more data.
-    socket.set_nodelay(true)?;
-    // The peer may go without notice: a cable is pulled, or a NAT entry is dropped. The kernel then
-    // finds out within about ten seconds.
-    sockopt::set_socket_keepalive(&socket, true)?;
-    #[cfg(any(target_os = "linux", target_os = "android"))]
-    {
-        sockopt::set_tcp_keepidle(&socket, Duration::from_secs(5))?;
-        sockopt::set_tcp_keepintvl(&socket, Duration::from_secs(2))?;
-        sockopt::set_tcp_keepcnt(&socket, 3)?;
-    }
-    Ok(socket)
 }
 
 /// Makes the schema if it is missing, and replaces functions of an earlier version. Those of a later

@@ -12,9 +12,9 @@ use super::config::{Durability, LOOK, Server, Wakeups};
 use super::dial::{self, Line, Patience};
 use super::durable::{self, Flushes, Warnings};
 use super::events::Ears;
-use super::upkeep::Upkeep;
 use super::waits::Waits;
 use crate::backend::StoreError;
+use crate::backend::table::Upkeep;
 
 /// What the verbs need. Their futures share it.
 #[derive(Debug)]

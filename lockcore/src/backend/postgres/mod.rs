@@ -25,6 +25,7 @@ use futures_util::future::try_join;
 use tokio::runtime::Handle;
 use url::Url;
 
+use super::table::Upkeep;
 use super::{
     Adoption, Answer, Backend, Capability, Connection, Count, Counted, Departure, Enqueued,
     EventSink, Fault, Listing, Page, Released, Renewed, Resize, Resized, StoreError, TicketInfo,
@@ -39,7 +40,6 @@ use durable::{Flushes, Warnings};
 use errors::{POOLER, failed};
 use events::{Ears, GREETING, channel};
 use link::Link;
-use upkeep::Upkeep;
 use waits::Waits;
 
 /// Opens `postgres://…`.

@@ -322,7 +322,7 @@ fn tell<T>(reply: Reply<T>, outcome: Result<T, StoreError>) -> bool {
 async fn serve(file: &mut File<'_>, wakes: &mut Wakes, jobs: &mut Jobs) {
     let mut looked = tokio::time::Instant::now();
     while file.over.is_none() {
-        let look_at = wakes.look_at(looked);
+        let look_at = wakes.looks.look_at(looked);
         // The clock is compared here, because the timers of this thread stand still while jobs keep
         // coming: no job waits for anything, and the runtime looks at its timers only when it waits.
         if look_at.is_some_and(|at| at <= tokio::time::Instant::now()) {

@@ -53,7 +53,7 @@ pub(super) fn enqueue(
     let row = the_answer(file, wakes, &rows, now)?;
     let mut answer = table::enqueued(row, duration(ttl))?;
     match &mut answer {
-        Enqueued::Granted { .. } => wakes.settled(request.id),
+        Enqueued::Granted { .. } => wakes.looks.settled(request.id),
         Enqueued::Waiting { ahead, .. } => {
             *ahead = table::Row::id(row, "ahead")?;
             in_line(wakes, request.id, row, now + ttl)?;
@@ -87,7 +87,7 @@ fn renewed(wakes: &mut Wakes, id: Id, row: &Row, now: i64) -> Result<Renewed, St
     let answer = table::renewed(row)?;
     match answer {
         Renewed::Waiting { valid_for, .. } => in_line(wakes, id, row, now + millis(valid_for))?,
-        _ => wakes.settled(id),
+        _ => wakes.looks.settled(id),
     }
     Ok(answer)
 }
@@ -106,7 +106,7 @@ pub(super) fn release(
     for row in &rows {
         if tell_unless_answer(wakes, row, now)? {
             let id = id(row)?;
-            wakes.settled(id);
+            wakes.looks.settled(id);
             let answer = match column::<i64>(row, "ticket")? {
                 0 => Released::NotFound,
                 _ => Released::Released,
@@ -196,7 +196,7 @@ fn in_order<T: Copy>(
 /// Checks whether another process has granted a ticket of this process, or has made it the first in
 /// line. Tells the clients of these tickets. If a check fails, the next one repeats it.
 pub(super) fn look(file: &mut File, wakes: &mut Wakes) -> Result<(), StoreError> {
-    wakes.forget_ended(layout::now_millis());
+    wakes.looks.forget_ended(layout::now_millis());
     let version = file.data_version()?;
     if version == file.looked_at {
         return Ok(());
@@ -205,7 +205,7 @@ pub(super) fn look(file: &mut File, wakes: &mut Wakes) -> Result<(), StoreError>
     // Both are noted only after a success. Otherwise the next check would not see the change, or
     // checks of a file that stays locked would follow each other without a pause.
     file.looked_at = version;
-    wakes.changed();
+    wakes.looks.changed();
     Ok(())
 }
 
@@ -216,7 +216,7 @@ fn find_grants(file: &mut File, wakes: &mut Wakes) -> Result<(), StoreError> {
     let mut granted = Vec::new();
     for row in &rows {
         let id = id(row)?;
-        if !wakes.is_waiting(id) {
+        if !wakes.looks.is_waiting(id) {
             continue;
         }
         match column::<i64>(row, "holds")? {
@@ -322,7 +322,9 @@ fn tell_unless_answer(wakes: &mut Wakes, row: &Row, now: i64) -> Result<bool, St
 /// Notes that the ticket waits for its grant. If it is not renewed, it ends at `ends`.
 fn in_line(wakes: &mut Wakes, id: Id, row: &Row, ends: i64) -> Result<(), StoreError> {
     let foreign_ahead = column::<i64>(row, "foreign_ahead")? != 0;
-    wakes.waits(id, column(row, "name")?, ends, foreign_ahead);
+    wakes
+        .looks
+        .waits(id, column(row, "name")?, ends, foreign_ahead);
     Ok(())
 }
 

@@ -6,6 +6,10 @@
 
 mod counter;
 mod keys;
+#[cfg(any(feature = "mysql", feature = "sqlite"))]
+mod looks;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod upkeep;
 
 use std::time::Duration;
 
@@ -17,6 +21,10 @@ use crate::request::Id;
 
 pub(crate) use counter::{Step, step};
 pub(crate) use keys::{behind, key, keys_like};
+#[cfg(any(feature = "mysql", feature = "sqlite"))]
+pub(crate) use looks::Looks;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+pub(crate) use upkeep::Upkeep;
 
 /// A row of an answer. A column that is missing, or that has another type, is an error.
 pub(crate) trait Row {
@@ -147,7 +155,7 @@ pub(crate) fn page(keys: &[String], listing: &Listing) -> Page {
 }
 
 /// A time for a statement.
-#[cfg(feature = "postgres")] // SQLite takes milliseconds
+#[cfg(any(feature = "mysql", feature = "postgres"))] // SQLite takes milliseconds
 pub(crate) fn micros(time: Duration) -> i64 {
     i64::try_from(time.as_micros()).unwrap_or(i64::MAX)
 }

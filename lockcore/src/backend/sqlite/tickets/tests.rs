@@ -519,7 +519,7 @@ fn a_process_stops_checking_when_its_last_waiter_has_ended() {
     let mut process = Process::start(&folder, 1);
     let checks = |process: &Process| {
         let now = tokio::time::Instant::now();
-        process.wakes.look_at(now).is_some()
+        process.wakes.looks.look_at(now).is_some()
     };
     let with_ttl = |ttl| {
         Arc::new(Request {
