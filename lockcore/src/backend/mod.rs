@@ -54,6 +54,8 @@ mod fault;
 mod hosts;
 pub(crate) mod meant;
 pub(crate) mod memory;
+#[cfg(feature = "mysql")]
+pub(crate) mod mysql;
 pub(crate) mod open;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;

@@ -60,6 +60,24 @@ const SCHEMES: &[Scheme] = &[
         open: None,
     },
     Scheme {
+        name: "mysql",
+        feature: "mysql",
+        tls: false,
+        #[cfg(feature = "mysql")]
+        open: Some(super::mysql::open),
+        #[cfg(not(feature = "mysql"))]
+        open: None,
+    },
+    Scheme {
+        name: "mysql+tls",
+        feature: "mysql-tls",
+        tls: true,
+        #[cfg(feature = "mysql-tls")]
+        open: Some(super::mysql::open_encrypted),
+        #[cfg(not(feature = "mysql-tls"))]
+        open: None,
+    },
+    Scheme {
         name: "postgres",
         feature: "postgres",
         tls: false,
@@ -192,9 +210,6 @@ const OTHER_NAMES: [(&str, &str); 10] = [
     ("zk", "zookeeper"),
 ];
 
-/// Servers that keep no locks, but can check fencing tokens.
-const ONLY_FENCES: [&str; 2] = ["mariadb", "mysql"];
-
 /// The store that a URL names, so that you can wrap it in a store of your own: see
 /// [`Locks::with_backend`](crate::Locks::with_backend). No connection is opened yet.
 ///
@@ -268,10 +283,6 @@ fn unknown(scheme: &str, is_certain: bool) -> Error {
     let hint = match meant {
         Some(meant) => format!(", did you mean \"{meant}\"?"),
         None if !is_certain => return no_scheme(),
-        None if ONLY_FENCES.contains(&scheme) => {
-            ": such a server keeps no locks, but can check fencing tokens (see lockcore::fencing);"
-                .into()
-        }
         None => ";".into(),
     };
     let known = what_this_build_knows();
@@ -373,13 +384,22 @@ fn several_hosts(url: &str) -> Cow<'_, str> {
     }
 }
 
-/// The parts of a URL. Valkey is the same as Redis to us, so its schemes become those of Redis.
-/// Other libraries write `postgresql` or `postgres` as they like.
+/// The parts of a URL. Valkey is the same as Redis to us, and MariaDB the same as MySQL, so their
+/// schemes become those. Other libraries write `postgresql` or `postgres` as they like.
 fn parsed(url: &str) -> Result<Url, ParseError> {
     let mut url = Url::parse(&several_hosts(url))?;
     let scheme = match url.scheme() {
         "unix" => SOCKET.to_owned(),
-        other => (other.replacen("valkey", "redis", 1)).replacen("postgresql", "postgres", 1),
+        other => {
+            let same = [
+                ("valkey", "redis"),
+                ("mariadb", "mysql"),
+                ("postgresql", "postgres"),
+            ];
+            (same.iter()).fold(other.to_owned(), |scheme, (other, ours)| {
+                scheme.replacen(other, ours, 1)
+            })
+        }
     };
     if SCHEMES.iter().any(|known| known.name == scheme) {
         // This fails only between schemes of the web and others.
@@ -451,16 +471,18 @@ mod tests {
         }
     }
 
+    /// Two servers with one protocol. So clients with either URL exclude each other.
     #[test]
-    fn a_database_that_keeps_no_locks_is_told_what_it_can_do() {
-        for url in ["mariadb://u:hunter2@h/db", "mysql://h"] {
-            let message = message(url);
-            assert!(
-                message.contains("such a server keeps no locks, but can check fencing tokens")
-                    && message.contains("this build knows memory")
-                    && !message.contains("hunter2"),
-                "{message}"
-            );
+    fn mariadb_is_another_name_for_mysql() {
+        for (written, place_of) in [
+            ("mariadb://ann:hunter2@h:1/shop", "mysql://h:1/shop"),
+            ("mariadb+tls://ann@h/shop", "mysql+tls://h/shop"),
+        ] {
+            assert_eq!(place(written), place_of);
+            if let Err(error) = open(written) {
+                let error = error.to_string();
+                assert!(error.contains("is not in this build"), "{error}");
+            }
         }
     }
 

@@ -1,0 +1,258 @@
+//! Opens a connection to the server: a socket, the login, the session that the verbs need, and the
+//! tables and procedures if they are missing.
+
+use std::collections::HashMap;
+
+use super::calls::{Call, PROCEDURES, only, statements};
+use super::config::Server;
+#[cfg(feature = "mysql-tls")]
+use super::encrypted;
+use super::errors::{GUIDE, failed, not_connected};
+use super::link::Store;
+use super::wire::{Failure, Wire, greeted};
+use crate::backend::socket::socket;
+use crate::backend::table::Row as _;
+use crate::backend::{Fault, StoreError};
+
+/// The session of a connection. No verb needs it, so it may be lost at a proxy. It keeps the server
+/// from ending a connection that is not used for a while, and a call in the middle. A client waits
+/// for an answer about as long as a call waits for a name. Only MariaDB reads what stands between
+/// `/*M!` and `*/`.
+const SESSION: &str = "SET SESSION autocommit = 1, wait_timeout = 2147483, \
+    innodb_lock_wait_timeout = 5 /*M!, max_statement_time = 0 */";
+
+/// The settings that count. Every user may read them.
+const SETTINGS: &str = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'read_only', \
+    'innodb_read_only', 'wsrep_on', 'wsrep_provider', 'group_replication_single_primary_mode', \
+    'max_allowed_packet', 'binlog_format', 'log_bin', 'innodb_flush_log_at_trx_commit')";
+
+/// The settings of a server, with small letters.
+pub(super) type Settings = HashMap<String, String>;
+
+/// Opens a connection and logs in.
+pub(super) async fn dial(server: &Server) -> Result<Wire, StoreError> {
+    let refused = |failure| not_connected(server, failure);
+    let mut wire = log_in(server).await.map_err(refused)?;
+    wire.ask(SESSION.as_bytes()).await.map_err(refused)?;
+    Ok(wire)
+}
+
+async fn log_in(server: &Server) -> Result<Wire, Failure> {
+    let mut socket = socket(&server.host, server.port).await?;
+    let greeting = greeted(&mut socket).await?;
+    #[cfg(feature = "mysql-tls")]
+    if let Some(tls) = &server.tls {
+        let stream = encrypted::begin(tls, socket, &greeting).await?;
+        let login = Wire::log_in(Box::new(stream), greeting, &server.login, true);
+        // The server may refuse the certificate of the client only now.
+        return login
+            .await
+            .map_err(|failure| encrypted::ended(tls, failure));
+    }
+    Wire::log_in(Box::new(socket), greeting, &server.login, false).await
+}
+
+pub(super) async fn settings(wire: &mut Wire) -> Result<Settings, StoreError> {
+    let rows = wire.ask(SETTINGS.as_bytes()).await.map_err(failed)?;
+    let row = |row: super::wire::Row| {
+        let mut values = row.values.into_iter().flatten();
+        let mut next = || Some(String::from_utf8_lossy(&values.next()?).to_lowercase());
+        Some((next()?, next()?))
+    };
+    Ok(rows.into_iter().filter_map(row).collect())
+}
+
+/// Fails if the server cannot keep locks.
+pub(super) fn check_server(place: &str, settings: &Settings) -> Result<(), StoreError> {
+    let is = |name: &str, value: &str| settings.get(name).is_some_and(|found| found == value);
+    let because = |fault, text: &str| {
+        Err(StoreError::new(
+            fault,
+            format!("cannot use {place}: {text}"),
+        ))
+    };
+    if settings
+        .get("version")
+        .is_some_and(|version| is_too_old(version))
+    {
+        return because(
+            Fault::Config,
+            "this server is too old; update it to MariaDB 10.6, or to MySQL 8.0, or later",
+        );
+    }
+    if is("read_only", "on") || is("innodb_read_only", "on") {
+        // Not a mistake: after a failover, the address may lead to the other server, or this one
+        // may be promoted.
+        let text = "it is read-only, and takes no locks; name the server that it follows";
+        return because(Fault::Retry, text);
+    }
+    // A row that is locked at one of these servers is not locked at the others.
+    if is("wsrep_on", "on") && !is("wsrep_provider", "none") {
+        let text = "it is a part of a Galera cluster, whose servers take writes at the same time \
+            and do not see each other's locks; use a server that is a primary with replicas";
+        return because(Fault::Config, &format!("{text}{GUIDE}"));
+    }
+    if is("group_replication_single_primary_mode", "off") {
+        let text = "it is a part of a group whose servers all take writes, and do not see each \
+            other's locks; set group_replication_single_primary_mode on";
+        return because(Fault::Config, &format!("{text}{GUIDE}"));
+    }
+    // In READ COMMITTED the server refuses to write a log of statements.
+    if is("log_bin", "on") && is("binlog_format", "statement") {
+        let text = "its binlog_format is STATEMENT; set it to ROW or MIXED";
+        return because(Fault::Config, &format!("{text}{GUIDE}"));
+    }
+    let packet = settings.get("max_allowed_packet");
+    if packet
+        .and_then(|size| size.parse().ok())
+        .is_some_and(|size: u64| size < 1 << 20)
+    {
+        let text = "its max_allowed_packet is too small; set it to at least 1M";
+        return because(Fault::Config, &format!("{text}{GUIDE}"));
+    }
+    Ok(())
+}
+
+/// Warnings for an operator, from a connection of its own.
+pub(super) async fn check(store: &Store) -> Result<Vec<String>, StoreError> {
+    let settings = settings(&mut dial(&store.server).await?).await?;
+    let flush = settings.get("innodb_flush_log_at_trx_commit");
+    let mut warnings = Vec::new();
+    if flush.is_some_and(|flush| flush != "1") {
+        warnings.push(
+            "requests count before they are on the disk of MySQL (innodb_flush_log_at_trx_commit \
+             is not 1): after a crash of the machine, a lock that was granted in its last second \
+             may be granted to others. Set it to 1"
+                .to_owned(),
+        );
+    }
+    Ok(warnings)
+}
+
+/// A version such as `8.0.36`, `10.11.6-MariaDB` or `5.5.5-10.11.6-MariaDB`.
+fn is_too_old(version: &str) -> bool {
+    let numbers = version.strip_prefix("5.5.5-").unwrap_or(version);
+    let mut numbers = numbers
+        .split(['.', '-'])
+        .map_while(|part| part.parse::<u32>().ok());
+    let found = [(); 2].map(|()| numbers.next().unwrap_or_default());
+    found
+        < if version.contains("mariadb") {
+            [10, 6]
+        } else {
+            [8, 0]
+        }
+}
+
+/// Makes the tables and procedures if they are missing, and replaces procedures of an earlier
+/// version. Those of a later version serve this client too, and stay.
+///
+/// The server commits each statement of this by itself. The procedure with the version is dropped
+/// first and made last. So if the future is dropped in the middle, or the server crashes, the next
+/// client begins again. A call of another client that finds a procedure missing in between fails,
+/// and its client connects again.
+pub(super) async fn find_schema(wire: &mut Wire) -> Result<(), StoreError> {
+    if is_there(wire).await? {
+        return Ok(());
+    }
+    // Two clients may do this at once.
+    let lock = "SELECT GET_LOCK(CONCAT('lockcore1 of ', DATABASE()), 10)";
+    wire.ask(lock.as_bytes()).await.map_err(failed)?;
+    let made = make(wire).await;
+    let unlocked = wire.ask(b"DO RELEASE_ALL_LOCKS()").await;
+    made.and(unlocked.map(drop).map_err(failed))
+}
+
+async fn make(wire: &mut Wire) -> Result<(), StoreError> {
+    if is_there(wire).await? {
+        return Ok(());
+    }
+    let dropped = "DROP PROCEDURE IF EXISTS lockcore1_version".to_owned();
+    for statement in std::iter::once(dropped).chain(statements()) {
+        match wire.ask(statement.as_bytes()).await {
+            Ok(_) => {}
+            Err(Failure::Refused {
+                code: 1044 | 1142 | 1227 | 1370,
+                text,
+            }) => {
+                return Err(no_schema(&format!(
+                    "the tables and procedures of lockcore are missing or of an earlier version, \
+                     and this user may not make them ({text}): let a user with the rights CREATE, \
+                     CREATE ROUTINE and ALTER ROUTINE run the file lockcore1.sql in this database"
+                )));
+            }
+            Err(failure) => return Err(failed(failure)),
+        }
+    }
+    Ok(())
+}
+
+async fn is_there(wire: &mut Wire) -> Result<bool, StoreError> {
+    match wire.ask(&Call::of("version").text()).await {
+        Ok(rows) => {
+            let version = only(rows)?.int("version")?;
+            Ok(version.is_some_and(|version| version >= PROCEDURES))
+        }
+        Err(Failure::Refused { code: 1305, .. }) => Ok(false),
+        Err(Failure::Refused { code: 1370, text }) => Err(no_schema(&format!(
+            "this user may not call the procedures of lockcore ({text}): GRANT EXECUTE ON the \
+             database of the URL"
+        ))),
+        Err(failure) => Err(failed(failure)),
+    }
+}
+
+fn no_schema(why: &str) -> StoreError {
+    StoreError::new(Fault::Config, format!("MySQL: {why}{GUIDE}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_old_server_is_told_by_its_version() {
+        for (version, is_old) in [
+            ("10.6.1-mariadb", false),
+            ("5.5.5-10.11.6-mariadb-0+deb12u1", false),
+            ("10.5.9-mariadb-log", true),
+            ("11.4.2-mariadb", false),
+            ("8.0.36", false),
+            ("9.1.0", false),
+            ("5.7.44-log", true),
+        ] {
+            assert_eq!(is_too_old(version), is_old, "{version}");
+        }
+    }
+
+    #[test]
+    fn a_setting_that_would_lose_locks_is_refused_with_what_to_do() {
+        let check = |settings: &[(&str, &str)]| {
+            let settings = settings
+                .iter()
+                .map(|(name, value)| ((*name).into(), (*value).into()));
+            check_server("h:1", &settings.collect())
+        };
+        assert!(check(&[("wsrep_on", "on"), ("wsrep_provider", "none")]).is_ok());
+        assert!(check(&[("log_bin", "off"), ("binlog_format", "statement")]).is_ok());
+        for (settings, todo) in [
+            (&[("version", "5.7.1")][..], "update it"),
+            (&[("wsrep_on", "on")], "use a server that is a primary"),
+            (
+                &[("log_bin", "on"), ("binlog_format", "statement")],
+                "set it to ROW",
+            ),
+            (&[("max_allowed_packet", "1024")], "at least 1M"),
+            (
+                &[("group_replication_single_primary_mode", "off")],
+                "mode on",
+            ),
+        ] {
+            let error = check(settings).expect_err(todo);
+            assert_eq!(error.fault(), Fault::Config);
+            assert!(error.to_string().contains(todo), "{error}");
+        }
+        let replica = check(&[("read_only", "on")]).expect_err("a replica");
+        assert_eq!(replica.fault(), Fault::Retry);
+    }
+}

@@ -1,0 +1,334 @@
+//! The connections of a client to the server, and what the answers tell of other tickets.
+//!
+//! The server carries out the calls of a connection one by one, and each waits for the disk. So a
+//! link opens more connections while calls wait, up to [`MOST`], and closes them again when they are
+//! idle. All take the next call from one queue.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::task::AbortHandle;
+
+use super::calls::Call;
+use super::config::Server;
+use super::dial::dial;
+use super::errors::failed;
+use super::looks::Spot;
+use super::wire::{Failure, Row, Wire};
+use crate::backend::events::Timer;
+use crate::backend::table::{Looks, Upkeep};
+use crate::backend::{EventSink, StoreError, Wake};
+use crate::request::Id;
+
+/// So many connections at most. A server allows 151 by default, to all its clients.
+const MOST: usize = 4;
+
+/// A connection that opened later than the first is closed after this time without a call.
+const IDLE: Duration = Duration::from_secs(5);
+
+/// The longest pause between two looks.
+const LATEST_LOOK: Duration = Duration::from_millis(100);
+
+/// What the links of a client share.
+#[derive(Debug)]
+pub(super) struct Store {
+    pub(super) server: Arc<Server>,
+    links: Mutex<HashMap<u64, Weak<Inner>>>,
+}
+
+/// A call on its way to a connection.
+struct Job {
+    text: Vec<u8>,
+    /// The answer is about these tickets, so no wake-up tells of them.
+    answered: Vec<Id>,
+    reply: oneshot::Sender<Result<Vec<Row>, StoreError>>,
+}
+
+/// The connections of one runtime. They end with the last copy of this value.
+pub(super) struct Link {
+    pub(super) inner: Arc<Inner>,
+    tasks: Vec<AbortHandle>,
+}
+
+pub(super) struct Inner {
+    store: Arc<Store>,
+    pub(super) receiver: u64,
+    /// `None` when the connections have ended.
+    events: Mutex<Option<Arc<EventSink>>>,
+    pub(super) timer: Timer,
+    queue: mpsc::UnboundedSender<Job>,
+    jobs: tokio::sync::Mutex<mpsc::UnboundedReceiver<Job>>,
+    /// How many connections there are, or are being opened.
+    open: AtomicUsize,
+    more: Mutex<Vec<AbortHandle>>,
+    runtime: Handle,
+    pub(super) looks: Mutex<Looks<Spot>>,
+    /// A ticket begins to wait.
+    pub(super) waits: Notify,
+    pub(super) upkeep: Upkeep,
+}
+
+impl Store {
+    pub(super) fn new(server: Server) -> Self {
+        Self {
+            server: Arc::new(server),
+            links: Mutex::default(),
+        }
+    }
+
+    fn links(&self) -> MutexGuard<'_, HashMap<u64, Weak<Inner>>> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn link(&self, receiver: u64) -> Option<Arc<Inner>> {
+        self.links().get(&receiver)?.upgrade()
+    }
+
+    /// The link on which this ticket was enqueued, if it waits.
+    fn link_of(&self, id: Id) -> Option<Arc<Inner>> {
+        let links: Vec<_> = self.links().values().filter_map(Weak::upgrade).collect();
+        links.into_iter().find(|link| link.looks().is_waiting(id))
+    }
+
+    /// Notes the new end of a ticket that waits. A renewal may come on another link than the
+    /// enqueue, whose tasks look for it.
+    pub(super) fn waits(&self, renewed_on: &Arc<Inner>, id: Id, spot: Spot, ttl: Duration) {
+        match self.link_of(id) {
+            Some(link) => link.waits(id, spot, ttl),
+            None => renewed_on.waits(id, spot, ttl),
+        }
+    }
+
+    /// Forgets that a ticket waits.
+    pub(super) fn settled(&self, id: Id) {
+        if let Some(link) = self.link_of(id) {
+            link.looks().settled(id);
+        }
+    }
+
+    /// Tells the clients of tickets that were granted by a call: `<receiver>:<id>:<ticket>,…`.
+    /// Clients of other processes look.
+    fn tell(&self, told: &str, answered: &[Id]) {
+        for grant in told.split(',') {
+            let mut parts = grant.split(':');
+            let (Some(receiver), Some(id), Some(ticket)) =
+                (parts.next(), parts.next(), parts.next())
+            else {
+                continue;
+            };
+            let receiver = receiver.parse().ok().map(i64::cast_unsigned);
+            let link = receiver.and_then(|receiver| self.link(receiver));
+            if let (Some(link), Some(id), Ok(ticket)) = (link, Id::parse(id), ticket.parse())
+                && !answered.contains(&id)
+            {
+                link.granted(Wake::new(id, ticket));
+            }
+        }
+    }
+}
+
+impl Link {
+    /// Begins to work on this connection.
+    pub(super) fn begin(store: &Arc<Store>, wire: Wire, events: EventSink) -> Self {
+        let (queue, jobs) = mpsc::unbounded_channel();
+        let inner = Arc::new(Inner {
+            store: Arc::clone(store),
+            receiver: events.receiver(),
+            timer: events.timer(),
+            events: Mutex::new(Some(Arc::new(events))),
+            queue,
+            jobs: tokio::sync::Mutex::new(jobs),
+            open: AtomicUsize::new(1),
+            more: Mutex::default(),
+            runtime: Handle::current(),
+            looks: Mutex::new(Looks::new(LATEST_LOOK)),
+            waits: Notify::new(),
+            upkeep: Upkeep::default(),
+        });
+        store.links().insert(inner.receiver, Arc::downgrade(&inner));
+        let work = tokio::spawn(work(Arc::clone(&inner), wire, true));
+        let look = tokio::spawn(super::looks::look(Arc::clone(&inner)));
+        let sweep = tokio::spawn(super::looks::sweep(Arc::clone(&inner)));
+        let tasks = [work, look, sweep].map(|task| task.abort_handle()).into();
+        Self { inner, tasks }
+    }
+}
+
+/// The tasks share `Inner`, so it would not be dropped by itself.
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(AbortHandle::abort);
+        self.inner.end();
+        let mut links = self.inner.store.links();
+        // The next link of this receiver may be there already.
+        let ours = Arc::downgrade(&self.inner);
+        if links
+            .get(&self.inner.receiver)
+            .is_some_and(|link| link.ptr_eq(&ours))
+        {
+            links.remove(&self.inner.receiver);
+        }
+    }
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Link({:?})", self.inner.store.server)
+    }
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Inner({:?})", self.store.server)
+    }
+}
+
+impl Inner {
+    pub(super) fn store(&self) -> &Store {
+        &self.store
+    }
+
+    pub(super) fn looks(&self) -> MutexGuard<'_, Looks<Spot>> {
+        self.looks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a call, as one transaction. Returns all rows when it is committed.
+    ///
+    /// If the future is dropped before a connection has taken the call, it is not made. After that
+    /// it is carried out, and its wake-ups are sent.
+    pub(super) async fn ask(&self, call: Call, answered: Vec<Id>) -> Result<Vec<Row>, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        let job = Job {
+            text: call.text(),
+            answered,
+            reply,
+        };
+        let ended = || StoreError::broken("MySQL: the connection has ended");
+        self.queue.send(job).map_err(|_| ended())?;
+        answer.await.map_err(|_| ended())?
+    }
+
+    /// Notes that a ticket of this link waits.
+    pub(super) fn waits(&self, id: Id, spot: Spot, ttl: Duration) {
+        let millis = i64::try_from(ttl.as_millis()).unwrap_or(i64::MAX);
+        let ends = super::looks::now_millis().saturating_add(millis);
+        self.looks().waits(id, spot, ends, true);
+        self.waits.notify_one();
+    }
+
+    pub(super) fn granted(&self, wake: Wake) {
+        self.looks().settled(wake.id);
+        if let Some(events) = self.events() {
+            events.granted(wake);
+        }
+    }
+
+    /// The client of this ticket is to renew it.
+    pub(super) fn recheck(&self, id: Id) {
+        if let Some(events) = self.events() {
+            events.recheck(id, Duration::ZERO);
+        }
+    }
+
+    fn events(&self) -> Option<Arc<EventSink>> {
+        let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        events.clone()
+    }
+
+    /// Ends all connections. The core learns of it, because the events are dropped.
+    fn end(&self) {
+        let events = (self.events.lock().unwrap_or_else(PoisonError::into_inner)).take();
+        drop(events);
+        let more = std::mem::take(&mut *self.more.lock().unwrap_or_else(PoisonError::into_inner));
+        more.iter().for_each(AbortHandle::abort);
+    }
+
+    /// Opens another connection, if there may be more.
+    fn grow(self: &Arc<Self>) {
+        let grown = self
+            .open
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |open| {
+                (open < MOST).then_some(open + 1)
+            });
+        if grown.is_err() {
+            return;
+        }
+        let inner = Arc::clone(self);
+        let task = self.runtime.spawn(async move {
+            match dial(&inner.store.server).await {
+                Ok(wire) => work(Arc::clone(&inner), wire, false).await,
+                // The server may have no room for more. The first connection works on.
+                Err(_) => (inner.timer)(IDLE).await,
+            }
+            inner.open.fetch_sub(1, Ordering::Relaxed);
+        });
+        let mut more = self.more.lock().unwrap_or_else(PoisonError::into_inner);
+        more.retain(|task| !task.is_finished());
+        more.push(task.abort_handle());
+    }
+}
+
+/// Takes calls from the queue and makes them on this connection, until the connection ends. When the
+/// first connection ends, or one in the middle of a call, the link ends.
+async fn work(inner: Arc<Inner>, mut wire: Wire, is_first: bool) {
+    loop {
+        let idle = async {
+            match is_first {
+                true => std::future::pending().await,
+                false => (inner.timer)(IDLE).await,
+            }
+        };
+        let job = tokio::select! {
+            biased;
+            job = next(&inner) => job,
+            () = wire.ended() => None,
+            () = idle => return,
+        };
+        let Some(job) = job else { break };
+        // The caller has gone, and nothing was sent.
+        if job.reply.is_closed() {
+            continue;
+        }
+        let answer = wire.ask(&job.text).await;
+        if let Ok(rows) = &answer {
+            for row in rows {
+                // A call that grants nothing to others has no such column.
+                if let Ok(Some(told)) = row.get("told") {
+                    inner
+                        .store
+                        .tell(&String::from_utf8_lossy(told), &job.answered);
+                }
+            }
+        }
+        let is_refused = matches!(answer, Err(Failure::Refused { .. }));
+        let answer = answer.map_err(failed);
+        let ends = matches!(&answer, Err(error) if error.is_broken());
+        // A call that was ended by somebody does not roll back by itself. The next one on this
+        // connection would commit what it has left.
+        let rolled_back = !is_refused || ends || wire.ask(b"ROLLBACK").await.is_ok();
+        // A caller that has gone needs no answer.
+        let _ = job.reply.send(answer);
+        if ends || !rolled_back {
+            inner.end();
+            return;
+        }
+    }
+    if is_first {
+        inner.end();
+    }
+}
+
+/// The next call. If others wait behind it, another connection helps.
+async fn next(inner: &Arc<Inner>) -> Option<Job> {
+    let mut jobs = inner.jobs.lock().await;
+    let job = jobs.recv().await;
+    if !jobs.is_empty() {
+        inner.grow();
+    }
+    job
+}

@@ -1,0 +1,165 @@
+//! MySQL and MariaDB: see [`guide::mysql`](crate::guide::mysql) for what it promises and needs.
+//!
+//! The verbs are procedures of the file `schema/lockcore1.sql`: one call each, and so one
+//! transaction. They lock the row of their name before they read anything else.
+//!
+//! - **Durability.** A commit lets go of the row before it waits for the disk, unless the server
+//!   writes a binary log. So others may see a verb before the disk has it. But each verb is answered
+//!   only when the disk has it and everything that was committed before
+//!   (`innodb_flush_log_at_trx_commit = 1`), because the log is written in order. So a crash leaves
+//!   a prefix that has every ticket that a client believes in. What can be missing are requests
+//!   without an answer, and a grant that a look has seen, together with the release that made it.
+//!   Then the released ticket is back, in front of the one that believes that it holds, and nobody
+//!   renews it. The one behind goes on: its renewals answer that it waits, and such an answer keeps
+//!   the lease of a holder. Nobody passes it, because nobody passes the one in front.
+//! - **Isolation.** Each verb sets READ COMMITTED for its own transaction, so no setting of the
+//!   server or of a proxy matters. In REPEATABLE READ the snapshot would be taken by the first plain
+//!   read, which stands behind the lock of the name, so it would be as new. But the lock of a row
+//!   that is missing would also lock the gap, and two clients that make a name would be a deadlock.
+//! - **Deadlocks.** A verb locks rows of one name only behind the row of this name, and names in
+//!   ascending order. So there is no circle. If the server finds one all the same, the verb is
+//!   rolled back, and the core asks again.
+//! - **Waiting.** A call waits for a name for five seconds at most, and then fails. A client whose
+//!   caller has given up leaves a mark for a call that comes later: the mark lives for a minute.
+//! - **A connection that is cut in the middle of a call** takes nothing back: the server goes on
+//!   until it answers. A call is one transaction, so it is carried out or not. The core asks again
+//!   with the same id.
+
+mod calls;
+mod config;
+mod counters;
+mod dial;
+#[cfg(feature = "mysql-tls")]
+mod encrypted;
+mod errors;
+mod link;
+mod login;
+mod looks;
+mod tickets;
+mod wire;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use url::Url;
+
+use super::{
+    Adoption, Answer, Backend, Capability, Connection, Count, Counted, Departure, Enqueued,
+    EventSink, Listing, Page, Released, Renewed, Resize, Resized, StoreError, TicketInfo,
+};
+use crate::error::Error;
+use crate::name::Name;
+use crate::request::{Id, Request};
+use crate::tls::Tls;
+use config::Server;
+use link::{Link, Store};
+
+/// Opens `mysql://…`.
+pub(crate) fn open(url: &Url, _: &Tls) -> Result<Arc<dyn Backend>, Error> {
+    Ok(of(Server::plain(url)?))
+}
+
+/// Opens `mysql+tls://…`.
+#[cfg(feature = "mysql-tls")]
+pub(crate) fn open_encrypted(url: &Url, tls: &Tls) -> Result<Arc<dyn Backend>, Error> {
+    Ok(of(Server::encrypted(url, tls)?))
+}
+
+fn of(server: Server) -> Arc<dyn Backend> {
+    Arc::new(Mysql(Arc::new(Store::new(server))))
+}
+
+/// A MySQL or MariaDB server.
+#[derive(Debug)]
+struct Mysql(Arc<Store>);
+
+/// The connections of one runtime of a client.
+#[derive(Debug)]
+struct MysqlConnection(Link);
+
+impl Backend for Mysql {
+    fn capability(&self) -> Capability {
+        Capability::new()
+            // Four connections carry out one call each, and each waits for the disk. Renewals wait
+            // behind the calls.
+            .in_flight(64)
+            .asks_back(true)
+            .lists(true)
+            .adopts(true)
+            .resizes(true)
+            .counters(true)
+    }
+
+    fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
+        let store = Arc::clone(&self.0);
+        Box::pin(async move {
+            let link = connected(&store, events).await?;
+            Ok(Arc::new(MysqlConnection(link)) as Arc<dyn Connection>)
+        })
+    }
+}
+
+/// Connects, and makes the tables and procedures if they are missing.
+///
+/// If the future is dropped, all that it has opened is dropped with it.
+async fn connected(store: &Arc<Store>, events: EventSink) -> Result<Link, StoreError> {
+    let server = &store.server;
+    let mut wire = dial::dial(server).await?;
+    let settings = dial::settings(&mut wire).await?;
+    dial::check_server(&server.place(), &settings)?;
+    dial::find_schema(&mut wire).await?;
+    Ok(Link::begin(store, wire, events))
+}
+
+impl MysqlConnection {
+    fn link(&self) -> Arc<link::Inner> {
+        Arc::clone(&self.0.inner)
+    }
+}
+
+impl Connection for MysqlConnection {
+    fn enqueue(&self, request: Arc<Request>, _: Duration) -> Answer<Enqueued> {
+        Box::pin(tickets::enqueue(self.link(), request))
+    }
+
+    fn renew(&self, tickets: Vec<Arc<Request>>, _: Duration) -> Answer<Vec<Renewed>> {
+        Box::pin(tickets::renew(self.link(), tickets))
+    }
+
+    fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>> {
+        Box::pin(tickets::release(self.link(), tickets))
+    }
+
+    fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>> {
+        Box::pin(tickets::inspect(self.link(), name))
+    }
+
+    fn list(&self, listing: Listing) -> Answer<Page> {
+        Box::pin(tickets::list(self.link(), listing))
+    }
+
+    fn ask_back(&self, name: Name, id: Id, ask: Arc<str>) -> Answer<bool> {
+        Box::pin(tickets::ask_back(self.link(), name, id, ask))
+    }
+
+    fn adopt(&self, adoption: Arc<Adoption>) -> Answer<Enqueued> {
+        Box::pin(tickets::adopt(self.link(), adoption))
+    }
+
+    fn resize(&self, resize: Arc<Resize>) -> Answer<Resized> {
+        Box::pin(tickets::resize(self.link(), resize))
+    }
+
+    fn forget(&self, name: Name) -> Answer<()> {
+        Box::pin(tickets::forget(self.link(), name))
+    }
+
+    fn count(&self, count: Arc<Count>) -> Answer<Counted> {
+        Box::pin(counters::count(self.link(), count))
+    }
+
+    fn check(&self) -> Answer<Vec<String>> {
+        let link = self.link();
+        Box::pin(async move { dial::check(link.store()).await })
+    }
+}

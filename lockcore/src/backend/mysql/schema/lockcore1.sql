@@ -1,0 +1,574 @@
+-- The tables and procedures of lockcore for MariaDB 10.6 and MySQL 8.0, and later versions. A client that finds them missing, or
+-- finds procedures of an earlier version, runs this file, if it has the right. Otherwise a person runs it, in the database of
+-- the URL: mariadb DATABASE < lockcore1.sql
+--
+-- The tables, and the names, the parameters and the answers of the procedures in the second list below are wire format: a
+-- change makes other tables, with another number. Clients of several versions use them at the same time, with the procedures of
+-- the latest one. So a later version of this file may change what is inside of procedures, and add procedures. A procedure that
+-- gets another meaning gets another name.
+--
+-- Only the procedures in the second list are called by clients. A client needs EXECUTE on these, and no right on a table.
+--
+-- Times are in microseconds of UTC. They are of the wall clock of the server, and are read when the name is locked.
+DELIMITER //
+
+SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION' //
+
+-- One row for each name that was used lately, or that has a stored capacity. Every verb locks this row first. The row stays for
+-- a day after `last`, because `last` keeps the numbers rising.
+CREATE TABLE IF NOT EXISTS lockcore1_names (
+    name       VARBINARY(700) NOT NULL PRIMARY KEY, -- namespace:layout version:{name}
+    last       BIGINT NOT NULL DEFAULT 0,           -- no ticket that has gone had a greater number
+    first      BIGINT NOT NULL DEFAULT 0,           -- no ticket that is there has a smaller number: walks begin here
+    capacity   INT,                                 -- the stored capacity
+    change_id  BINARY(16),                          -- the id of its last change
+    changed    BIGINT NOT NULL DEFAULT 0            -- when that was
+) ENGINE = InnoDB //
+
+-- One row for each ticket, for holders and waiters alike. No index has a column that a renewal or a grant changes.
+CREATE TABLE IF NOT EXISTS lockcore1_tickets (
+    name        VARBINARY(700) NOT NULL,
+    ticket      BIGINT NOT NULL,
+    id          BINARY(16) NOT NULL,
+    permits     INT NOT NULL,
+    capacity    INT NOT NULL,     -- as the request stated it
+    ttl         BIGINT NOT NULL,
+    expires_at  BIGINT NOT NULL,
+    granted     BOOLEAN NOT NULL, -- set once, and never unset: a smaller capacity takes nothing back
+    place       BIGINT NOT NULL,  -- one more than that of the ticket before, so the length of a line need not be counted
+    receiver    BIGINT NOT NULL,  -- the connection that looks for it
+    owner       VARBINARY(2000) NOT NULL, -- host/pid/client, for people; an ask-back stands behind it, after a line break
+    PRIMARY KEY (name, ticket),
+    UNIQUE KEY (id)
+) ENGINE = InnoDB //
+
+-- The ids that were released while their enqueue could still arrive.
+CREATE TABLE IF NOT EXISTS lockcore1_marks (
+    id          BINARY(16) NOT NULL PRIMARY KEY,
+    name        VARBINARY(700) NOT NULL,
+    expires_at  BIGINT NOT NULL
+) ENGINE = InnoDB //
+
+-- Counters, and values of locks.
+CREATE TABLE IF NOT EXISTS lockcore1_counters (
+    name  VARBINARY(700) NOT NULL PRIMARY KEY,
+    data  MEDIUMBLOB NOT NULL, -- a text: value, generation, version, the changes of the last minute, the text of a value
+    used  BIGINT NOT NULL,     -- when, in s
+    life  BIGINT NOT NULL      -- for how many s the row stays after that
+) ENGINE = InnoDB //
+
+-- ---- inside
+
+-- The law: every verb locks the row of its name before it reads anything else, and several names in ascending order. So verbs
+-- wait for each other here only, and never in a circle. A plain read behind it sees what was committed by then.
+--
+-- An INSERT IGNORE in front would take a shared lock on a row that is there. Two clients that both have it, and both want to lock
+-- the row, would be a deadlock.
+--
+-- highest: no ticket that has gone had a greater number   stored: the stored capacity
+DROP PROCEDURE IF EXISTS lockcore1_take //
+CREATE PROCEDURE lockcore1_take(IN n VARBINARY(700), OUT moment BIGINT, OUT highest BIGINT, OUT stored INT)
+BEGIN
+    DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
+    SET highest = NULL, stored = NULL;
+    SELECT x.last, x.capacity INTO highest, stored FROM lockcore1_names AS x WHERE x.name = n FOR UPDATE;
+    IF highest IS NULL THEN
+        INSERT INTO lockcore1_names (name) VALUES (n) ON DUPLICATE KEY UPDATE last = last;
+        SELECT x.last, x.capacity INTO highest, stored FROM lockcore1_names AS x WHERE x.name = n FOR UPDATE;
+    END IF;
+    SET moment = TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', UTC_TIMESTAMP(6));
+END //
+
+-- The youngest ticket of a name has gone: numbers go on behind it.
+DROP PROCEDURE IF EXISTS lockcore1_went //
+CREATE PROCEDURE lockcore1_went(IN n VARBINARY(700), IN number BIGINT, INOUT highest BIGINT)
+BEGIN
+    IF number > highest THEN
+        SET highest = number;
+        UPDATE lockcore1_names SET last = number WHERE name = n;
+    END IF;
+END //
+
+-- Walks along the line of a name: removes the dead in front of the first live waiter, and grants what fits.
+--
+-- held: permits   soonest: when the first of the holders expires   waiter: the first ticket that waits
+-- oldest, oldest_place: the capacity and the place of the oldest ticket   told: <receiver>:<id>:<ticket>, for each grant
+DROP PROCEDURE IF EXISTS lockcore1_settle //
+CREATE PROCEDURE lockcore1_settle(IN n VARBINARY(700), IN moment BIGINT, IN stored INT, INOUT highest BIGINT,
+    OUT held BIGINT, OUT soonest BIGINT, OUT waiter BIGINT, OUT oldest INT, OUT oldest_place BIGINT, INOUT told MEDIUMTEXT)
+BEGIN
+    DECLARE pos, number, ends, heard, spot BIGINT;
+    DECLARE gone, there BIGINT DEFAULT -1;
+    DECLARE p, c INT;
+    DECLARE g BOOLEAN;
+    DECLARE i BINARY(16);
+    DECLARE CONTINUE HANDLER FOR NOT FOUND SET number = NULL;
+    SET held = 0, soonest = NULL, waiter = NULL, oldest = NULL, oldest_place = NULL;
+    SELECT x.first - 1 INTO pos FROM lockcore1_names AS x WHERE x.name = n;
+    walk: LOOP
+        -- One step of the walk. A cursor would copy the whole line.
+        SELECT t.ticket, t.id, t.permits, t.capacity, t.expires_at, t.granted, t.receiver, t.place
+            INTO number, i, p, c, ends, g, heard, spot
+            FROM lockcore1_tickets AS t WHERE t.name = n AND t.ticket > pos ORDER BY t.ticket LIMIT 1;
+        IF number IS NULL THEN LEAVE walk; END IF;
+        SET pos = number;
+        IF ends <= moment THEN
+            DELETE FROM lockcore1_tickets WHERE name = n AND ticket = pos;
+            SET gone = pos;
+            ITERATE walk;
+        END IF;
+        IF oldest IS NULL THEN
+            SET oldest = c, oldest_place = spot;
+            -- Removed rows stay in the table for a while. No walk begins among them.
+            IF spot % 100 = 0 AND spot > 0 THEN UPDATE lockcore1_names SET first = pos WHERE name = n; END IF;
+        END IF;
+        SET there = pos;
+        IF NOT g THEN
+            IF held + p > COALESCE(stored, c) THEN
+                SET waiter = pos;
+                LEAVE walk;
+            END IF;
+            UPDATE lockcore1_tickets SET granted = TRUE WHERE name = n AND ticket = pos;
+            SET told = CONCAT(told, heard, ':', HEX(i), ':', pos, ',');
+        END IF;
+        SET held = held + p, soonest = LEAST(COALESCE(soonest, ends), ends);
+    END LOOP;
+    IF gone > there THEN CALL lockcore1_went(n, gone, highest); END IF;
+END //
+
+-- ---- what clients call
+--
+-- A verb is one transaction, and answers behind its commit. So no answer is of something that was rolled back, and no client
+-- that reads slowly keeps a name locked. If a verb fails, it rolls back by itself.
+
+-- Takes a ticket. If an earlier attempt with the same id has left one, finds that ticket and renews it.
+--
+-- p permits   c capacity   lives ttl   waits: whether to stand in line   seen: the highest number that the client has seen
+-- me receiver   own owner
+-- outcome 0 granted, 1 waiting, 2 busy, 3 another capacity is in use, 4 gone, 5 numbers are exhausted
+DROP PROCEDURE IF EXISTS lockcore1_enqueue //
+CREATE PROCEDURE lockcore1_enqueue(IN i BINARY(16), IN n VARBINARY(700), IN p INT, IN c INT, IN lives BIGINT, IN waits BOOLEAN,
+    IN seen BIGINT, IN me BIGINT, IN own VARBINARY(2000))
+BEGIN
+    DECLARE moment, highest, soonest, waiter, oldest_place, mine, ends, youngest, behind, number, again BIGINT;
+    DECLARE held BIGINT DEFAULT 0;
+    DECLARE stored, oldest, kind, other INT;
+    DECLARE holds BOOLEAN;
+    DECLARE told MEDIUMTEXT DEFAULT '';
+    DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
+    DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    START TRANSACTION;
+    CALL lockcore1_take(n, moment, highest, stored);
+    SELECT t.ticket, t.expires_at INTO mine, ends FROM lockcore1_tickets AS t WHERE t.id = i AND t.name = n;
+    verb: BEGIN
+        IF mine IS NOT NULL THEN
+            IF ends <= moment THEN -- an earlier attempt took it, and it has died since
+                DELETE FROM lockcore1_tickets WHERE name = n AND ticket = mine;
+                CALL lockcore1_went(n, mine, highest);
+                CALL lockcore1_settle(n, moment, stored, highest, held, soonest, waiter, oldest, oldest_place, told);
+                SET kind = 4;
+                LEAVE verb;
+            END IF;
+            UPDATE lockcore1_tickets SET expires_at = moment + lives, ttl = lives, receiver = me WHERE name = n AND ticket = mine;
+            CALL lockcore1_settle(n, moment, stored, highest, held, soonest, waiter, oldest, oldest_place, told);
+            SELECT IF(t.granted, 0, 1) INTO kind FROM lockcore1_tickets AS t WHERE t.name = n AND t.ticket = mine;
+            SET number = mine, again = IF(waiter = mine, soonest - moment, NULL);
+            LEAVE verb;
+        END IF;
+        IF EXISTS (SELECT 1 FROM lockcore1_marks AS m WHERE m.id = i AND m.expires_at > moment) THEN
+            SET kind = 4;
+            LEAVE verb;
+        END IF;
+        SELECT t.ticket, t.place INTO youngest, behind FROM lockcore1_tickets AS t WHERE t.name = n ORDER BY t.ticket DESC LIMIT 1;
+        IF youngest IS NOT NULL THEN
+            CALL lockcore1_settle(n, moment, stored, highest, held, soonest, waiter, oldest, oldest_place, told);
+            IF oldest IS NULL THEN SET youngest = NULL, behind = NULL; END IF; -- all were dead
+        END IF;
+        -- While a capacity is stored, any stated one will do, but a mutex is refused.
+        SET other = IF(stored IS NULL, NULLIF(oldest, c), IF(c = 1073741824, stored, NULL));
+        IF other IS NOT NULL THEN
+            SET kind = 3;
+            LEAVE verb;
+        END IF;
+        SET holds = waiter IS NULL AND held + p <= COALESCE(stored, c);
+        IF NOT holds AND (NOT waits OR COALESCE(behind - oldest_place >= 9999, FALSE)
+                          AND (SELECT COUNT(*) FROM lockcore1_tickets AS t WHERE t.name = n) >= 10000) THEN
+            SET kind = 2, again = soonest - moment;
+            LEAVE verb;
+        END IF;
+        -- Numbers only rise: above the last one and the one in front, and not below the clock. A number that the client has
+        -- seen counts if it is at most a day ahead. Otherwise one wrong clock would spoil all numbers.
+        SET number = GREATEST(moment, highest + 1, COALESCE(youngest + 1, 0), IF(seen <= moment + 86400000000, seen + 1, 0));
+        IF number > 9007199254740991 THEN
+            SET kind = 5, number = NULL;
+            LEAVE verb;
+        END IF;
+        INSERT INTO lockcore1_tickets
+        VALUES (n, number, i, p, c, lives, moment + lives, holds, COALESCE(behind + 1, 0), me, own);
+        SET kind = IF(holds, 0, 1), again = IF(NOT holds AND waiter IS NULL, soonest - moment, NULL);
+    END;
+    COMMIT;
+    SELECT kind AS outcome, number AS ticket, again AS soonest_in, other AS in_use, told;
+END //
+
+-- Extends tickets to their new ttl, counted from now, and makes those smaller that are to keep fewer permits.
+--
+-- asked: for each name, in ascending order: its length (2 bytes), the name, the number of its tickets (2 bytes), and for each of
+-- these its id, how many permits it keeps at most (4 bytes), and its ttl (8 bytes)
+-- answers: for each ticket <number>,<holds>,<ttl>,<soonest_in>,<owner in hex, only if somebody asks for the ticket>; without a
+-- number it is lost
+DROP PROCEDURE IF EXISTS lockcore1_renew //
+CREATE PROCEDURE lockcore1_renew(IN asked MEDIUMBLOB)
+BEGIN
+    DECLARE pos BIGINT DEFAULT 1;
+    DECLARE begins, step, length, moment, highest, held, soonest, waiter, oldest_place, keeps, lives, number, life BIGINT;
+    DECLARE stored, oldest INT;
+    DECLARE g BOOLEAN;
+    DECLARE i BINARY(16);
+    DECLARE n VARBINARY(700);
+    DECLARE own VARBINARY(2000);
+    DECLARE told, answers MEDIUMTEXT DEFAULT '';
+    DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
+    DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    START TRANSACTION;
+    WHILE pos <= LENGTH(asked) DO
+        SET length = CONV(HEX(SUBSTR(asked, pos, 2)), 16, 10);
+        SET n = SUBSTR(asked, pos + 2, length), begins = pos + length + 4;
+        SET pos = begins + 28 * CONV(HEX(SUBSTR(asked, begins - 2, 2)), 16, 10), waiter = NULL, step = begins;
+        CALL lockcore1_take(n, moment, highest, stored);
+        WHILE step < pos DO
+            SET i = SUBSTR(asked, step, 16), keeps = CONV(HEX(SUBSTR(asked, step + 16, 4)), 16, 10);
+            SET lives = CONV(HEX(SUBSTR(asked, step + 20, 8)), 16, 10), step = step + 28;
+            UPDATE lockcore1_tickets SET expires_at = moment + lives, ttl = lives, permits = LEAST(permits, keeps)
+            WHERE id = i AND name = n AND expires_at > moment;
+        END WHILE;
+        -- So the renewal of holders that nobody waits for needs no walk.
+        IF EXISTS (SELECT 1 FROM lockcore1_tickets AS t WHERE t.name = n AND NOT t.granted LIMIT 1) THEN
+            CALL lockcore1_settle(n, moment, stored, highest, held, soonest, waiter, oldest, oldest_place, told);
+        END IF;
+        SET step = begins;
+        WHILE step < pos DO
+            SET i = SUBSTR(asked, step, 16), step = step + 28, number = NULL;
+            SELECT t.ticket, t.granted, t.ttl, t.owner INTO number, g, life, own
+                FROM lockcore1_tickets AS t WHERE t.id = i AND t.name = n AND t.expires_at > moment;
+            SET answers = IF(number IS NULL, CONCAT(answers, ',,,,;'), CONCAT(answers, number, ',', g, ',', life, ',',
+                COALESCE(IF(waiter = number, soonest - moment, NULL), ''), ',', IF(LOCATE(X'0A', own), HEX(own), ''), ';'));
+        END WHILE;
+    END WHILE;
+    COMMIT;
+    SELECT answers, told;
+END //
+
+-- Removes tickets, and grants what fits then.
+--
+-- asked: as for a renewal, but for each ticket its id, and one byte that is 1 to leave a mark for a late enqueue
+-- answers: 1 for each ticket that was there, and 0 for each other
+DROP PROCEDURE IF EXISTS lockcore1_release //
+CREATE PROCEDURE lockcore1_release(IN asked MEDIUMBLOB)
+BEGIN
+    DECLARE pos BIGINT DEFAULT 1;
+    DECLARE begins, length, moment, highest, held, soonest, waiter, oldest_place, number, youngest BIGINT;
+    DECLARE stored, oldest INT;
+    DECLARE i BINARY(16);
+    DECLARE n VARBINARY(700);
+    DECLARE told, answers MEDIUMTEXT DEFAULT '';
+    DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
+    DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    START TRANSACTION;
+    WHILE pos <= LENGTH(asked) DO
+        SET length = CONV(HEX(SUBSTR(asked, pos, 2)), 16, 10);
+        SET n = SUBSTR(asked, pos + 2, length), begins = pos + length + 4;
+        SET pos = begins + 17 * CONV(HEX(SUBSTR(asked, begins - 2, 2)), 16, 10), youngest = NULL;
+        CALL lockcore1_take(n, moment, highest, stored);
+        WHILE begins < pos DO
+            SET i = SUBSTR(asked, begins, 16), number = NULL;
+            IF SUBSTR(asked, begins + 16, 1) = X'01' THEN
+                INSERT INTO lockcore1_marks VALUES (i, n, moment + 60000000) ON DUPLICATE KEY UPDATE expires_at = moment + 60000000;
+            END IF;
+            SELECT t.ticket INTO number FROM lockcore1_tickets AS t WHERE t.id = i AND t.name = n;
+            IF number IS NOT NULL THEN
+                DELETE FROM lockcore1_tickets WHERE name = n AND ticket = number;
+                SET youngest = GREATEST(COALESCE(youngest, number), number);
+            END IF;
+            SET answers = CONCAT(answers, IF(number IS NULL, '0', '1')), begins = begins + 17;
+        END WHILE;
+        IF youngest IS NOT NULL THEN
+            IF NOT EXISTS (SELECT 1 FROM lockcore1_tickets AS t WHERE t.name = n AND t.ticket > youngest LIMIT 1) THEN
+                CALL lockcore1_went(n, youngest, highest);
+            END IF;
+            IF EXISTS (SELECT 1 FROM lockcore1_tickets AS t WHERE t.name = n AND NOT t.granted LIMIT 1) THEN
+                CALL lockcore1_settle(n, moment, stored, highest, held, soonest, waiter, oldest, oldest_place, told);
+            END IF;
+        END IF;
+    END WHILE;
+    COMMIT;
+    SELECT answers, told;
+END //
+
+-- Gives a ticket that holds to another client. It keeps its number, its permits and its place, and an ask-back behind its
+-- owner. `ticket` is null, and nothing has changed, if there is no such ticket, if it waits, or if the new id was released.
+--
+-- was, number: the id so far and the number   i the new id   marked: leave a mark for the id so far
+DROP PROCEDURE IF EXISTS lockcore1_adopt //
+CREATE PROCEDURE lockcore1_adopt(IN n VARBINARY(700), IN was BINARY(16), IN number BIGINT, IN p INT, IN c INT, IN i BINARY(16),
+    IN lives BIGINT, IN me BIGINT, IN own VARBINARY(2000), IN marked BOOLEAN)
+BEGIN
+    DECLARE moment, highest, held, soonest, waiter, oldest_place BIGINT;
+    DECLARE stored, oldest INT;
+    DECLARE given BOOLEAN;
+    DECLARE told MEDIUMTEXT DEFAULT '';
+    DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    START TRANSACTION;
+    CALL lockcore1_take(n, moment, highest, stored);
+    CALL lockcore1_settle(n, moment, stored, highest, held, soonest, waiter, oldest, oldest_place, told);
+    -- Not the count of an UPDATE: one that changes nothing counts no row.
+    SET given = EXISTS (SELECT 1 FROM lockcore1_tickets AS t WHERE t.name = n AND t.ticket = number AND t.id IN (was, i)
+            AND t.granted AND t.expires_at > moment AND t.permits = p AND t.capacity = c)
+        AND NOT EXISTS (SELECT 1 FROM lockcore1_marks AS m WHERE m.id = i AND m.expires_at > moment);
+    IF given THEN
+        UPDATE lockcore1_tickets SET id = i, ttl = lives, expires_at = moment + lives, receiver = me,
+            owner = CONCAT(own, IF(LOCATE(X'0A', owner), SUBSTR(owner, LOCATE(X'0A', owner)), ''))
+        WHERE name = n AND ticket = number;
+        IF marked THEN
+            INSERT INTO lockcore1_marks VALUES (was, n, moment + 60000000) ON DUPLICATE KEY UPDATE expires_at = moment + 60000000;
+        END IF;
+    END IF;
+    COMMIT;
+    SELECT IF(given, number, NULL) AS ticket, told;
+END //
+
+-- Asks the client of a ticket to give it up: writes the ask-back behind the owner. `receiver` is null if the ticket is not there.
+DROP PROCEDURE IF EXISTS lockcore1_ask_back //
+CREATE PROCEDURE lockcore1_ask_back(IN n VARBINARY(700), IN i BINARY(16), IN ask VARBINARY(700))
+BEGIN
+    DECLARE moment, highest, heard BIGINT;
+    DECLARE stored INT;
+    DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
+    DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    START TRANSACTION;
+    CALL lockcore1_take(n, moment, highest, stored);
+    SELECT t.receiver INTO heard FROM lockcore1_tickets AS t WHERE t.id = i AND t.name = n AND t.expires_at > moment;
+    IF heard IS NOT NULL THEN
+        UPDATE lockcore1_tickets SET owner = CONCAT(SUBSTRING_INDEX(owner, X'0A', 1), X'0A', ask) WHERE id = i AND name = n;
+    END IF;
+    COMMIT;
+    SELECT heard AS receiver;
+END //
+
+-- What the first tickets that wait in a process find. A plain read, which locks nothing.
+--
+-- asked: for each ticket the length of its name (2 bytes), the name, and its number (8 bytes)
+-- answers: for each ticket <holds>,<soonest_in>,<head>; `holds` is empty if it is gone, `soonest_in` is empty if it is not the
+-- first that waits, and `head` is the number of the oldest ticket in the line
+DROP PROCEDURE IF EXISTS lockcore1_look //
+CREATE PROCEDURE lockcore1_look(IN asked MEDIUMBLOB)
+BEGIN
+    DECLARE pos BIGINT DEFAULT 1;
+    DECLARE moment BIGINT DEFAULT TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', UTC_TIMESTAMP(6));
+    DECLARE length, number, waiter, head, soonest BIGINT;
+    DECLARE g BOOLEAN;
+    DECLARE n VARBINARY(700);
+    DECLARE answers MEDIUMTEXT DEFAULT '';
+    DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
+    WHILE pos <= LENGTH(asked) DO
+        SET length = CONV(HEX(SUBSTR(asked, pos, 2)), 16, 10);
+        SET n = SUBSTR(asked, pos + 2, length), number = CONV(HEX(SUBSTR(asked, pos + 2 + length, 8)), 16, 10);
+        SET pos = pos + 10 + length, g = NULL, waiter = NULL, head = NULL, soonest = NULL;
+        SELECT t.granted INTO g FROM lockcore1_tickets AS t WHERE t.name = n AND t.ticket = number AND t.expires_at > moment;
+        IF NOT g THEN
+            SELECT t.ticket INTO head FROM lockcore1_tickets AS t WHERE t.name = n ORDER BY t.ticket LIMIT 1;
+            SELECT t.ticket, t.expires_at INTO waiter, soonest FROM lockcore1_tickets AS t
+                WHERE t.name = n AND NOT t.granted ORDER BY t.ticket LIMIT 1;
+            IF waiter = number THEN
+                SELECT MIN(t.expires_at) INTO soonest FROM lockcore1_tickets AS t WHERE t.name = n AND t.ticket < number;
+            ELSEIF soonest > moment THEN
+                SET soonest = NULL;
+            END IF;
+        END IF;
+        SET answers = CONCAT(answers, COALESCE(g, ''), ',', COALESCE(GREATEST(soonest - moment, 0), ''), ',', COALESCE(head, ''), ';');
+    END WHILE;
+    SELECT answers;
+END //
+
+-- The live tickets of a name, oldest first. A ticket that holds because one in front has died is shown as a holder, although
+-- nobody has noticed that yet.
+DROP PROCEDURE IF EXISTS lockcore1_inspect //
+CREATE PROCEDURE lockcore1_inspect(IN n VARBINARY(700))
+BEGIN
+    DECLARE moment BIGINT DEFAULT TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', UTC_TIMESTAMP(6));
+    SELECT t.ticket,
+        t.granted OR SUM(t.permits) OVER (ORDER BY t.ticket ROWS UNBOUNDED PRECEDING) <= COALESCE(x.capacity, t.capacity) AS granted,
+        t.permits, COALESCE(x.capacity, t.capacity) AS capacity, t.expires_at - moment AS remaining,
+        GREATEST(moment - t.ticket, 0) AS age, t.owner, t.id
+    FROM lockcore1_tickets AS t LEFT JOIN lockcore1_names AS x ON x.name = t.name
+    WHERE t.name = n AND t.expires_at > moment ORDER BY t.ticket;
+END //
+
+-- Names that have a live ticket, in order, from `begins` to before `ends`, and behind `after_name`.
+DROP PROCEDURE IF EXISTS lockcore1_list //
+CREATE PROCEDURE lockcore1_list(IN begins VARBINARY(3000), IN after_name VARBINARY(3000), IN ends VARBINARY(3000), IN many INT)
+BEGIN
+    DECLARE moment BIGINT DEFAULT TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', UTC_TIMESTAMP(6));
+    SELECT DISTINCT t.name FROM lockcore1_tickets AS t
+    WHERE t.name >= begins AND t.name > after_name AND t.name < ends AND t.expires_at > moment ORDER BY t.name LIMIT many;
+END //
+
+-- The stored capacity of a name, and the id of its last change.
+DROP PROCEDURE IF EXISTS lockcore1_stored //
+CREATE PROCEDURE lockcore1_stored(IN n VARBINARY(700))
+BEGIN
+    SELECT MAX(x.capacity) AS capacity, MAX(x.change_id) AS `change` FROM lockcore1_names AS x WHERE x.name = n;
+END //
+
+-- Stores a capacity, or takes it back (c is null). The change counts if `after_id` is the last change so far.
+--
+-- i the id of the change   stated: the capacity that tickets may have: the oldest, if none is stored; all, if it is taken back
+-- in_use: the capacity of a ticket that forbids the change   capacity, change: as they are stored now
+DROP PROCEDURE IF EXISTS lockcore1_resize //
+CREATE PROCEDURE lockcore1_resize(IN i BINARY(16), IN n VARBINARY(700), IN c INT, IN after_id BINARY(16), IN stated INT)
+BEGIN
+    DECLARE moment, highest, held, soonest, waiter, oldest_place BIGINT;
+    DECLARE stored, oldest, other INT;
+    DECLARE latest BINARY(16);
+    DECLARE told MEDIUMTEXT DEFAULT '';
+    DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
+    DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    START TRANSACTION;
+    CALL lockcore1_take(n, moment, highest, stored);
+    CALL lockcore1_settle(n, moment, stored, highest, held, soonest, waiter, oldest, oldest_place, told);
+    SELECT x.change_id INTO latest FROM lockcore1_names AS x WHERE x.name = n;
+    IF NOT latest <=> i AND latest <=> after_id THEN
+        IF stored IS NULL THEN
+            SET other = NULLIF(oldest, stated);
+        ELSEIF c IS NULL THEN
+            SELECT t.capacity INTO other FROM lockcore1_tickets AS t
+                WHERE t.name = n AND t.expires_at > moment AND t.capacity <> stated ORDER BY t.ticket LIMIT 1;
+        END IF;
+        IF other IS NULL THEN
+            UPDATE lockcore1_names SET capacity = c, change_id = i, changed = moment WHERE name = n;
+            SET stored = c, latest = i;
+            CALL lockcore1_settle(n, moment, stored, highest, held, soonest, waiter, oldest, oldest_place, told);
+        END IF;
+    END IF;
+    COMMIT;
+    SELECT other AS in_use, stored AS capacity, latest AS `change`, told;
+END //
+
+-- Forgets everything about a name that is not in use. The id of the last change of its capacity stays for a day, so that a
+-- repetition of this change does nothing.
+DROP PROCEDURE IF EXISTS lockcore1_forget //
+CREATE PROCEDURE lockcore1_forget(IN n VARBINARY(700))
+BEGIN
+    DECLARE moment, highest, youngest BIGINT;
+    DECLARE stored INT;
+    DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    START TRANSACTION;
+    CALL lockcore1_take(n, moment, highest, stored);
+    IF NOT EXISTS (SELECT 1 FROM lockcore1_tickets AS t WHERE t.name = n AND t.expires_at > moment) THEN
+        SELECT MAX(t.ticket) INTO youngest FROM lockcore1_tickets AS t WHERE t.name = n;
+        IF youngest IS NOT NULL THEN
+            CALL lockcore1_went(n, youngest, highest);
+            DELETE FROM lockcore1_tickets WHERE name = n;
+        END IF;
+        DELETE FROM lockcore1_names WHERE name = n AND change_id IS NULL;
+        UPDATE lockcore1_names SET capacity = NULL, changed = moment WHERE name = n;
+    END IF;
+    COMMIT;
+END //
+
+-- Reads a counter. `now` in s and `clock` in microseconds, both by the server's clock.
+DROP PROCEDURE IF EXISTS lockcore1_counter //
+CREATE PROCEDURE lockcore1_counter(IN n VARBINARY(700))
+BEGIN
+    DECLARE moment BIGINT DEFAULT TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', UTC_TIMESTAMP(6));
+    SELECT c.data, c.used, c.life, moment DIV 1000000 AS now, moment AS clock
+    FROM (SELECT 1 AS one) AS o LEFT JOIN lockcore1_counters AS c ON c.name = n;
+END //
+
+-- Writes a counter if its data is still `was` (null: no row).
+DROP PROCEDURE IF EXISTS lockcore1_set_counter //
+CREATE PROCEDURE lockcore1_set_counter(IN n VARBINARY(700), IN new_data MEDIUMBLOB, IN was MEDIUMBLOB, IN stays BIGINT)
+BEGIN
+    DECLARE written BOOLEAN DEFAULT FALSE;
+    DECLARE seconds BIGINT DEFAULT TIMESTAMPDIFF(SECOND, TIMESTAMP'1970-01-01 00:00:00', UTC_TIMESTAMP(6));
+    DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
+    DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    START TRANSACTION;
+    IF was IS NULL THEN
+        BEGIN
+            DECLARE EXIT HANDLER FOR 1062 BEGIN END; -- another client has made the row
+            INSERT INTO lockcore1_counters VALUES (n, new_data, seconds, stays);
+            SET written = TRUE;
+        END;
+    ELSE
+        SELECT TRUE INTO written FROM lockcore1_counters AS c WHERE c.name = n AND c.data = was FOR UPDATE;
+        IF written THEN
+            UPDATE lockcore1_counters SET data = new_data, used = seconds, life = stays WHERE name = n;
+        END IF;
+    END IF;
+    COMMIT;
+    SELECT written;
+END //
+
+-- One step of the sweep, which removes what nobody has used for long. A step looks at the next 200 names, locks at most 100
+-- of them, and waits for none. `last` is where the next step begins; null after the last one. Nothing is granted by this: no
+-- ticket is removed from a line with a live ticket.
+DROP PROCEDURE IF EXISTS lockcore1_sweep //
+CREATE PROCEDURE lockcore1_sweep(IN after_name VARBINARY(700))
+BEGIN
+    DECLARE moment BIGINT DEFAULT TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', UTC_TIMESTAMP(6));
+    DECLARE minute_ago, day_ago, youngest, highest BIGINT;
+    DECLARE steps, locked INT DEFAULT 0;
+    DECLARE n, at VARBINARY(700) DEFAULT after_name;
+    DECLARE mine BOOLEAN;
+    DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
+    DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+    SET minute_ago = moment - 60000000, day_ago = moment - 86400000000;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    START TRANSACTION;
+    WHILE steps < 200 AND locked < 100 AND n IS NOT NULL DO
+        SET at = n, n = NULL, steps = steps + 1;
+        SELECT x.name INTO n FROM lockcore1_names AS x WHERE x.name > at ORDER BY x.name LIMIT 1;
+        IF n IS NOT NULL AND NOT EXISTS (SELECT 1 FROM lockcore1_tickets AS t WHERE t.name = n AND t.expires_at > minute_ago)
+            AND (EXISTS (SELECT 1 FROM lockcore1_tickets AS t WHERE t.name = n)
+                 OR EXISTS (SELECT 1 FROM lockcore1_names AS x
+                            WHERE x.name = n AND x.capacity IS NULL AND x.last < day_ago AND x.changed < day_ago)) THEN
+            SET mine = FALSE;
+            SELECT TRUE, x.last INTO mine, highest FROM lockcore1_names AS x WHERE x.name = n FOR UPDATE SKIP LOCKED;
+            IF mine THEN
+                SET locked = locked + 1;
+                -- Now that nobody else changes the name, all is read again.
+                SET youngest = NULL;
+                SELECT MAX(t.ticket) INTO youngest FROM lockcore1_tickets AS t
+                    WHERE t.name = n HAVING MAX(t.expires_at) <= minute_ago;
+                IF youngest IS NOT NULL THEN
+                    CALL lockcore1_went(n, youngest, highest);
+                    DELETE FROM lockcore1_tickets WHERE name = n;
+                END IF;
+                DELETE FROM lockcore1_names WHERE name = n AND capacity IS NULL AND last < day_ago AND changed < day_ago
+                    AND NOT EXISTS (SELECT 1 FROM lockcore1_tickets AS t WHERE t.name = n);
+            END IF;
+        END IF;
+    END WHILE;
+    -- These read the whole table, so they come once, behind the last name.
+    IF n IS NULL THEN
+        DELETE FROM lockcore1_marks WHERE expires_at <= moment;
+        DELETE FROM lockcore1_counters WHERE used + life < moment DIV 1000000;
+    END IF;
+    COMMIT;
+    SELECT n AS last;
+END //
+
+-- The version of this text. It changes with every change of a procedure, and is made last: when it is there, all are.
+DROP PROCEDURE IF EXISTS lockcore1_version //
+CREATE PROCEDURE lockcore1_version() SELECT 1 AS version //
+
+DELIMITER ;

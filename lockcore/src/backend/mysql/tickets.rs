@@ -1,0 +1,235 @@
+//! The verbs about tickets. Each is one call of a procedure, and so one transaction.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::calls::{Call, VERSION, only, row, unhex, unreadable};
+use super::link::Inner;
+use super::looks::{Spot, put_name};
+use super::wire::Row;
+use crate::backend::table::{self, Row as _};
+use crate::backend::{
+    Adoption, Departure, Enqueued, Listing, Page, Released, Renewed, Resize, ResizeOp, Resized,
+    StoreError, TicketInfo,
+};
+use crate::name::Name;
+use crate::request::{Id, Request};
+
+/// If the future is dropped, the server may still take the ticket. The core asks again with the
+/// same id, or releases it.
+pub(super) async fn enqueue(
+    link: Arc<Inner>,
+    request: Arc<Request>,
+) -> Result<Enqueued, StoreError> {
+    let name = table::key(&request.name, VERSION);
+    let call = Call::of("enqueue")
+        .id(request.id)
+        .bytes(&name)
+        .number(request.permits.get())
+        .number(request.capacity.get())
+        .number(table::micros(request.ttl))
+        .number(request.wait)
+        .number(i64::try_from(request.highest_seen).unwrap_or(i64::MAX))
+        .number(link.receiver.cast_signed())
+        .bytes(&*request.owner);
+    link.upkeep.count();
+    let row = only(link.ask(call, vec![request.id]).await?)?;
+    let answer = table::enqueued(&row, request.ttl)?;
+    if let Enqueued::Waiting { ticket, .. } = answer {
+        link.waits(request.id, Spot { name, ticket }, request.ttl);
+    }
+    Ok(answer)
+}
+
+/// Puts tickets in the order of their names, as the procedures take them, and remembers where each
+/// one came from.
+fn by_name<'t>(
+    names: impl Iterator<Item = &'t Name>,
+    put: impl Fn(usize, &mut Vec<u8>),
+) -> (Vec<u8>, Vec<usize>) {
+    let mut lines: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for (at, name) in names.enumerate() {
+        lines.entry(table::key(name, VERSION)).or_default().push(at);
+    }
+    let mut asked = Vec::new();
+    for (name, tickets) in &lines {
+        put_name(&mut asked, name);
+        // A request has some hundred tickets.
+        asked.extend(
+            u16::try_from(tickets.len())
+                .unwrap_or_default()
+                .to_be_bytes(),
+        );
+        tickets.iter().for_each(|at| put(*at, &mut asked));
+    }
+    (asked, lines.into_values().flatten().collect())
+}
+
+/// The answers, in the order of the request.
+fn in_order<T>(
+    answers: impl Iterator<Item = T>,
+    came_from: Vec<usize>,
+) -> Result<Vec<T>, StoreError> {
+    let many = came_from.len();
+    let answers: BTreeMap<usize, T> = came_from.into_iter().zip(answers).collect();
+    let answers: Vec<T> = answers.into_values().collect();
+    if answers.len() == many {
+        Ok(answers)
+    } else {
+        Err(unreadable())
+    }
+}
+
+pub(super) async fn renew(
+    link: Arc<Inner>,
+    tickets: Vec<Arc<Request>>,
+) -> Result<Vec<Renewed>, StoreError> {
+    let (asked, came_from) = by_name(tickets.iter().map(|ticket| &ticket.name), |at, asked| {
+        let ticket = &tickets[at];
+        asked.extend(ticket.id.to_bytes());
+        asked.extend(ticket.permits.get().to_be_bytes());
+        asked.extend(table::micros(ticket.ttl).to_be_bytes());
+    });
+    let ids = tickets.iter().map(|ticket| ticket.id).collect();
+    let answer = only(link.ask(Call::of("renew").bytes(asked), ids).await?)?;
+    let text = answer.text("answers")?.unwrap_or_default();
+    let rows = text.split_terminator(';').map(|fields| {
+        let mut row = row(&["ticket", "holds", "ttl", "soonest_in", "owner"], fields);
+        if let Some(Some(owner)) = row.values.last_mut() {
+            *owner = unhex(owner).ok_or_else(unreadable)?;
+        }
+        Ok((row.int("ticket")?, table::renewed(&row)?))
+    });
+    let rows: Vec<_> = rows.collect::<Result<_, StoreError>>()?;
+    let answers = in_order(rows.into_iter(), came_from)?;
+    for (request, (number, answer)) in tickets.iter().zip(&answers) {
+        note(&link, request, *number, *answer);
+    }
+    Ok(answers.into_iter().map(|(_, answer)| answer).collect())
+}
+
+/// Notes whether the ticket still waits.
+fn note(link: &Arc<Inner>, request: &Request, number: Option<i64>, answer: Renewed) {
+    match (answer, number) {
+        (Renewed::Waiting { valid_for, .. }, Some(number)) => {
+            let spot = Spot {
+                name: table::key(&request.name, VERSION),
+                ticket: number.unsigned_abs(),
+            };
+            link.store().waits(link, request.id, spot, valid_for);
+        }
+        _ => link.store().settled(request.id),
+    }
+}
+
+pub(super) async fn release(
+    link: Arc<Inner>,
+    tickets: Vec<Departure>,
+) -> Result<Vec<Released>, StoreError> {
+    let names = tickets.iter().map(|ticket| &ticket.request.name);
+    let (asked, came_from) = by_name(names, |at, asked| {
+        asked.extend(tickets[at].request.id.to_bytes());
+        asked.push(tickets[at].enqueue_may_follow.into());
+    });
+    let answer = only(
+        link.ask(Call::of("release").bytes(asked), Vec::new())
+            .await?,
+    )?;
+    for ticket in &tickets {
+        link.store().settled(ticket.request.id);
+    }
+    let text = answer.text("answers")?.unwrap_or_default();
+    let answers = text.chars().map(|was_there| match was_there {
+        '1' => Released::Released,
+        _ => Released::NotFound,
+    });
+    in_order(answers, came_from)
+}
+
+pub(super) async fn adopt(
+    link: Arc<Inner>,
+    adoption: Arc<Adoption>,
+) -> Result<Enqueued, StoreError> {
+    let request = &adoption.request;
+    let call = Call::of("adopt")
+        .bytes(table::key(&request.name, VERSION))
+        .id(adoption.from)
+        .number(i64::try_from(adoption.ticket).unwrap_or(0))
+        .number(request.permits.get())
+        .number(request.capacity.get())
+        .id(request.id)
+        .number(table::micros(request.ttl))
+        .number(link.receiver.cast_signed())
+        .bytes(&*request.owner)
+        .number(adoption.enqueue_may_follow);
+    let row = only(link.ask(call, vec![request.id]).await?)?;
+    Ok(match row.int("ticket")? {
+        None => Enqueued::Gone,
+        Some(ticket) => Enqueued::Granted {
+            ticket: ticket.unsigned_abs(),
+            valid_for: request.ttl,
+        },
+    })
+}
+
+/// Reads or changes a stored capacity.
+pub(super) async fn resize(link: Arc<Inner>, resize: Arc<Resize>) -> Result<Resized, StoreError> {
+    let key = table::key(&resize.name, VERSION);
+    let call = match resize.op {
+        ResizeOp::Read => Call::of("stored").bytes(key),
+        ResizeOp::Set {
+            capacity,
+            after,
+            stated,
+        } => Call::of("resize")
+            .id(resize.id)
+            .bytes(key)
+            .or_null(capacity, Call::number)
+            .or_null(after, Call::id)
+            .number(stated.get()),
+    };
+    table::resized(&only(link.ask(call, Vec::new()).await?)?, &resize)
+}
+
+/// A client of another process learns of the ask-back at its next renewal.
+pub(super) async fn ask_back(
+    link: Arc<Inner>,
+    name: Name,
+    id: Id,
+    ask: Arc<str>,
+) -> Result<bool, StoreError> {
+    let call = Call::of("ask_back")
+        .bytes(table::key(&name, VERSION))
+        .id(id)
+        .bytes(&*ask);
+    let receiver = only(link.ask(call, Vec::new()).await?)?.int("receiver")?;
+    let of_this_client = receiver.and_then(|receiver| link.store().link(receiver.cast_unsigned()));
+    if let Some(of_this_client) = of_this_client {
+        of_this_client.recheck(id);
+    }
+    Ok(receiver.is_some())
+}
+
+pub(super) async fn inspect(link: Arc<Inner>, name: Name) -> Result<Vec<TicketInfo>, StoreError> {
+    let call = Call::of("inspect").bytes(table::key(&name, VERSION));
+    let rows = link.ask(call, Vec::new()).await?;
+    rows.iter().map(table::inspected).collect()
+}
+
+pub(super) async fn list(link: Arc<Inner>, listing: Listing) -> Result<Page, StoreError> {
+    let begins = table::keys_like(&listing.namespace, VERSION, &listing.prefix);
+    let call = Call::of("list")
+        .bytes(&begins)
+        .bytes(listing.after.as_deref().unwrap_or_default())
+        .bytes(table::behind(&begins))
+        .number(listing.limit);
+    let rows = link.ask(call, Vec::new()).await?;
+    let key = |row: &Row| Ok(row.text("name")?.unwrap_or_default());
+    let keys: Vec<String> = rows.iter().map(key).collect::<Result<_, StoreError>>()?;
+    Ok(table::page(&keys, &listing))
+}
+
+pub(super) async fn forget(link: Arc<Inner>, name: Name) -> Result<(), StoreError> {
+    let call = Call::of("forget").bytes(table::key(&name, VERSION));
+    link.ask(call, Vec::new()).await.map(drop)
+}
