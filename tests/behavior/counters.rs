@@ -27,7 +27,10 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ];
     // At etcd, PostgreSQL, SQLite and ZooKeeper, thousands of changes at the same time may take
     // minutes: of those in flight, one is carried out, and all others are sent again.
-    if !matches!(store.name(), "etcd" | "postgres" | "sqlite" | "zookeeper") {
+    if !matches!(
+        store.name(),
+        "etcd" | "mysql" | "postgres" | "sqlite" | "zookeeper"
+    ) {
         facts.extend(crate::store_facts![store, DEFAULT;
             a_burst_of_more_changes_than_a_store_remembers_counts_whole
         ]);

@@ -9,6 +9,7 @@ pub mod cluster;
 pub mod durable;
 pub mod etcd;
 pub mod memory;
+pub mod mysql;
 pub mod postgres;
 pub mod quorum;
 pub mod redis;
@@ -37,6 +38,7 @@ pub const ALL: &[&dyn Store] = &[
     &durable::Durable,
     &quorum::RedisQuorum,
     &etcd::Etcd,
+    &mysql::Mysql,
     &postgres::Postgres,
     &sqlite::Sqlite,
     &zookeeper::ZooKeeper,
@@ -277,6 +279,12 @@ pub trait Tls {
 
     /// A server without TLS.
     fn start_without(&self) -> Box<dyn Server>;
+
+    /// Whether the server tells the client in plain text what it can do, before the client says
+    /// anything.
+    fn server_speaks_first(&self) -> bool {
+        false
+    }
 
     /// The text of the error that a client returns when a server without TLS answers in another
     /// protocol. `None` if the client does not report such an answer.
