@@ -11,6 +11,7 @@ mod any;
 mod barrier;
 mod counted;
 mod counters;
+mod crowd;
 mod detach;
 mod downgrade;
 mod election;

@@ -13,7 +13,7 @@ use tests::eventually::eventually;
 use tests::postgres_server::{HARNESS, Pooler, PostgresServer, STANDBY};
 use tests::proxy::Proxy;
 
-use super::{Crowd, SHORT};
+use crate::crowd::{Crowd, SHORT};
 use crate::faults::{builder, patient, works_again};
 use crate::store::{DEFAULT, Kind, LEASE, PATIENCE, SOON, STALL, Store, give_back, kind};
 
