@@ -11,6 +11,7 @@
 //! | [`defaults`] | why is this the default? |
 //! | [`logs`] | what is logged at which level, and what does a line mean? |
 //! | [`metrics`] | which numbers does a client give, and which of them should I watch? |
+//! | [`from_flag_row`] | my lock is a column `locked` of a table: how do I get from there to a lease? |
 //! | [`from_redisson`], [`from_curator`], [`from_others`] | I know Redisson, Curator, ShedLock, redis-py or etcd: what are the names here? |
 //!
 //! # Stores
@@ -25,6 +26,7 @@
 //! | [`sqlite`] | `sqlite:`, a file, for the processes of one machine |
 //! | [`etcd`] | `etcd://`, an etcd ensemble |
 //! | [`postgres`] | `postgres://`, a PostgreSQL server |
+//! | [`mysql`] | `mysql://`, a MariaDB or MySQL server |
 //! | [`redis`] | `redis://` and `rediss://`, one Redis or Valkey server; `redis+sentinel://` and `rediss+sentinel://`, the one that sentinels name; `redis+cluster://` and `rediss+cluster://`, a Redis Cluster |
 //! | [`redis_quorum`] | `redlock://` and `redlock+tls://`, a majority of independent Redis or Valkey servers |
 //! | [`zookeeper`] | `zookeeper://` and `zookeeper+tls://`, an ensemble |
@@ -77,6 +79,10 @@ pub mod from_redisson {}
 pub mod from_curator {}
 
 #[doc = include_str!("links.md")]
+#[doc = include_str!("from_flag_row.md")]
+pub mod from_flag_row {}
+
+#[doc = include_str!("links.md")]
 #[doc = include_str!("from_others.md")]
 pub mod from_others {}
 
@@ -98,6 +104,13 @@ pub mod etcd {}
 #[doc = include_str!("../backend/postgres/schema/lockcore1.sql")]
 #[doc = "```"]
 pub mod postgres {}
+
+#[doc = include_str!("links.md")]
+#[doc = include_str!("../backend/mysql/guide.md")]
+#[doc = "\n# The file\n\n```sql"]
+#[doc = include_str!("../backend/mysql/schema/lockcore1.sql")]
+#[doc = "```"]
+pub mod mysql {}
 
 #[doc = include_str!("links.md")]
 #[doc = include_str!("../backend/redis/guide.md")]
