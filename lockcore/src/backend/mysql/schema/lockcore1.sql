@@ -70,6 +70,10 @@ DROP PROCEDURE IF EXISTS lockcore1_take //
 CREATE PROCEDURE lockcore1_take(IN n VARBINARY(700), OUT moment BIGINT, OUT highest BIGINT, OUT stored INT)
 BEGIN
     DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
+    -- The setting does not bind the user in whose name the procedures run, if it may do everything.
+    IF @@GLOBAL.read_only THEN
+        SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1290, MESSAGE_TEXT = 'this server is read-only, and takes no locks';
+    END IF;
     SET highest = NULL, stored = NULL;
     SELECT x.last, x.capacity INTO highest, stored FROM lockcore1_names AS x WHERE x.name = n FOR UPDATE;
     IF highest IS NULL THEN
@@ -502,6 +506,9 @@ BEGIN
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
+    IF @@GLOBAL.read_only THEN
+        SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1290, MESSAGE_TEXT = 'this server is read-only, and takes no locks';
+    END IF;
     IF was IS NULL THEN
         BEGIN
             DECLARE EXIT HANDLER FOR 1062 BEGIN END; -- another client has made the row
