@@ -17,7 +17,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::lane::{Lane, MOST_HAND_OVERS};
+use super::lane::{Go, Lane, MOST_HAND_OVERS};
 use crate::clock::Instant;
 use crate::sync::oneshot;
 
@@ -52,9 +52,6 @@ struct Gathering {
     /// Tells its leader that it may ask. `None` until the leader waits for this.
     go: Option<Go>,
 }
-
-/// Its drop tells the leader. It runs a waker, so no mutex may be held.
-pub(super) type Go = oneshot::Sender<()>;
 
 impl<H> Groups<H> {
     /// A name with this lane.

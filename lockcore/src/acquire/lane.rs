@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use tokio::runtime;
 
-use super::groups::Go;
 use super::pending::Pace;
 use crate::client::alarms::Alarm;
 use crate::client::lease::{COLLECTED_WITHIN, Lease};
@@ -119,6 +118,10 @@ pub(super) struct Waiter<H> {
     pub(super) runtime: Option<runtime::Id>,
     pub(super) handover: oneshot::Sender<Parcel<H>>,
 }
+
+/// Its drop tells the leader of a group that it may ask the store. It runs a waker, so no mutex may be
+/// held.
+pub(super) type Go = oneshot::Sender<()>;
 
 /// Work that remains to be done after the mutex is free.
 pub(super) enum Next<H> {

@@ -1,12 +1,13 @@
 //! Requests of one process that gather while the store is asked, with [`Fair::Strict`].
 
+use std::pin::Pin;
+use std::time::Duration;
+
 use futures_util::FutureExt as _;
 use libtest_mimic::Trial;
 use lockcore::backend::{Capability, Enqueued, Id, Request};
 use lockcore::testing::{Store as Kit, Verb};
 use lockcore::{Error, ErrorKind, Fair, Guard, Lock, Locks, LostReason};
-use std::pin::Pin;
-use std::time::Duration;
 
 use super::player::{Asked, Player, wire};
 use crate::store::{Kind, LEASE, SOON, Store, begin, give_back, kind};
@@ -212,7 +213,8 @@ async fn a_group_does_not_wait_for_a_task_that_is_not_polled(_: Store) {
     assert!(local().await && next.arrived().now_or_never().is_none());
 
     kit.clock().advance(Duration::from_millis(50));
-    next.arrived().await;
+    let arrived = tokio::time::timeout(SOON, next.arrived()).await;
+    arrived.expect("it waits for the first");
     held.let_go();
     next.let_go();
 
