@@ -35,6 +35,7 @@ mod messages;
 mod metrics;
 mod moved;
 mod multi;
+mod mysql_faults;
 mod owners;
 mod part;
 mod permits;
@@ -81,6 +82,7 @@ fn main() {
     trials.extend(facts_of_redis(&stores::redis::Redis));
     trials.extend(facts_of_sqlite(&stores::sqlite::Sqlite));
     trials.extend(etcd_faults::facts(&stores::etcd::Etcd));
+    trials.extend(mysql_faults::facts(&stores::mysql::Mysql));
     trials.extend(postgres_faults::facts(&stores::postgres::Postgres));
     trials.extend(redis_cluster::facts(&stores::cluster::Cluster));
     trials.extend(redis_sentinel::facts(&stores::sentinel::Sentinel));

@@ -6,10 +6,11 @@
 //! not run as root. If the tests do, the server runs as the user `nobody`.
 
 mod replica;
+mod session;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -19,6 +20,8 @@ use crate::faketime::{Clock, FakeClock};
 use crate::prepared::Prepared;
 use crate::unprivileged::{as_unprivileged, give_away, place};
 use crate::watch::SECRET;
+
+pub use session::Session;
 
 /// The user for clients that need no more than the rights of the guide. Its password is the
 /// [secret](SECRET).
@@ -189,10 +192,8 @@ impl MysqlServer {
 
     /// Runs statements that may fail. The error is the server's.
     pub fn try_query(&self, statements: &str) -> Result<Vec<String>, String> {
-        let mut client = as_unprivileged(CLIENT.as_ref())
-            .args(["--no-defaults", "--batch", "--skip-column-names"])
-            .arg(format!("--socket={}", self.socket().display()))
-            .args(["--user", HARNESS])
+        let mut client = self
+            .client()
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -208,6 +209,16 @@ impl MysqlServer {
         let told = String::from_utf8_lossy(&output.stdout);
         let first = |row: &str| row.split('\t').next().unwrap_or_default().to_owned();
         Ok(told.lines().map(first).collect())
+    }
+
+    /// The server's own program, as the harness's user.
+    fn client(&self) -> Command {
+        let mut command = as_unprivileged(CLIENT.as_ref());
+        command
+            .args(["--no-defaults", "--batch", "--skip-column-names"])
+            .arg(format!("--socket={}", self.socket().display()))
+            .args(["--user", HARNESS]);
+        command
     }
 
     /// The process id. A restart changes it.

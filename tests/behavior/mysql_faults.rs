@@ -1,0 +1,285 @@
+//! Tests with MariaDB servers that crash, end connections and calls, have other settings, or whose
+//! tables are missing. Each fact has its own server.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use libtest_mimic::Trial;
+use lockcore::{ErrorKind, Locks};
+use tests::eventually::eventually;
+use tests::faketime::Clock;
+use tests::mysql_server::{DATABASE, HARNESS, MysqlServer, Session, USER};
+use tests::proxy::Proxy;
+use tests::watch::SECRET;
+
+use crate::crowd::{Crowd, SHORT};
+use crate::faults::{builder, patient, works_again};
+use crate::store::{
+    DEFAULT, Kind, LEASE, SOON, STALL, Store, begin, give_back, kind, soon, tickets,
+};
+
+/// What a person runs to make the tables.
+const FILE: &str = include_str!("../../lockcore/src/backend/mysql/schema/lockcore1.sql");
+
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, DEFAULT;
+        a_crash_of_the_server_lets_no_second_holder_in
+        a_replica_that_was_waited_for_lets_no_second_holder_in_when_it_is_promoted
+        an_end_of_all_connections_lets_no_second_holder_in
+        a_log_of_statements_is_refused
+        a_server_that_takes_no_writes_any_more_is_unavailable
+        a_server_without_a_free_connection_is_unavailable
+        clients_that_find_no_tables_make_them
+        tables_that_a_user_may_not_make_are_told
+        a_user_with_the_rights_of_the_guide_can_touch_no_table
+        holders_notice_that_somebody_has_dropped_the_tables
+        names_that_look_alike_are_different_names
+        tokens_rise_when_the_clock_of_the_server_is_set_back
+        a_clock_that_jumps_ahead_ends_leases_and_their_holders_learn_of_it
+    ]
+}
+
+fn client(server: &MysqlServer) -> Locks {
+    patient(server.url()).build().unwrap()
+}
+
+/// A server with the tables, and a client of the user with the rights of the guide.
+async fn with_tables(server: &MysqlServer) -> Locks {
+    works_again(&client(server), "first", STALL).await;
+    patient(server.url_with_user(USER, SECRET)).build().unwrap()
+}
+
+/// A crash of the machine would lose what is not on the disk. One of the server alone does not.
+async fn a_crash_of_the_server_lets_no_second_holder_in(_: Store) {
+    let rounds = if tests::fact::long() { 50 } else { 3 };
+    let server = MysqlServer::start();
+    let crowd = Crowd::begin(&server.url(), SHORT);
+    let crash = || {
+        server.kill();
+        server.restart();
+    };
+    for round in 0..rounds {
+        crowd.visits(fastrand::usize(20..120)).await;
+        crowd.crash(crash, round % 2 == 0).await;
+    }
+    crowd.visits(100).await;
+    crowd.end().await;
+}
+
+async fn a_replica_that_was_waited_for_lets_no_second_holder_in_when_it_is_promoted(_: Store) {
+    let old = MysqlServer::primary(&[]);
+    let new = old.replica(old.port());
+    let address = Proxy::to(old.port());
+    let crowd = Crowd::begin(&old.url_at(address.port()), SHORT);
+    crowd.visits(fastrand::usize(20..120)).await;
+    let fail_over = || {
+        old.kill();
+        new.promote();
+        address.lead_to(new.port());
+    };
+    crowd.crash(fail_over, true).await;
+    crowd.visits(100).await;
+    crowd.end().await;
+}
+
+/// Ends the connections of all clients, or only what they carry out at this moment.
+fn kill(server: &MysqlServer, session: &mut Session, what: &str) {
+    let clients = server.query(&format!(
+        "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = '{DATABASE}'"
+    ));
+    // Some may have gone.
+    for client in clients {
+        session.run(&format!("KILL {what} {client}"));
+    }
+}
+
+async fn an_end_of_all_connections_lets_no_second_holder_in(_: Store) {
+    let server = MysqlServer::start();
+    let mut session = server.session();
+    let crowd = Crowd::begin(&server.url(), LEASE);
+    for _ in 0..5 {
+        for what in ["CONNECTION", "QUERY"] {
+            crowd.visits(fastrand::usize(5..50)).await;
+            kill(&server, &mut session, what);
+        }
+    }
+    crowd.visits(100).await;
+    crowd.end().await;
+}
+
+async fn a_log_of_statements_is_refused(_: Store) {
+    let server = MysqlServer::with(&[
+        "--log-bin=log",
+        "--server-id=1",
+        "--binlog-format=STATEMENT",
+    ]);
+    let outcome = client(&server).mutex("a").acquire().await;
+    let text = outcome.as_ref().unwrap_err().to_string();
+    assert_eq!(kind(outcome), ErrorKind::Config);
+    assert!(
+        text.contains("binlog_format") && text.contains("ROW"),
+        "{text}"
+    );
+}
+
+/// As an operator makes it who moves the database to another server. The procedures run in the name
+/// of a user whom the setting does not bind.
+async fn a_server_that_takes_no_writes_any_more_is_unavailable(_: Store) {
+    let server = MysqlServer::start();
+    with_tables(&server).await;
+    let url = server.url_with_user(USER, SECRET);
+    let locks = builder(&url).build().unwrap();
+    works_again(&locks, "a", SOON).await;
+    server.query("SET GLOBAL read_only = ON");
+
+    for locks in [&locks, &builder(&url).build().unwrap()] {
+        let outcome = locks.mutex("a").acquire().await;
+        assert_eq!(kind(outcome), ErrorKind::Unavailable);
+    }
+
+    server.query("SET GLOBAL read_only = OFF");
+    works_again(&locks, "a", SOON).await;
+}
+
+async fn a_server_without_a_free_connection_is_unavailable(_: Store) {
+    let server = MysqlServer::with(&["--max-connections=10"]);
+    with_tables(&server).await;
+    let url = server.url_with_user(USER, SECRET);
+    let holder = patient(&url).build().unwrap();
+    let guard = holder.mutex("a").acquire().await.unwrap();
+    eventually("the first client has gone", STALL, async || {
+        let first = format!(
+            "SELECT COUNT(*) FROM information_schema.PROCESSLIST \
+             WHERE USER = '{HARNESS}' AND DB = '{DATABASE}'"
+        );
+        server.query(&first) == ["0"]
+    })
+    .await;
+    let mut sessions = Vec::new();
+    loop {
+        let mut session = server.session();
+        if session.try_run("SELECT 1").is_none() {
+            break;
+        }
+        sessions.push(session);
+    }
+
+    let locks = builder(&url).build().unwrap();
+    let outcome = locks.mutex("b").acquire().await;
+    assert_eq!(kind(outcome), ErrorKind::Unavailable);
+    give_back(guard).await;
+
+    drop(sessions);
+    works_again(&locks, "b", SOON).await;
+}
+
+async fn clients_that_find_no_tables_make_them(_: Store) {
+    for _ in 0..5 {
+        let server = MysqlServer::start();
+        let clients: Vec<Locks> = (0..4).map(|_| client(&server)).collect();
+        let take = clients.iter().map(async |locks| {
+            give_back(locks.mutex("a").wait(STALL).acquire().await.unwrap()).await;
+        });
+        join_all(take).await;
+    }
+}
+
+async fn tables_that_a_user_may_not_make_are_told(_: Store) {
+    let server = MysqlServer::start();
+    let locks = patient(server.url_with_user(USER, SECRET)).build().unwrap();
+    let missing = locks.mutex("a").acquire().await;
+    let text = missing.as_ref().unwrap_err().to_string();
+    assert_eq!(kind(missing), ErrorKind::Config);
+    assert!(text.contains("lockcore1.sql"), "{text}");
+
+    server.query(&format!("USE {DATABASE};\n{FILE}"));
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+}
+
+async fn a_user_with_the_rights_of_the_guide_can_touch_no_table(_: Store) {
+    let server = MysqlServer::start();
+    let locks = with_tables(&server).await;
+    locks.ready(SOON).await.unwrap();
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+
+    let grants = server.query(&format!("SHOW GRANTS FOR {USER}@'%'"));
+    let guide = include_str!("../../lockcore/src/backend/mysql/guide.md");
+    let stated = guide
+        .lines()
+        .find(|line| line.starts_with("GRANT "))
+        .unwrap();
+    let plain = |grant: &str| grant.replace(['`', '\'', ';'], "");
+    assert!(
+        grants.iter().any(|grant| plain(grant) == plain(stated)),
+        "{grants:?}"
+    );
+    assert_eq!(grants.len(), 2, "{grants:?}");
+}
+
+async fn holders_notice_that_somebody_has_dropped_the_tables(_: Store) {
+    let server = MysqlServer::start();
+    let locks = client(&server);
+    let guard = locks.mutex("a").ttl(SHORT).acquire().await.unwrap();
+    let token = guard.fencing_token().unwrap();
+    server.query(&format!(
+        "USE {DATABASE}; DROP TABLE lockcore1_tickets, lockcore1_names, lockcore1_marks, lockcore1_counters"
+    ));
+
+    soon(guard.lost()).await;
+    let outcome = locks.mutex("b").acquire().await;
+    assert_eq!(kind(outcome), ErrorKind::Config);
+
+    server.query(&format!("USE {DATABASE};\n{FILE}"));
+    let next = locks.mutex("a").acquire().await.unwrap();
+    assert!(next.fencing_token().unwrap() > token);
+    give_back(next).await;
+}
+
+/// Collations take these for the same text.
+async fn names_that_look_alike_are_different_names(_: Store) {
+    let server = MysqlServer::start();
+    let locks = client(&server);
+    let mut guards = Vec::new();
+    for name in ["a", "A", "a ", "\u{e1}", "a\u{301}", "\u{ff41}"] {
+        guards.push(locks.mutex(name).try_acquire().await.unwrap());
+    }
+    join_all(guards.into_iter().map(give_back)).await;
+}
+
+async fn tokens_rise_when_the_clock_of_the_server_is_set_back(_: Store) {
+    let server = MysqlServer::with_clock();
+    let locks = client(&server);
+    let hour = Duration::from_secs(3600);
+    let mut before = None;
+    for clock in [
+        Clock::True,
+        Clock::Behind(hour),
+        Clock::Ahead(hour),
+        Clock::Behind(2 * hour),
+    ] {
+        server.set_clock(clock);
+        let guard = locks.mutex("a").acquire().await.unwrap();
+        let token = Some(guard.fencing_token().unwrap());
+        assert!(token > before, "{token:?} after {before:?} at {clock:?}");
+        before = token;
+        give_back(guard).await;
+    }
+}
+
+async fn a_clock_that_jumps_ahead_ends_leases_and_their_holders_learn_of_it(_: Store) {
+    let server = MysqlServer::with_clock();
+    let (holder, others) = (client(&server), client(&server));
+    let guard = holder.mutex("a").ttl(SHORT).acquire().await.unwrap();
+    let token = guard.fencing_token().unwrap();
+    let waits = begin(others.mutex("a").wait(STALL));
+    tickets(&others, "a", 2).await;
+
+    server.set_clock(Clock::Ahead(Duration::from_secs(3600)));
+
+    soon(guard.lost()).await;
+    let outcome = soon(waits).await.unwrap();
+    // The ticket of the one that waits has ended, too, and it has asked again.
+    let next = outcome.unwrap();
+    assert!(next.fencing_token().unwrap() > token);
+    give_back(next).await;
+}
