@@ -279,6 +279,8 @@ impl MysqlServer {
             .arg(format!("--datadir={}", self.data().display()))
             .arg(format!("--socket={}", self.socket().display()))
             .arg(format!("--port={}", self.port))
+            // A server removes the temporary tables of others in this folder when it starts.
+            .arg(format!("--tmpdir={}", self.folder().display()))
             .args(SIZES)
             .args(SETTINGS)
             .args(&self.extra);
@@ -320,6 +322,7 @@ fn make(data: &Path) {
     let made = as_unprivileged(MAKER.as_ref())
         .arg("--no-defaults")
         .arg(format!("--datadir={}", data.display()))
+        .arg(format!("--tmpdir={}", data.parent().unwrap().display()))
         .args(["--auth-root-authentication-method=normal", "--skip-test-db"])
         .args(SIZES)
         .stdin(Stdio::null())
