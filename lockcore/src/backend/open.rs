@@ -629,8 +629,8 @@ mod tests {
             assert!(
                 message.contains("LOCK_CA_FILE")
                     && message.contains(
-                        "these do: etcd+tls, postgres+tls, rediss, rediss+sentinel, \
-                         rediss+cluster, redlock+tls, zookeeper+tls"
+                        "these do: etcd+tls, mysql+tls, postgres+tls, rediss, \
+                         rediss+sentinel, rediss+cluster, redlock+tls, zookeeper+tls"
                     ),
                 "{message}"
             );
