@@ -241,8 +241,10 @@ async fn a_server_without_tls_is_refused_and_told_nothing(store: Store) {
     }
 }
 
-/// The port of a server that sends this answer to each client and ignores all requests.
-fn says_only(answer: &'static [u8]) -> u16 {
+/// The port of a server that sends this answer to each client and ignores all requests. It waits
+/// for the client to begin, if a server of the store would.
+fn says_only(store: &Store, answer: &'static [u8]) -> u16 {
+    let waits = !tls(store).server_speaks_first();
     let listener = tests::ports::listen();
     listener.set_nonblocking(true).unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -250,7 +252,9 @@ fn says_only(answer: &'static [u8]) -> u16 {
     tokio::spawn(async move {
         loop {
             let (mut client, _) = listener.accept().await.unwrap();
-            client.read_u8().await.unwrap();
+            if waits {
+                client.read_u8().await.unwrap();
+            }
             client.write_all(answer).await.unwrap();
             // Reads until the client closes. If the server closed now, it would send a reset, which
             // may overtake the answer.
@@ -265,14 +269,18 @@ async fn a_server_of_another_protocol_is_a_mistake(store: Store) {
     const TLS_ALERT: &[u8] = &[21, 3, 3, 0, 2, 2, 40];
     let ca = Authority::new();
 
-    let url = url_of(&store, schemes(&store).encrypted, says_only(NOT_TLS));
+    let url = url_of(
+        &store,
+        schemes(&store).encrypted,
+        says_only(&store, NOT_TLS),
+    );
     let told = ["does not speak TLS", "the scheme without TLS"];
     refused(client(&url).ca_file(ca.file()), ErrorKind::Config, &told).await;
     let Some(not_understood) = tls(&store).not_understood() else {
         return;
     };
     for answer in [NOT_TLS, TLS_ALERT] {
-        let url = url_of(&store, schemes(&store).plain, says_only(answer));
+        let url = url_of(&store, schemes(&store).plain, says_only(&store, answer));
         let told = [not_understood, schemes(&store).not_plain];
         refused(client(&url), ErrorKind::Config, &told).await;
     }
