@@ -21,10 +21,11 @@ use crate::backend::{Fault, StoreError};
 const SESSION: &str = "SET SESSION autocommit = 1, wait_timeout = 2147483, \
     innodb_lock_wait_timeout = 5 /*M!, max_statement_time = 0 */";
 
-/// The settings that count. Every user may read them.
+/// The settings that count, and those by which two servers differ. Every user may read them.
 const SETTINGS: &str = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'read_only', \
     'innodb_read_only', 'wsrep_on', 'wsrep_provider', 'group_replication_single_primary_mode', \
-    'max_allowed_packet', 'binlog_format', 'log_bin', 'innodb_flush_log_at_trx_commit')";
+    'max_allowed_packet', 'binlog_format', 'log_bin', 'sync_binlog', \
+    'innodb_flush_log_at_trx_commit', 'hostname', 'port', 'server_id', 'server_uuid', 'server_uid')";
 
 /// The settings of a server, with small letters.
 pub(super) type Settings = HashMap<String, String>;
@@ -123,6 +124,15 @@ pub(super) async fn check(store: &Store) -> Result<Vec<String>, StoreError> {
             "requests count before they are on the disk of MySQL (innodb_flush_log_at_trx_commit \
              is not 1): after a crash of the machine, a lock that was granted in its last second \
              may be granted to others. Set it to 1"
+                .to_owned(),
+        );
+    }
+    let is = |name: &str, value: &str| settings.get(name).is_some_and(|found| found == value);
+    if is("log_bin", "on") && !is("sync_binlog", "1") {
+        warnings.push(
+            "the binary log of MySQL is not on the disk when a request counts (sync_binlog is not \
+             1): after a crash of the machine, what it lacks is rolled back, and a lock may be \
+             granted to others. Set it to 1"
                 .to_owned(),
         );
     }

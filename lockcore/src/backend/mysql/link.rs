@@ -11,12 +11,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 
 use super::calls::Call;
 use super::config::Server;
-use super::dial::dial;
+use super::dial::{Settings, dial, settings};
 use super::errors::failed;
 use super::looks::Spot;
 use super::wire::{Failure, Row, Wire};
@@ -60,6 +60,9 @@ pub(super) struct Inner {
     pub(super) receiver: u64,
     /// `None` when the connections have ended.
     events: Mutex<Option<Arc<EventSink>>>,
+    ended: watch::Sender<bool>,
+    /// Of the server of the first connection.
+    settings: Settings,
     pub(super) timer: Timer,
     queue: mpsc::UnboundedSender<Job>,
     jobs: tokio::sync::Mutex<mpsc::UnboundedReceiver<Job>>,
@@ -111,20 +114,16 @@ impl Store {
         }
     }
 
-    /// Tells the clients of tickets that were granted by a call: `<receiver>:<id>:<ticket>,…`.
-    /// Clients of other processes look.
+    /// Tells of tickets of this client that were granted by a call: `<receiver>:<id>:<ticket>,…`.
+    /// Other clients look.
     fn tell(&self, told: &str, answered: &[Id]) {
         for grant in told.split(',') {
-            let mut parts = grant.split(':');
-            let (Some(receiver), Some(id), Some(ticket)) =
-                (parts.next(), parts.next(), parts.next())
-            else {
-                continue;
-            };
-            let receiver = receiver.parse().ok().map(i64::cast_unsigned);
-            let link = receiver.and_then(|receiver| self.link(receiver));
-            if let (Some(link), Some(id), Ok(ticket)) = (link, Id::parse(id), ticket.parse())
+            let mut parts = grant.split(':').skip(1);
+            let id = parts.next().and_then(Id::parse);
+            let ticket = parts.next().and_then(|ticket| ticket.parse().ok());
+            if let (Some(id), Some(ticket)) = (id, ticket)
                 && !answered.contains(&id)
+                && let Some(link) = self.link_of(id)
             {
                 link.granted(Wake::new(id, ticket));
             }
@@ -134,13 +133,20 @@ impl Store {
 
 impl Link {
     /// Begins to work on this connection.
-    pub(super) fn begin(store: &Arc<Store>, wire: Wire, events: EventSink) -> Self {
+    pub(super) fn begin(
+        store: &Arc<Store>,
+        wire: Wire,
+        settings: Settings,
+        events: EventSink,
+    ) -> Self {
         let (queue, jobs) = mpsc::unbounded_channel();
         let inner = Arc::new(Inner {
             store: Arc::clone(store),
             receiver: events.receiver(),
             timer: events.timer(),
             events: Mutex::new(Some(Arc::new(events))),
+            ended: watch::Sender::new(false),
+            settings,
             queue,
             jobs: tokio::sync::Mutex::new(jobs),
             open: AtomicUsize::new(1),
@@ -209,8 +215,14 @@ impl Inner {
             reply,
         };
         let ended = || StoreError::broken("MySQL: the connection has ended");
+        let mut end = self.ended.subscribe();
         self.queue.send(job).map_err(|_| ended())?;
-        answer.await.map_err(|_| ended())?
+        tokio::select! {
+            biased;
+            answer = answer => answer.map_err(|_| ended())?,
+            // The call may be on its way.
+            _ = end.wait_for(|ended| *ended) => Err(ended()),
+        }
     }
 
     /// Notes that a ticket of this link waits.
@@ -221,9 +233,15 @@ impl Inner {
         self.waits.notify_one();
     }
 
+    /// A ticket that waits is granted. A look and a call may both tell of it.
     pub(super) fn granted(&self, wake: Wake) {
-        self.looks().settled(wake.id);
-        if let Some(events) = self.events() {
+        let was_waiting = {
+            let mut looks = self.looks();
+            let was_waiting = looks.is_waiting(wake.id);
+            looks.settled(wake.id);
+            was_waiting
+        };
+        if let Some(events) = self.events().filter(|_| was_waiting) {
             events.granted(wake);
         }
     }
@@ -244,11 +262,13 @@ impl Inner {
     fn end(&self) {
         let events = (self.events.lock().unwrap_or_else(PoisonError::into_inner)).take();
         drop(events);
+        self.ended.send_replace(true);
         let more = std::mem::take(&mut *self.more.lock().unwrap_or_else(PoisonError::into_inner));
         more.iter().for_each(AbortHandle::abort);
     }
 
-    /// Opens another connection, if there may be more.
+    /// Opens another connection, if there may be more. The address may lead to another server by
+    /// now, which has not the same tickets. Then all connections end.
     fn grow(self: &Arc<Self>) {
         let grown = self
             .open
@@ -260,8 +280,11 @@ impl Inner {
         }
         let inner = Arc::clone(self);
         let task = self.runtime.spawn(async move {
-            match dial(&inner.store.server).await {
-                Ok(wire) => work(Arc::clone(&inner), wire, false).await,
+            match another(&inner.store.server).await {
+                Ok((wire, settings)) if settings == inner.settings => {
+                    work(Arc::clone(&inner), wire, false).await;
+                }
+                Ok(_) => inner.end(),
                 // The server may have no room for more. The first connection works on.
                 Err(_) => (inner.timer)(IDLE).await,
             }
@@ -271,6 +294,12 @@ impl Inner {
         more.retain(|task| !task.is_finished());
         more.push(task.abort_handle());
     }
+}
+
+async fn another(server: &Server) -> Result<(Wire, Settings), StoreError> {
+    let mut wire = dial(server).await?;
+    let settings = settings(&mut wire).await?;
+    Ok((wire, settings))
 }
 
 /// Takes calls from the queue and makes them on this connection, until the connection ends. When the

@@ -90,6 +90,10 @@ impl Backend for Mysql {
             .counters(true)
     }
 
+    fn silence(&self) -> &'static str {
+        "; another server than MySQL at this port is silent too: check it, 3306 is usual"
+    }
+
     fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
         let store = Arc::clone(&self.0);
         Box::pin(async move {
@@ -108,7 +112,7 @@ async fn connected(store: &Arc<Store>, events: EventSink) -> Result<Link, StoreE
     let settings = dial::settings(&mut wire).await?;
     dial::check_server(&server.place(), &settings)?;
     dial::find_schema(&mut wire).await?;
-    Ok(Link::begin(store, wire, events))
+    Ok(Link::begin(store, wire, settings, events))
 }
 
 impl MysqlConnection {
