@@ -1,16 +1,21 @@
 //! For operators: who holds a lock and who waits for it ([`Locks::inspect`]), and which names are
 //! in use ([`Locks::list`]).
 
-use crate::backend::{Listing, StoreError};
+use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
+
+use crate::backend::{Listing, Page, StoreError};
 use crate::client::calls::Where;
 use crate::error::Error;
 use crate::locks::Locks;
 use crate::name::MAX_NAME_LEN;
 
-pub use crate::backend::{NameInUse, TicketInfo};
+pub use crate::backend::{NameInUse, Summary, TicketInfo};
 
 /// How many names a page has by default, and at most.
 const PAGE: (u32, u32) = (100, 1_000);
+
+/// How many names are inspected at the same time, if the store has not summed up their lines.
+const AT_A_TIME: usize = 16;
 
 impl Locks {
     /// Shows the holders and the waiters of a name, the oldest first. This is a snapshot, which may
@@ -73,6 +78,14 @@ impl Locks {
     ///         println!("{}: {:?}", used.name, locks.inspect(&used.name).await?);
     ///     }
     /// }
+    ///
+    /// // How many hold and wait, without a request for each name.
+    /// let mut pages = locks.list("order:").with_summaries();
+    /// while let Some(page) = pages.next().await? {
+    ///     for used in page {
+    ///         println!("{}: {:?}", used.name, used.summary);
+    ///     }
+    /// }
     /// # drop(guard);
     /// # Ok(()) }
     /// ```
@@ -102,6 +115,18 @@ impl NamesInUse {
         self
     }
 
+    /// Each name gets a [summary](NameInUse::summary): how many hold and wait, and for how long. A
+    /// name without one is too long for the list.
+    ///
+    /// The stores send the summaries of short lines with the page. A line that is longer than a few
+    /// dozen tickets is [inspected](Locks::inspect): one more request for each of these names, and
+    /// up to 16 at a time. So are all lines of a store that cannot sum up, such as one from outside
+    /// of this crate.
+    pub fn with_summaries(mut self) -> Self {
+        self.listing.summaries = true;
+        self
+    }
+
     /// The next page, which has at least one name. `None` after the last page.
     ///
     /// # Errors
@@ -127,12 +152,38 @@ impl NamesInUse {
             let listing = self.listing.clone();
             let page = shared.operate(Where::Here, by, |connection, _| connection.list(listing));
             let (_, page) = page.await.map_err(StoreError::unavailable_unless_config)?;
-            self.over = page.next.is_none();
-            self.listing.after = page.next;
-            if !page.names.is_empty() {
-                return Ok(Some(page.names));
+            let Page { names, next } = page;
+            let names = match self.listing.summaries {
+                true => self.summed_up(names).await?,
+                false => names,
+            };
+            self.over = next.is_none();
+            self.listing.after = next;
+            if !names.is_empty() {
+                return Ok(Some(names));
             }
         }
         Ok(None)
+    }
+
+    /// Inspects the names that the store has not summed up. Leaves out those that have gone out of
+    /// use by then.
+    async fn summed_up(&self, names: Vec<NameInUse>) -> Result<Vec<NameInUse>, Error> {
+        let summed_up = names.into_iter().map(async |mut used| {
+            if used.is_whole && used.summary.is_none() {
+                let name = self.locks.name(&used.name)?;
+                let line = self.locks.0.shared.inspect(&name).await?;
+                if line.is_empty() {
+                    return Ok(None);
+                }
+                used.summary = Some(Summary::of(&line));
+            }
+            Ok(Some(used))
+        });
+        let summed_up = stream::iter(summed_up).buffered(AT_A_TIME);
+        summed_up
+            .try_filter_map(async |used| Ok(used))
+            .try_collect()
+            .await
     }
 }

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use lockcore::backend::{
-    Answer, Backend, Connection, Departure, Enqueued, Fault, Released, Renewed, Request, StoreError,
+    Answer, Backend, Connection, Departure, Enqueued, Fault, Listing, Name, Page, Released,
+    Renewed, Request, StoreError, TicketInfo,
 };
 use lockcore::testing::around;
 
@@ -16,6 +17,8 @@ pub(crate) struct Counts {
     enqueued: AtomicUsize,
     released: AtomicUsize,
     renewals: AtomicUsize,
+    inspected: AtomicUsize,
+    hides_summaries: AtomicBool,
     refuses_renewals: AtomicBool,
 }
 
@@ -27,6 +30,16 @@ impl Counts {
     /// Renewal requests. One request may name many tickets.
     pub(crate) fn renewals(&self) -> usize {
         self.renewals.load(Ordering::SeqCst)
+    }
+
+    /// The number of lines that were read.
+    pub(crate) fn inspected(&self) -> usize {
+        self.inspected.load(Ordering::SeqCst)
+    }
+
+    /// From now on the list has no summaries, like that of a store that cannot sum up lines.
+    pub(crate) fn hide_summaries(&self) {
+        self.hides_summaries.store(true, Ordering::SeqCst);
     }
 
     /// Starts or stops refusing renewals, like a store that has trouble for a while.
@@ -82,5 +95,24 @@ impl Connection for Counted {
             .released
             .fetch_add(tickets.len(), Ordering::SeqCst);
         self.connection.release(tickets)
+    }
+
+    fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>> {
+        self.counts.inspected.fetch_add(1, Ordering::SeqCst);
+        self.connection.inspect(name)
+    }
+
+    fn list(&self, listing: Listing) -> Answer<Page> {
+        let page = self.connection.list(listing);
+        let hides_summaries = self.counts.hides_summaries.load(Ordering::SeqCst);
+        Box::pin(async move {
+            let mut page = page.await?;
+            if hides_summaries {
+                for used in &mut page.names {
+                    used.summary = None;
+                }
+            }
+            Ok(page)
+        })
     }
 }

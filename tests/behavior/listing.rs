@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 use lockcore::backend::{Connection, Renewed, Request};
-use lockcore::{ErrorKind, Locks};
+use lockcore::{Error, ErrorKind, Guard, Locks};
 use tests::eventually::eventually;
 use tests::redis_server::RedisServer;
 use tests::stores::redis::{USER, documented, grant};
 use tests::watch::SECRET;
+use tokio::task::JoinHandle;
 
 use crate::hostile::{random_id, request, stranger, with};
 use crate::store::{
@@ -26,6 +27,8 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         every_name_of_the_namespace_that_is_held_or_waited_for_is_listed
         a_listing_that_was_dropped_goes_on_where_it_was
         a_prefix_that_no_name_can_have_is_refused
+        names_are_summed_up_without_a_request_for_each
+        lines_that_the_store_does_not_sum_up_are_inspected
     ]
 }
 
@@ -77,6 +80,85 @@ async fn every_name_of_the_namespace_that_is_held_or_waited_for_is_listed(store:
     give_back(waits.await.unwrap().unwrap()).await;
     assert_nothing_left(&store, &locks, "b").await;
     assert_eq!(listed(&locks, "", 6).await, Vec::<String>::new());
+}
+
+/// The names in use with their holders, their waiters, and the text of the first holder.
+async fn summed_up(locks: &Locks) -> Vec<(String, u64, u64, Option<String>)> {
+    let (mut pages, mut names) = (locks.list("").with_summaries(), Vec::new());
+    while let Some(page) = pages.next().await.unwrap() {
+        names.extend(page.into_iter().map(|used| {
+            let summary = used.summary.expect("each name is summed up");
+            assert_eq!(summary.since.is_some(), summary.holders > 0);
+            assert_eq!(summary.longest_wait.is_some(), summary.waiters > 0);
+            assert!(summary.owner.contains('/'), "{summary:?}");
+            let (holders, waiters) = (summary.holders, summary.waiters);
+            (used.name, holders, waiters, summary.owner_text)
+        }));
+    }
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+/// Twenty names that are held, one of which has a waiter, and a semaphore with two holders.
+async fn busy(store: &Store) -> (Vec<Guard>, JoinHandle<Result<Guard, Error>>) {
+    let (locks, other) = (store.client(), store.client());
+    let mut guards = Vec::new();
+    for number in 10..30 {
+        let lock = locks.mutex(format!("a:{number}")).owner("billing");
+        guards.push(lock.acquire().await.unwrap());
+    }
+    let pool = locks.semaphore("pool", 3);
+    for _ in 0..2 {
+        guards.push(pool.acquire().await.unwrap());
+    }
+    let waits = begin(other.mutex("a:10"));
+    tickets(&locks, "a:10", 2).await;
+    (guards, waits)
+}
+
+fn summaries_of_busy() -> Vec<(String, u64, u64, Option<String>)> {
+    let held = (10..30).map(|number| {
+        let waiters = u64::from(number == 10);
+        (
+            format!("a:{number}"),
+            1,
+            waiters,
+            Some("billing".to_owned()),
+        )
+    });
+    held.chain([("pool".to_owned(), 2, 0, None)]).collect()
+}
+
+async fn names_are_summed_up_without_a_request_for_each(store: Store) {
+    let (locks, counts) = store.counted(store.fair);
+    let (guards, waits) = busy(&store).await;
+
+    assert_eq!(summed_up(&locks).await, summaries_of_busy());
+
+    assert_eq!(counts.inspected(), 0);
+    give_all_back(guards, waits).await;
+}
+
+async fn lines_that_the_store_does_not_sum_up_are_inspected(store: Store) {
+    let (locks, counts) = store.counted(store.fair);
+    let (guards, waits) = busy(&store).await;
+    counts.hide_summaries();
+
+    assert_eq!(summed_up(&locks).await, summaries_of_busy());
+
+    assert!(
+        counts.inspected() >= 21,
+        "on Redis a name may be listed twice"
+    );
+    give_all_back(guards, waits).await;
+}
+
+async fn give_all_back(guards: Vec<Guard>, waits: JoinHandle<Result<Guard, Error>>) {
+    for guard in guards {
+        give_back(guard).await;
+    }
+    give_back(waits.await.unwrap().unwrap()).await;
 }
 
 async fn a_listing_that_was_dropped_goes_on_where_it_was(store: Store) {

@@ -243,7 +243,7 @@ async fn functions_of_an_earlier_version_are_replaced_by_a_client_that_may(_: St
         give_back(locks.mutex("a").wait(SOON).acquire().await.unwrap()).await;
     });
     join_all(take).await;
-    assert_eq!(version(), ["2"]);
+    assert_eq!(version(), ["3"]);
     let not_held = server.try_query("SELECT lockcore1.hold('a', 1024)");
     assert!(not_held.is_err());
     let late = patient(&url).build().unwrap();
@@ -254,7 +254,7 @@ async fn functions_of_an_earlier_version_are_replaced_by_a_client_that_may(_: St
 
 async fn functions_of_a_later_version_stay(_: Store) {
     let server = PostgresServer::start();
-    make_version(&server, 3);
+    make_version(&server, 4);
 
     let locks = patient(server.url()).build().unwrap();
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
@@ -262,7 +262,7 @@ async fn functions_of_a_later_version_stay(_: Store) {
     let refused = format!("{:?}", server.try_query(file).unwrap_err());
 
     assert!(refused.contains("LC002"), "{refused}");
-    assert_eq!(server.query("SELECT lockcore1.version()"), ["3"]);
+    assert_eq!(server.query("SELECT lockcore1.version()"), ["4"]);
 }
 
 async fn a_database_with_another_default_isolation_has_locks_all_the_same(_: Store) {

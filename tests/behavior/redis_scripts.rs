@@ -48,6 +48,10 @@ fn script(verb: &str) -> String {
     };
     let shared = [
         (
+            "-- include tickets.lua",
+            include_str!("../../lockcore/src/backend/redis/scripts/tickets.lua"),
+        ),
+        (
             "-- include line.lua",
             include_str!("../../lockcore/src/backend/redis/scripts/line.lua"),
         ),

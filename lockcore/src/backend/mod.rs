@@ -102,7 +102,7 @@ pub use capability::Capability;
 pub use events::{EventSink, News};
 pub use fault::{Fault, StoreError};
 pub use open::open;
-pub use shown::{AskedBack, Listing, NameInUse, Page, TicketInfo};
+pub use shown::{AskedBack, Listing, NameInUse, Page, Summary, TicketInfo};
 
 /// A future that may be moved between threads.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;

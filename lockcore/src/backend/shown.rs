@@ -63,13 +63,10 @@ impl TicketInfo {
         owner: String,
     ) -> Self {
         let (owner, ask) = match owner.split_once(ASK) {
-            Some((owner, ask)) => (owner.to_owned(), AskedBack::parse(ask)),
-            None => (owner, None),
+            Some((owner, ask)) => (owner, AskedBack::parse(ask)),
+            None => (&*owner, None),
         };
-        let (owner, text) = match owner.split_once(' ') {
-            Some((owner, text)) => (owner.to_owned(), Some(text.to_owned())),
-            None => (owner, None),
-        };
+        let (owner, text) = client_and_text(owner);
         Self {
             ticket,
             granted,
@@ -103,6 +100,14 @@ impl TicketInfo {
 
     pub(crate) fn id(&self) -> Option<Id> {
         self.id
+    }
+}
+
+/// The client, and the text that the application has set.
+fn client_and_text(owner: &str) -> (String, Option<String>) {
+    match owner.split_once(' ') {
+        Some((client, text)) => (client.to_owned(), Some(text.to_owned())),
+        None => (owner.to_owned(), None),
     }
 }
 
@@ -167,6 +172,10 @@ pub struct Listing {
     pub after: Option<Arc<str>>,
     /// At most about this many names, 1 to 1,000.
     pub limit: u32,
+    /// Whether the caller wants to know [how many hold and wait](NameInUse::summary). A store that
+    /// can tell without a request for each name does so, at least for short lines. The core asks
+    /// for the other lines with [`inspect`](crate::backend::Connection::inspect).
+    pub summaries: bool,
 }
 
 impl Listing {
@@ -178,6 +187,7 @@ impl Listing {
             prefix,
             after: None,
             limit,
+            summaries: false,
         }
     }
 }
@@ -210,14 +220,27 @@ pub struct NameInUse {
     /// only the beginning is known. [`inspect`](crate::Locks::inspect) and
     /// [`force_release`](crate::Locks::force_release) need the whole name.
     pub is_whole: bool,
+    /// The holders and the waiters in a few numbers, if the caller has [asked for
+    /// them](crate::inspect::NamesInUse::with_summaries).
+    pub summary: Option<Summary>,
 }
 
 impl NameInUse {
     /// A name that is known as a whole.
     #[must_use]
     pub fn new(name: String) -> Self {
-        let is_whole = true;
-        Self { name, is_whole }
+        Self {
+            name,
+            is_whole: true,
+            summary: None,
+        }
+    }
+
+    /// Adds the summary of the line of this name.
+    #[must_use]
+    pub fn with_summary(mut self, summary: Summary) -> Self {
+        self.summary = Some(summary);
+        self
     }
 
     /// The name that this [key](crate::backend::Name::key) was made from. `None` if the key was not
@@ -235,6 +258,53 @@ impl NameInUse {
     )]
     pub(crate) fn of_key(key: &str, limit: usize) -> Option<Self> {
         let (name, is_whole) = of_key(key, limit)?;
-        Some(Self { name, is_whole })
+        Some(Self {
+            name,
+            is_whole,
+            summary: None,
+        })
+    }
+}
+
+/// The line of a name in a few numbers: see [`NameInUse::summary`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub struct Summary {
+    /// How many tickets hold, as [`TicketInfo::granted`] says.
+    pub holders: u64,
+    /// How many tickets wait. Tasks that wait in the memory of a process have no ticket.
+    pub waiters: u64,
+    /// The [client](TicketInfo::owner) of the oldest ticket that holds. Empty if none holds.
+    pub owner: String,
+    /// The [text of the application](TicketInfo::owner_text) of the oldest ticket that holds.
+    pub owner_text: Option<String>,
+    /// The [age](TicketInfo::age) of the oldest ticket that holds.
+    pub since: Option<Duration>,
+    /// The greatest age of the tickets that wait.
+    pub longest_wait: Option<Duration>,
+}
+
+impl Summary {
+    /// The summary of the tickets that [`inspect`](crate::Locks::inspect) shows.
+    #[must_use]
+    pub fn of(line: &[TicketInfo]) -> Self {
+        let (holders, waiters): (Vec<_>, Vec<_>) = line.iter().partition(|ticket| ticket.granted);
+        let first = holders.first();
+        Self {
+            holders: holders.len() as u64,
+            waiters: waiters.len() as u64,
+            owner: first.map_or_else(String::new, |first| first.owner.clone()),
+            owner_text: first.and_then(|first| first.owner_text.clone()),
+            since: first.and_then(|first| first.age),
+            longest_wait: waiters.iter().filter_map(|ticket| ticket.age).max(),
+        }
+    }
+
+    /// Adds the owner of the oldest ticket that holds, as the store keeps it.
+    #[cfg(any(feature = "mysql", feature = "postgres", feature = "sqlite"))]
+    pub(super) fn with_owner(mut self, owner: &str) -> Self {
+        let owner = owner.split(ASK).next().unwrap_or_default();
+        (self.owner, self.owner_text) = client_and_text(owner);
+        self
     }
 }

@@ -37,7 +37,7 @@ use super::messages::{
 use super::session::{At, Session};
 use super::standing::Told;
 use crate::backend::{
-    Departure, Enqueued, Fault, Listing, NameInUse, Page, Released, StoreError, TicketInfo,
+    Departure, Enqueued, Fault, Listing, NameInUse, Page, Released, StoreError, Summary, TicketInfo,
 };
 use crate::clock::Clock;
 use crate::name::Name;
@@ -363,13 +363,19 @@ pub(super) async fn inspect(at: Arc<At>, name: Name) -> Result<Vec<TicketInfo>, 
     let line = at.session.layout.line(&name);
     let answer = at.link.range(all_below(&line)).await?;
     let revision = answer.header.map_or(0, |header| header.revision);
-    let copy = Copy::new(&line, revision, &answer.kvs);
+    Ok(shown(&line, revision, &answer.kvs))
+}
+
+/// The tickets of a line, oldest first.
+fn shown(line: &str, revision: i64, listed: &[KeyValue]) -> Vec<TicketInfo> {
+    let copy = Copy::new(line, revision, listed);
     let capacity = copy.capacity().unwrap_or_default();
     let holders: HashSet<i64> = copy.holders().map(|(number, _)| number).collect();
     let now = millis();
-    let mut tickets: Vec<TicketInfo> = (answer.kvs.iter())
+    let mut tickets: Vec<TicketInfo> = listed
+        .iter()
         .filter_map(|kv| {
-            let id = layout::id_of(&line, &kv.key)?;
+            let id = layout::id_of(line, &kv.key)?;
             let ticket = Ticket::decode(&kv.value);
             let shown = TicketInfo::new(
                 kv.create_revision.unsigned_abs(),
@@ -387,7 +393,7 @@ pub(super) async fn inspect(at: Arc<At>, name: Name) -> Result<Vec<TicketInfo>, 
         })
         .collect();
     tickets.sort_unstable_by_key(|ticket| ticket.ticket);
-    Ok(tickets)
+    tickets
 }
 
 /// Lists the names in use. The next page begins behind the last name of the page before it, so a
@@ -400,25 +406,38 @@ pub(super) async fn list(at: Arc<At>, listing: Listing) -> Result<Page, StoreErr
         key: from.into(),
         range_end: behind(&beginning),
         limit: KEYS,
-        keys_only: true,
+        keys_only: !listing.summaries,
     };
     let answer = at.link.range(range).await?;
-    let mut lines: Vec<&str> = Vec::new();
-    for kv in &answer.kvs {
-        let key = std::str::from_utf8(&kv.key).unwrap_or_default();
-        if let Some((line, _)) = key.rsplit_once('/')
-            && lines.last() != Some(&line)
-        {
-            lines.push(line);
-        }
+    let is_same = |one: &KeyValue, other: &KeyValue| line_of(one) == line_of(other);
+    let mut lines: Vec<_> = answer.kvs.chunk_by(is_same).collect();
+    // The answer may have ended in the middle of the last line. Then that line begins the next page,
+    // unless the page has no other.
+    let is_cut = answer.more && lines.len() == 1;
+    if answer.more && !is_cut {
+        lines.pop();
     }
     let more = answer.more || lines.len() > listing.limit as usize;
     lines.truncate(listing.limit as usize);
+    let last = lines.last().and_then(|listed| line_of(&listed[0]));
+    let revision = answer.header.map_or(0, |header| header.revision);
+    let names = lines.iter().filter_map(|listed| {
+        let line = line_of(&listed[0])?;
+        let mut used = NameInUse::of_key(layout.name_of(line)?, READABLE)?;
+        if listing.summaries && !is_cut {
+            used.summary = Some(Summary::of(&shown(&format!("{line}/"), revision, listed)));
+        }
+        Some(used)
+    });
     // Behind the slash of this line.
-    let next = lines.last().filter(|_| more).map(|line| format!("{line}0"));
-    let keys = lines.iter().filter_map(|line| layout.name_of(line));
-    let names = keys.filter_map(|key| NameInUse::of_key(key, READABLE));
+    let next = last.filter(|_| more).map(|line| format!("{line}0"));
     Ok(Page::new(names.collect(), next.map(Into::into)))
+}
+
+/// The line of a ticket, without the slash at its end.
+fn line_of(ticket: &KeyValue) -> Option<&str> {
+    let (line, _) = std::str::from_utf8(&ticket.key).ok()?.rsplit_once('/')?;
+    Some(line)
 }
 
 /// Writes the ask-back behind the owner. No message is sent: the holder reads its key when it renews

@@ -23,7 +23,7 @@ use url::Url;
 use super::{
     Adoption, Answer, Backend, Capability, Connection, Count, Counted, Departure, Enqueued,
     EventSink, Fault, Listing, NameInUse, News, Page, Released, Renewed, Resize, Resized,
-    StoreError, TicketInfo,
+    StoreError, Summary, TicketInfo,
 };
 use crate::clock::{Clock, Instant};
 use crate::error::Error;
@@ -352,9 +352,11 @@ impl Store {
     pub(crate) fn inspect(&self, name: &Name) -> Vec<TicketInfo> {
         let now = self.clock.now();
         let names = self.names();
-        let Some(line) = names.lines.get(name) else {
-            return Vec::new();
-        };
+        let line = names.lines.get(name);
+        line.map_or_else(Vec::new, |line| Self::shown(line, now))
+    }
+
+    fn shown(line: &Line, now: Instant) -> Vec<TicketInfo> {
         // Expired tickets hold nothing, even if they have not been removed yet.
         let tickets = line.queue.tickets().map(|(ticket, _)| ticket);
         // The number of a ticket is usually the time of its enqueue by this clock, in microseconds.
@@ -387,7 +389,7 @@ impl Store {
     /// Reads all names, and lists them in alphabetical order. A page begins behind the last name of
     /// the page before it.
     pub(crate) fn list(&self, listing: &Listing) -> Page {
-        let now = self.clock.now().as_nanos();
+        let now = self.clock.now();
         let names = self.names();
         let is_wanted = |name: &Name| {
             let text = name.as_str();
@@ -398,16 +400,21 @@ impl Store {
         };
         let lines = names.lines.iter().filter(|(name, line)| {
             let mut ends = line.queue.tickets().map(|(ticket, _)| ticket.expires_at);
-            is_wanted(name) && ends.any(|end| end > now)
+            is_wanted(name) && ends.any(|end| end > now.as_nanos())
         });
-        let mut found: Vec<&str> = lines.map(|(name, _)| name.as_str()).collect();
-        found.sort_unstable();
+        let mut found: Vec<_> = lines.map(|(name, line)| (name.as_str(), line)).collect();
+        found.sort_unstable_by_key(|(name, _)| *name);
         let more = found.len() > listing.limit as usize;
         found.truncate(listing.limit as usize);
-        let next = found.last().filter(|_| more).map(|last| Arc::from(*last));
-        let found = found
-            .into_iter()
-            .map(|name| NameInUse::new(name.to_owned()));
+        let next = found.last().filter(|_| more);
+        let next = next.map(|(last, _)| Arc::from(*last));
+        let found = found.into_iter().map(|(name, line)| {
+            let used = NameInUse::new(name.to_owned());
+            match listing.summaries {
+                true => used.with_summary(Summary::of(&Self::shown(line, now))),
+                false => used,
+            }
+        });
         Page::new(found.collect(), next)
     }
 

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use super::calls::{Call, VERSION, only, row, unhex, unreadable};
 use super::link::Inner;
 use super::looks::{Spot, put_name};
-use super::wire::Row;
 use crate::backend::table::{self, Row as _};
 use crate::backend::{
     Adoption, Departure, Enqueued, Listing, Page, Released, Renewed, Resize, ResizeOp, Resized,
@@ -216,7 +215,7 @@ pub(super) async fn inspect(link: Arc<Inner>, name: Name) -> Result<Vec<TicketIn
     rows.iter().map(table::inspected).collect()
 }
 
-pub(super) async fn list(link: Arc<Inner>, listing: Listing) -> Result<Page, StoreError> {
+pub(super) async fn list(link: Arc<Inner>, mut listing: Listing) -> Result<Page, StoreError> {
     let begins = table::keys_like(&listing.namespace, VERSION, &listing.prefix);
     let call = Call::of("list")
         .bytes(&begins)
@@ -224,9 +223,8 @@ pub(super) async fn list(link: Arc<Inner>, listing: Listing) -> Result<Page, Sto
         .bytes(table::behind(&begins))
         .number(listing.limit);
     let rows = link.ask(call, Vec::new()).await?;
-    let key = |row: &Row| Ok(row.text("name")?.unwrap_or_default());
-    let keys: Vec<String> = rows.iter().map(key).collect::<Result<_, StoreError>>()?;
-    Ok(table::page(&keys, &listing))
+    listing.summaries = false; // the core inspects each name
+    table::page(&rows, &listing)
 }
 
 pub(super) async fn forget(link: Arc<Inner>, name: Name) -> Result<(), StoreError> {

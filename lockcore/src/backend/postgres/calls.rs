@@ -21,7 +21,7 @@ pub(super) const VERSION: u32 = 1;
 pub(super) const SCHEMA: &str = include_str!("schema/lockcore1.sql");
 
 /// The version of the functions in this schema. They serve clients of earlier versions too.
-pub(super) const FUNCTIONS: i32 = 2;
+pub(super) const FUNCTIONS: i32 = 3;
 
 /// Fails if the schema is missing, or if this user may not use it.
 pub(super) const VERSION_OF_SCHEMA: &str = "SELECT lockcore1.version()";
@@ -54,6 +54,7 @@ calls! {
     ASK_BACK = "SELECT * FROM lockcore1.ask_back($1, $2, $3)" (TEXT, UUID, TEXT);
     INSPECT = "SELECT * FROM lockcore1.inspect($1)" (TEXT);
     LIST = "SELECT * FROM lockcore1.list($1, $2, $3, $4)" (TEXT, TEXT, TEXT, INT4);
+    OVERVIEW = "SELECT * FROM lockcore1.overview($1, $2, $3, $4)" (TEXT, TEXT, TEXT, INT4);
     STORED = "SELECT * FROM lockcore1.stored($1)" (TEXT);
     RESIZE = "SELECT * FROM lockcore1.resize($1, $2, $3, $4, $5)" (UUID, TEXT, INT4, UUID, INT4);
     FORGET = "SELECT lockcore1.forget($1)" (TEXT);

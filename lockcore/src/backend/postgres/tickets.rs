@@ -208,12 +208,11 @@ pub(super) async fn list(link: Arc<Link>, listing: Listing) -> Result<Page, Stor
     let after = listing.after.as_deref().unwrap_or_default();
     let limit = number(listing.limit);
     let parameters: [calls::Parameter<'_>; 4] = [&begins, &after, &table::behind(&begins), &limit];
-    let rows = link.calls().ask(&calls::LIST, &parameters).await?;
-    let keys = rows
-        .iter()
-        .map(|row| Ok(row.text("name")?.unwrap_or_default()));
-    let keys: Vec<String> = keys.collect::<Result<_, StoreError>>()?;
-    Ok(table::page(&keys, &listing))
+    let call = match listing.summaries {
+        true => &calls::OVERVIEW,
+        false => &calls::LIST,
+    };
+    table::page(&link.calls().ask(call, &parameters).await?, &listing)
 }
 
 pub(super) async fn forget(link: Arc<Link>, name: Name) -> Result<(), StoreError> {

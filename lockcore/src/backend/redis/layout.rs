@@ -73,7 +73,11 @@ pub(super) fn wake_channel(namespace: &Namespace, receiver: &str) -> String {
 }
 
 /// The shared parts of the scripts. Each of them includes only files that come later in this list.
-const SHARED: [(&str, &str); 3] = [
+const SHARED: [(&str, &str); 4] = [
+    (
+        "-- include tickets.lua",
+        include_str!("scripts/tickets.lua"),
+    ),
     ("-- include line.lua", include_str!("scripts/line.lua")),
     ("-- include fields.lua", include_str!("scripts/fields.lua")),
     ("-- include record.lua", include_str!("scripts/record.lua")),

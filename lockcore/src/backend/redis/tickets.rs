@@ -11,7 +11,8 @@ use super::errors::{GUIDE, failed, is_stopped};
 use super::layout::{self, Script};
 use super::rights;
 use crate::backend::{
-    Departure, Enqueued, Fault, Listing, Page, Released, Renewed, StoreError, TicketInfo,
+    Departure, Enqueued, Fault, Listing, NameInUse, Page, Released, Renewed, StoreError, Summary,
+    TicketInfo,
 };
 use crate::name::{Name, Namespace};
 use crate::queue;
@@ -256,6 +257,11 @@ pub(super) async fn listed(
         Some(now) => redis::from_redis_value(now).map_err(unreadable)?,
         None => return Err(unexpected(&"nothing")),
     };
+    line_of(reply, now)
+}
+
+/// Reads the part of a reply that has a line: see `scripts/tickets.lua`.
+fn line_of(mut reply: impl Iterator<Item = Value>, now: u64) -> Result<Vec<Listed>, StoreError> {
     let mut number = || match reply.next() {
         Some(number) => redis::from_redis_value::<i64>(number).map_err(unreadable),
         None => Err(unexpected(&"too few")),
@@ -265,6 +271,12 @@ pub(super) async fn listed(
         .map(redis::from_redis_value)
         .collect::<Result<_, _>>()
         .map_err(unreadable)?;
+    Ok(live(now, stored, holders, &records))
+}
+
+/// The tickets of these records that are alive, oldest first. The first `holders` of the records
+/// are those that hold.
+fn live(now: u64, stored: Option<u32>, holders: i64, records: &[String]) -> Vec<Listed> {
     let live = |record| Record::parse(record).filter(|record| record.expires > now);
     let holders = records.iter().take(usize::try_from(holders).unwrap_or(0));
     let held = holders.filter_map(|record| live(record)).count();
@@ -292,7 +304,7 @@ pub(super) async fn listed(
             ticket,
         }
     };
-    Ok(lives.into_iter().enumerate().map(place).collect())
+    lives.into_iter().enumerate().map(place).collect()
 }
 
 /// A ticket in the form of `scripts/record.lua`, without the fields that only scripts need.
@@ -333,6 +345,10 @@ impl<'a> Record<'a> {
     }
 }
 
+/// A line is summed up in the list if it has at most this many rows: one for each of several
+/// holders, and two for each waiter.
+const SHORT: u32 = 64;
+
 /// Lists a part of the names on one server, with one step of `SCAN`. The step reads ten keys for
 /// each name that the page may have. Most keys of a database belong to other programs, or to names
 /// that are not in use.
@@ -345,12 +361,13 @@ pub(super) async fn list(
         prefix,
         after,
         limit,
-        ..
+        summaries,
     } = &listing;
     let write = |call: &mut Cmd| {
         call.write_arg_fmt(after.as_deref().unwrap_or("0"));
         call.write_arg_fmt(layout::keys_like(namespace, prefix));
         call.write_arg_fmt(limit.saturating_mul(10));
+        call.write_arg_fmt(if *summaries { SHORT } else { 0 });
     };
     let reply = run(&mut connection, &layout::LIST, namespace, 0, write).await;
     let reply = reply.map_err(|error| match is_stopped(&error.to_string()) {
@@ -362,15 +379,25 @@ pub(super) async fn list(
         }
         false => error,
     })?;
-    let reply: Vec<Vec<u8>> = redis::from_redis_value(reply).map_err(unreadable)?;
-    // Another program may have a key with this prefix that is not UTF-8.
-    let mut reply = reply.iter().filter_map(|key| std::str::from_utf8(key).ok());
-    let Some(stands) = reply.next() else {
-        return Err(unexpected(&"nothing"));
-    };
-    let names = reply.filter_map(layout::name_of);
+    let (stands, now, names): (String, u64, Vec<Vec<Value>>) =
+        redis::from_redis_value(reply).map_err(unreadable)?;
+    let names = names.into_iter().filter_map(|name| used(name, now));
     let next = (stands != "0").then(|| Arc::from(stands));
     Ok(Page::new(names.collect(), next))
+}
+
+/// A name in use: its key, with its line behind it if that is short. `None` if the key is of another
+/// program. Such a key need not be UTF-8.
+fn used(name: Vec<Value>, now: u64) -> Option<NameInUse> {
+    let mut parts = name.into_iter();
+    let key: String = redis::from_redis_value(parts.next()?).ok()?;
+    let used = layout::name_of(&key)?;
+    // If the line cannot be read, `inspect` will tell why.
+    let line: Vec<_> = match line_of(parts, now) {
+        Ok(line) if !line.is_empty() => line.into_iter().map(|listed| listed.ticket).collect(),
+        _ => return Some(used),
+    };
+    Some(used.with_summary(Summary::of(&line)))
 }
 
 pub(super) async fn ask_back(

@@ -40,6 +40,7 @@ pub(super) const CAPACITY: &str = include_str!("schema/capacity.sql");
 pub(super) const GRANTED: &str = include_str!("schema/granted.sql");
 pub(super) const INSPECT: &str = include_str!("schema/inspect.sql");
 pub(super) const LIST: &str = include_str!("schema/list.sql");
+pub(super) const OVERVIEW: &str = include_str!("schema/overview.sql");
 pub(super) const ASK_BACK: &str = include_str!("schema/ask_back.sql");
 pub(super) const ADOPT: &str = include_str!("schema/adopt.sql");
 pub(super) const FORGET: &str = include_str!("schema/forget.sql");

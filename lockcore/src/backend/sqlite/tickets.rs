@@ -253,13 +253,24 @@ pub(super) fn list(file: &mut File, listing: &Listing) -> Result<Page, StoreErro
     let prefix = table::keys_like(&listing.namespace, layout::VERSION, &listing.prefix);
     let after = listing.after.as_deref().unwrap_or_default();
     let (now, behind) = (layout::now_millis(), table::behind(&prefix));
-    let rows = file.read(
-        layout::LIST,
-        params![prefix, after, listing.limit, now, behind],
-    )?;
-    let keys = rows.iter().map(|row| column::<String>(row, "name"));
-    let keys: Vec<String> = keys.collect::<Result<_, _>>()?;
-    Ok(table::page(&keys, listing))
+    let rows = match listing.summaries {
+        false => file.read(
+            layout::LIST,
+            params![prefix, after, listing.limit, now, behind],
+        ),
+        true => file.read(
+            layout::OVERVIEW,
+            params![
+                prefix,
+                after,
+                listing.limit,
+                now,
+                behind,
+                layout::wall_micros()
+            ],
+        ),
+    };
+    table::page(&rows?, listing)
 }
 
 pub(super) fn ask_back(

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use super::{
     Enqueued, Fault, Listing, NameInUse, Page, Renewed, Resize, ResizeOutcome, Resized, StoreError,
-    TicketInfo,
+    Summary, TicketInfo,
 };
 use crate::request::Id;
 
@@ -140,18 +140,43 @@ pub(crate) fn inspected(row: &impl Row) -> Result<TicketInfo, StoreError> {
     })
 }
 
-/// The page that has these keys. It is the last one if it is not full. The next one begins behind
+/// The page that has these rows. It is the last one if it is not full. The next one begins behind
 /// the last key.
-pub(crate) fn page(keys: &[String], listing: &Listing) -> Page {
-    let is_full = keys.len() >= listing.limit as usize;
-    let next = keys
-        .last()
-        .filter(|_| is_full)
-        .map(|key| key.as_str().into());
-    let names = keys
-        .iter()
-        .filter_map(|key| NameInUse::of_key(key, keys::READABLE));
-    Page::new(names.collect(), next)
+///
+/// - `name`: the key.
+/// - If summaries are wanted: `holders`, `waiters`, `owner` and `since` of the oldest holder, and
+///   `longest_wait`. `holders` and `waiters` are null if the line is too long to be summed up, and 0
+///   if the last ticket has just gone.
+pub(crate) fn page<R: Row>(rows: &[R], listing: &Listing) -> Result<Page, StoreError> {
+    let mut names = Vec::with_capacity(rows.len());
+    let mut last = None;
+    for row in rows {
+        let key = row.text("name")?.unwrap_or_default();
+        if let Some(mut used) = NameInUse::of_key(&key, keys::READABLE) {
+            if listing.summaries {
+                used.summary = summary(row)?;
+            }
+            names.push(used);
+        }
+        last = Some(key);
+    }
+    let is_full = rows.len() >= listing.limit as usize;
+    let next = last.filter(|_| is_full).map(Into::into);
+    Ok(Page::new(names, next))
+}
+
+fn summary(row: &impl Row) -> Result<Option<Summary>, StoreError> {
+    let count = |column| Ok::<_, StoreError>(unsigned(row.int(column)?.unwrap_or(0)));
+    let time = |column| Ok::<_, StoreError>(row.int(column)?.map(duration));
+    let summary = Summary {
+        holders: count("holders")?,
+        waiters: count("waiters")?,
+        since: time("since")?,
+        longest_wait: time("longest_wait")?,
+        ..Summary::default()
+    };
+    let summary = summary.with_owner(&row.text("owner")?.unwrap_or_default());
+    Ok(Some(summary).filter(|summary| summary.holders + summary.waiters > 0))
 }
 
 /// A time for a statement.

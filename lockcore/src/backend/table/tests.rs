@@ -158,10 +158,41 @@ fn a_change_of_a_capacity_is_judged_by_the_change_that_is_stored() {
 #[test]
 fn a_page_that_is_not_full_is_the_last() {
     let listing = Listing::new(Namespace::new("test").unwrap(), String::new(), 2);
-    let keys = ["test:1:{a}".to_owned(), "test:1:{b}".to_owned()];
-    assert_eq!(page(&keys, &listing).next.as_deref(), Some("test:1:{b}"));
-    let last = page(&keys[..1], &listing);
+    let rows = ["test:1:{a}", "test:1:{b}"].map(|key| row([("name", key)]));
+    let full = page(&rows, &listing).unwrap();
+    assert_eq!(full.next.as_deref(), Some("test:1:{b}"));
+    let last = page(&rows[..1], &listing).unwrap();
     assert_eq!((last.names[0].name.as_str(), last.next), ("a", None));
+}
+
+#[test]
+fn a_line_is_summed_up_unless_it_is_long_or_gone() {
+    let mut listing = Listing::new(Namespace::new("test").unwrap(), String::new(), 9);
+    listing.summaries = true;
+    let rows = [
+        row([
+            ("name", "test:1:{a}"),
+            ("holders", "1"),
+            ("waiters", "2"),
+            ("owner", "host/1/a billing\n7000 host/2/b x"),
+            ("since", "3000000"),
+            ("longest_wait", "2000000"),
+        ]),
+        row([("name", "test:1:{long}")]),
+        row([
+            ("name", "test:1:{gone}"),
+            ("holders", "0"),
+            ("waiters", "0"),
+        ]),
+    ];
+    let names = page(&rows, &listing).unwrap().names;
+    let summary = names[0].summary.as_ref().unwrap();
+    assert_eq!((summary.holders, summary.waiters), (1, 2));
+    assert_eq!(summary.owner, "host/1/a");
+    assert_eq!(summary.owner_text.as_deref(), Some("billing"));
+    assert_eq!(summary.since, Some(Duration::from_secs(3)));
+    assert_eq!(summary.longest_wait, Some(Duration::from_secs(2)));
+    assert_eq!((&names[1].summary, &names[2].summary), (&None, &None));
 }
 
 #[test]

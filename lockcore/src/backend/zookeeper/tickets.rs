@@ -13,11 +13,11 @@ mod enqueue;
 mod release;
 mod renew;
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use zookeeper_client::{CreateMode, Error as ZkError, MultiReadResult, MultiWriter};
+use zookeeper_client::{CreateMode, Error as ZkError, MultiReadResult, MultiReader, MultiWriter};
 
 pub(super) use enqueue::enqueue;
 pub(super) use release::release;
@@ -30,7 +30,7 @@ use super::row::Row;
 use super::session::Session;
 use super::standing::{Mine, Standing};
 use crate::backend::shown::ASK;
-use crate::backend::{Fault, Listing, Page, StoreError, TicketInfo};
+use crate::backend::{Fault, Listing, Page, StoreError, Summary, TicketInfo};
 use crate::clock::Clock;
 use crate::name::Name;
 use crate::request::{Id, Request};
@@ -38,6 +38,14 @@ use crate::token::MAX_TICKET;
 
 /// How many nodes are read in one request. The path of each node has at most two kilobytes.
 const READS: usize = 250;
+
+/// A line is summed up in the list if it has at most this many nodes, and a page reads so many nodes
+/// of tickets.
+const SHORT: usize = 32;
+const MOST_SUMMED_UP: usize = 4_000;
+
+/// Adds a node to a request that reads.
+type AddRead<'a> = fn(&mut MultiReader<'a>, &str) -> Result<(), ZkError>;
 
 pub(super) async fn inspect(
     session: Arc<Session>,
@@ -51,25 +59,36 @@ pub(super) async fn inspect(
         Err(error) => return Err(failed(error)),
     };
     let line = Row::of(&children);
-    if line.is_empty() {
-        return Ok(Vec::new());
-    }
-    // The reads are sent together, in requests that stay far below one megabyte. A server ends the
-    // connection for a request of that size.
+    let paths = line.iter().map(|ticket| parent.child(&ticket.node));
+    let paths: Vec<String> = paths.collect();
+    let read = read_all(&session, &paths, MultiReader::add_get_data).await?;
+    Ok(shown(&line, read))
+}
+
+/// Reads nodes, in requests that are sent together, and stay far below one megabyte. A server ends
+/// the connection for a request of that size.
+async fn read_all<'a>(
+    session: &'a Session,
+    paths: &[impl AsRef<str>],
+    add: AddRead<'a>,
+) -> Result<Vec<MultiReadResult>, StoreError> {
     let mut reading = Vec::new();
-    for page in line.chunks(READS) {
+    for page in paths.chunks(READS) {
         let mut reads = session.client.new_multi_reader();
-        for ticket in page {
-            reads
-                .add_get_data(&parent.child(&ticket.node))
-                .map_err(failed)?;
+        for path in page {
+            add(&mut reads, path.as_ref()).map_err(failed)?;
         }
         reading.push(reads.commit());
     }
-    let mut read = Vec::with_capacity(line.len());
+    let mut read = Vec::with_capacity(paths.len());
     for page in reading {
         read.extend(page.await.map_err(failed)?);
     }
+    Ok(read)
+}
+
+/// The tickets of a line, with the data of their nodes.
+fn shown(line: &Row, read: Vec<MultiReadResult>) -> Vec<TicketInfo> {
     // The holders are computed from the line as it was listed. If a ticket is gone by now, or has
     // another node, the result does not show another ticket as a holder in its place.
     let holders = line.terms.fit(line.iter());
@@ -99,7 +118,7 @@ pub(super) async fn inspect(
         // node of a ticket that was made smaller is younger than the ticket.
         Some(place.with_age(Duration::from_millis(age)))
     });
-    Ok(places.collect())
+    places.collect()
 }
 
 /// Lists the names in use. A page begins behind the last node of the page before it. The whole
@@ -125,62 +144,84 @@ pub(super) async fn list(session: Arc<Session>, listing: Listing) -> Result<Page
         .last()
         .filter(|_| more)
         .map(|last| last.as_str().into());
-    let mut reading = Vec::new(); // sent together
-    for page in nodes.chunks(READS) {
-        let mut reads = session.client.new_multi_reader();
-        for node in page {
-            let path = format!("{folder}/{node}");
-            reads.add_get_data(&path).map_err(failed)?;
-        }
-        reading.push(reads.commit());
-    }
-    let mut read = Vec::with_capacity(nodes.len());
-    for page in reading {
-        read.extend(page.await.map_err(failed)?);
-    }
+    let paths = nodes.iter().map(|node| format!("{folder}/{node}"));
+    let paths: Vec<String> = paths.collect();
+    let read = read_all(&session, &paths, MultiReader::add_get_data).await?;
+    let rows = rows(&session, &paths, &read, listing.summaries).await?;
+    let mut summaries = match listing.summaries {
+        true => summaries(&session, &rows).await?,
+        false => HashMap::new(),
+    };
     // The node of a name stays for a while after the last ticket.
     let has_children = |read: &MultiReadResult| matches!(read, MultiReadResult::Data { stat, .. } if stat.num_children > 0);
-    let used = nodes
-        .iter()
-        .zip(read)
-        .filter(|(_, read)| has_children(read));
-    let used: Vec<_> = used.collect();
-    let unused = without_tickets(&session, &folder, &used).await?;
-    let used = used.iter().filter(|(node, _)| !unused.contains(*node));
-    let names = used.filter_map(|(node, _)| layout::name_of(node));
+    let used = nodes.iter().zip(&paths).zip(&read);
+    let names = used.filter_map(|((node, path), read)| {
+        let is_used = rows
+            .get(path)
+            .map_or(has_children(read), |row| !row.is_empty());
+        let mut used = layout::name_of(node).filter(|_| is_used)?;
+        used.summary = summaries.remove(path);
+        Some(used)
+    });
     Ok(Page::new(names.collect(), next))
 }
 
-/// The nodes of names that have a stored capacity and no ticket. Only the nodes of names that have
+/// The lines of some of these names. If summaries are wanted, these are the short lines. Otherwise
+/// they are those that may have a stored capacity and no ticket. Only the nodes of names that have
 /// had a stored capacity have data. A node with more than two children has a ticket, except for
 /// moments.
-async fn without_tickets(
+async fn rows<'a>(
     session: &Session,
-    folder: &str,
-    used: &[(&String, MultiReadResult)],
-) -> Result<HashSet<String>, StoreError> {
-    let is_unclear = |read: &MultiReadResult| matches!(read, MultiReadResult::Data { data, stat } if !data.is_empty() && stat.num_children <= 2);
-    let unclear = used.iter().filter(|(_, read)| is_unclear(read));
-    let unclear: Vec<&String> = unclear.map(|(node, _)| *node).collect();
-    let mut reading = Vec::new(); // sent together
-    for page in unclear.chunks(READS) {
-        let mut reads = session.client.new_multi_reader();
-        for node in page {
-            let path = format!("{folder}/{node}");
-            reads.add_get_children(&path).map_err(failed)?;
+    paths: &'a [String],
+    read: &[MultiReadResult],
+    summaries: bool,
+) -> Result<HashMap<&'a String, Row>, StoreError> {
+    let mut left = if summaries { MOST_SUMMED_UP } else { 0 };
+    let is_asked = |read: &MultiReadResult| {
+        let MultiReadResult::Data { data, stat } = read else {
+            return false;
+        };
+        let children = usize::try_from(stat.num_children).unwrap_or(0);
+        let is_short = (1..=SHORT.min(left)).contains(&children);
+        if is_short {
+            left -= children;
         }
-        reading.push(reads.commit());
-    }
-    let mut unused = HashSet::new();
-    for (page, nodes) in reading.into_iter().zip(unclear.chunks(READS)) {
-        for (read, node) in page.await.map_err(failed)?.into_iter().zip(nodes) {
-            match read {
-                MultiReadResult::Children { children } if !Row::of(&children).is_empty() => {}
-                _ => drop(unused.insert((*node).clone())),
-            }
-        }
-    }
-    Ok(unused)
+        is_short || !data.is_empty() && (1..=2).contains(&children)
+    };
+    let is_asked: Vec<bool> = read.iter().map(is_asked).collect();
+    let asked = paths.iter().zip(is_asked).filter(|(_, is_asked)| *is_asked);
+    let asked: Vec<&String> = asked.map(|(path, _)| path).collect();
+    let children = read_all(session, &asked, MultiReader::add_get_children).await?;
+    let rows = children.into_iter().map(|read| match read {
+        MultiReadResult::Children { children } => Row::of(&children),
+        _ => Row::default(), // the name has gone
+    });
+    Ok(asked.into_iter().zip(rows).collect())
+}
+
+/// The summaries of lines.
+async fn summaries<'a>(
+    session: &Session,
+    rows: &HashMap<&'a String, Row>,
+) -> Result<HashMap<&'a String, Summary>, StoreError> {
+    let tickets = rows.iter().flat_map(|(path, row)| {
+        let paths = row
+            .iter()
+            .map(move |ticket| format!("{path}/{}", ticket.node));
+        paths.collect::<Vec<_>>()
+    });
+    let tickets: Vec<String> = tickets.collect();
+    let mut read = read_all(session, &tickets, MultiReader::add_get_data)
+        .await?
+        .into_iter();
+    let lines = rows.iter().map(|(path, row)| {
+        let line = shown(row, read.by_ref().take(row.len()).collect());
+        (*path, line)
+    });
+    let lines = lines.filter(|(_, line)| !line.is_empty());
+    Ok(lines
+        .map(|(path, line)| (path, Summary::of(&line)))
+        .collect())
 }
 
 /// Writes the ask-back behind the owner, in the data of the ticket's node. No message is sent to

@@ -9,6 +9,7 @@ use fastrand::Rng;
 
 use super::fact::{Fact, group_of, that_queues};
 use super::kit::{Asker, Store, with};
+use super::operators;
 use super::steps::{SOON, eventually};
 use crate::backend::{
     Enqueued, FULL, Id, Released, Renewed, Request, Resize, ResizeOp, ResizeOutcome, queue,
@@ -276,6 +277,9 @@ async fn agree(store: &Store, clients: &[Asker], line: &Line, granted: &mut Hash
         .map(|(at, ticket)| (ticket.number, at < holds))
         .collect();
     assert_eq!(shown, expected);
+    if store.lists() {
+        operators::agrees(&clients[0], store, line.name, 1000).await;
+    }
 }
 
 fn is_there(answer: &Renewed) -> bool {

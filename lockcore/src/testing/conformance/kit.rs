@@ -63,6 +63,10 @@ impl Store {
         self.subject.backend().capability().resizes
     }
 
+    pub(super) fn lists(&self) -> bool {
+        self.subject.backend().capability().lists
+    }
+
     /// Whether a ticket can go from one client to another.
     pub(super) fn adopts(&self) -> bool {
         self.subject.backend().capability().adopts

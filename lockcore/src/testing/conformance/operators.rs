@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::fact::{Fact, group_of};
 use super::kit::{Asker, PATIENCE, Store, with};
 use super::steps::{SOON, eventually};
-use crate::backend::{Capability, FULL, Listing, NameInUse, Released, Renewed};
+use crate::backend::{Capability, FULL, Listing, NameInUse, Released, Renewed, Summary};
 
 pub(super) fn all() -> Vec<Fact> {
     let asks_back = |capability: &Capability| match capability.asks_back {
@@ -22,6 +22,7 @@ pub(super) fn all() -> Vec<Fact> {
         each_name_in_use_is_on_a_page_and_no_other_is
         a_prefix_is_taken_literally
         of_a_name_that_is_too_long_for_the_store_the_beginning_is_listed
+        the_list_sums_up_each_line_as_it_is_shown
     ];
     let asking = group_of!["operators", false, asks_back;
         a_holder_that_is_asked_back_learns_it_at_its_renewal
@@ -170,7 +171,23 @@ async fn a_waiter_that_is_asked_back_learns_it_when_it_holds(store: Store) {
 
 /// The names of all pages, sorted. A name may be on two pages, but is returned once.
 async fn listed(client: &Asker, store: &Store, prefix: &str, limit: u32) -> Vec<NameInUse> {
-    let mut listing = Listing::new(store.names(), prefix.to_owned(), limit);
+    pages(
+        client,
+        Listing::new(store.names(), prefix.to_owned(), limit),
+    )
+    .await
+}
+
+/// The same with summaries, except for those that the store leaves to the core.
+pub(super) async fn summed_up(client: &Asker, store: &Store, limit: u32) -> Vec<NameInUse> {
+    let mut listing = Listing::new(store.names(), String::new(), limit);
+    listing.summaries = true;
+    let mut names = pages(client, listing).await;
+    names.dedup_by(|one, other| one.name == other.name);
+    names
+}
+
+async fn pages(client: &Asker, mut listing: Listing) -> Vec<NameInUse> {
     let mut names = BTreeSet::new();
     loop {
         let page = client.connection.list(listing.clone()).await.unwrap();
@@ -305,4 +322,62 @@ async fn of_a_name_that_is_too_long_for_the_store_the_beginning_is_listed(store:
         assert_eq!(used.is_whole, used.name == name);
     }
     client.close().await;
+}
+
+/// Checks that the list sums up a line as `inspect` shows it. A store need not sum up a long line.
+pub(super) async fn agrees(client: &Asker, store: &Store, name: &str, limit: u32) {
+    let names = summed_up(client, store, limit).await;
+    let found = names.into_iter().find(|used| used.name == name);
+    let line = client.inspect(store.name(name)).await;
+    assert_eq!(found.is_some(), !line.is_empty(), "{name}");
+    let Some(listed) = found.and_then(|used| used.summary) else {
+        return;
+    };
+    let mut shown = Summary::of(&line);
+    // The line was shown later, so everything in it is older. The clocks are of two machines.
+    for (listed, shown) in [
+        (listed.since, &mut shown.since),
+        (listed.longest_wait, &mut shown.longest_wait),
+    ] {
+        assert_eq!(listed.is_some(), shown.is_some(), "{name}");
+        assert!(listed <= *shown, "{name}: {listed:?}, then {shown:?}");
+        *shown = listed;
+    }
+    assert_eq!(listed, shown, "{name}");
+}
+
+async fn the_list_sums_up_each_line_as_it_is_shown(store: Store) {
+    let (client, other) = (store.connect().await, store.connect().await);
+    client.holds(&store.writer("held")).await;
+    for _ in 0..3 {
+        client.holds(&store.reader("read")).await;
+    }
+    let names = ["held", "read", "long", "pool"];
+    for (name, waiters) in [("read", 2), ("long", 150)] {
+        if name == "long" {
+            client.holds(&store.writer(name)).await;
+        }
+        for _ in 0..waiters {
+            other.waits(&store.writer(name)).await;
+        }
+    }
+    for permits in [2, 1, 2, 3] {
+        let request = store.permits("pool", permits, 3);
+        let _ = client.enqueue(&request).await;
+    }
+    let named = with(&store.writer("held"), |request| {
+        request.owner = "host/1/client billing".into();
+    });
+    other.waits(&named).await;
+
+    for limit in [1, 3, 1000] {
+        for name in names {
+            agrees(&client, &store, name, limit).await;
+            agrees(&other, &store, name, limit).await;
+        }
+    }
+    let listed = summed_up(&client, &store, 1000).await;
+    assert_eq!(listed.len(), names.len());
+    client.close().await;
+    other.close().await;
 }

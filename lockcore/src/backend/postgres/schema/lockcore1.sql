@@ -18,7 +18,7 @@ SET search_path = lockcore1, pg_temp;
 DO $do$
 BEGIN
     IF to_regnamespace('lockcore1') IS NOT NULL THEN
-        IF lockcore1.version() > 2 THEN
+        IF lockcore1.version() > 3 THEN
             RAISE EXCEPTION 'the functions of lockcore are those of a later version, and stay' USING ERRCODE = 'LC002';
         END IF;
         RETURN;
@@ -208,7 +208,7 @@ END $f$;
 -- ---- what clients call
 
 -- The version of this text. It changes with every change of a function. It is also at the beginning of this file.
-CREATE OR REPLACE FUNCTION version() RETURNS int LANGUAGE plpgsql AS $f$ BEGIN RETURN 2; END $f$;
+CREATE OR REPLACE FUNCTION version() RETURNS int LANGUAGE plpgsql AS $f$ BEGIN RETURN 3; END $f$;
 
 -- This transaction is committed when it and everything that was committed before are on the disk, or at the standbys, as
 -- `durability` says: a value of synchronous_commit. The message is the smallest transaction that writes to the log.
@@ -448,6 +448,24 @@ BEGIN
     SELECT u.name FROM used u
     WHERE u.name IS NOT NULL AND EXISTS (SELECT 1 FROM tickets t WHERE t.name = u.name AND t.expires_at > now)
     LIMIT many;
+END $f$;
+
+-- The names of `list`, each with a summary of its line: how many tickets hold and wait, the owner and the age of the oldest that
+-- holds, and the greatest age of those that wait. A line with more than about 100 tickets is not summed up, because all of its
+-- tickets would be read: it has nulls. Each line is read after the names, so the last ticket of a name may be gone by then.
+CREATE OR REPLACE FUNCTION overview(begins text, after text, ends text, many int)
+RETURNS TABLE (name text, holders bigint, waiters bigint, owner text, since bigint, longest_wait bigint)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    SELECT l.name, s.* FROM list(begins, after, ends, many) l LEFT JOIN LATERAL (
+        SELECT count(*) FILTER (WHERE i.granted), count(*) FILTER (WHERE NOT i.granted),
+               (array_agg(i.owner ORDER BY i.ticket) FILTER (WHERE i.granted))[1],
+               (array_agg(i.age ORDER BY i.ticket) FILTER (WHERE i.granted))[1], max(i.age) FILTER (WHERE NOT i.granted)
+        FROM inspect(l.name) i
+    ) s ON (SELECT t.place FROM tickets t WHERE t.name = l.name ORDER BY t.ticket DESC LIMIT 1)
+         - (SELECT t.place FROM tickets t WHERE t.name = l.name ORDER BY t.ticket LIMIT 1) < 100;
 END $f$;
 
 -- The stored capacity of a name, and the id of its last change.

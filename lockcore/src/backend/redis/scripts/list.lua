@@ -2,11 +2,14 @@
 --
 -- ARGV  1 the cursor of SCAN, '0' at the beginning   2 pattern of the keys
 --       3 about how many keys to look at
--- Reply the next cursor, '0' at the end; then the keys of names that have a holder or a waiter
+--       4 how many rows a line may have to be in the reply; 0 for no lines
+-- Reply {the next cursor, '0' at the end; now in ms; names}. A name that has a holder or a waiter is
+--       {its key, and its tickets in the form of tickets.lua}, or only {its key}
 --
 -- The script only reads. It declares no keys, because it does not know them before the SCAN. A line
 -- with more than 16 places counts as in use, even if all its waiters have expired.
 
+-- include tickets.lua
 -- include fields.lua
 
 -- Whether any ticket of a line is alive: the single holder, whose record is behind the first `at`
@@ -29,19 +32,39 @@ local function is_alive(key, was, at, now)
   return false
 end
 
+-- So many rows are read for all lines of a page, so that the server serves others soon.
+local left = 4096
+
+-- Adds the tickets to a name in the reply, if they are few.
+local function add_line(name, was, at, stored)
+  local key = name[1]
+  local rows = redis.pcall('HLEN', key .. ':line')
+  if type(rows) ~= 'number' or rows > tonumber(ARGV[4]) or rows > left then return end
+  left = left - rows
+  rows = redis.pcall('HGETALL', key .. ':line')
+  local solo = #was > at and string.sub(was, at + 1) or nil
+  add_tickets(name, rows, tonumber(string.sub(was, 31, 43)), tonumber(string.sub(was, 57, 66)), solo, stored)
+end
+
 local step = redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', ARGV[3])
-local reply, now = { step[1] }, clock()
+local names, now = {}, clock()
 for _, key in ipairs(step[2]) do
   -- The key may have been deleted in the meantime. It may have another type, or have been moved to
   -- another node.
-  local was, used = redis.pcall('GET', key), false
+  local was, name = redis.pcall('GET', key), { key }
   local is_line = type(was) == 'string' and string.byte(was, 17) == 76 -- 'L'
   local is_resized = type(was) == 'string' and string.byte(was, 17) == 82 -- 'R'
+  local used = false
   if is_line or is_resized then
-    used = is_alive(key, was, is_line and 76 or 118, now)
+    local at = is_line and 76 or 118
+    used = is_alive(key, was, at, now)
+    if used and ARGV[4] ~= '0' then
+      add_line(name, was, at, is_resized and tonumber(string.sub(was, 77, 86)))
+    end
   elseif type(was) == 'string' and #was > 16 then
     used = (end_of(was) or 0) > now
+    if ARGV[4] ~= '0' then add_tickets(name, nil, 1, 0, was) end
   end
-  if used then reply[#reply + 1] = key end
+  if used then names[#names + 1] = name end
 end
-return reply
+return { step[1], now, names }
