@@ -195,7 +195,7 @@ pub(crate) struct Ls {
     /// Only names that begin with this
     #[arg(default_value = "")]
     pub(crate) prefix: String,
-    /// Only the names: one request for each hundred of them
+    /// Only the names, without who holds each
     #[arg(long)]
     pub(crate) names: bool,
     /// One JSON object per line
@@ -229,8 +229,8 @@ pub(crate) struct Watch {
 
 /// Shows the names in use all the time, sorted by how many wait, and the line of each.
 ///
-/// The keys are at the bottom of the screen. A holder can be asked for its lock. Each look costs the
-/// store a request per name, so the looks are less frequent if there are many names.
+/// The keys are at the bottom of the screen. A holder can be asked for its lock. A look costs the
+/// store a few requests for each thousand names, and one more for each name with a long line.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Top {
     /// Only names that begin with this

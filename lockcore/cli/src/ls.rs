@@ -1,44 +1,47 @@
 //! `lockcore ls`: the names in use.
 
-use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use lockcore::Locks;
-use lockcore::inspect::{NameInUse, TicketInfo};
+use lockcore::inspect::{NameInUse, NamesInUse, Summary};
 use serde::Serialize;
 
 use crate::args::Ls;
 use crate::exit::Exit;
 use crate::show;
 
-/// How many names are inspected at the same time.
-const AT_A_TIME: usize = 16;
+/// How many names the store is asked for at once.
+const PAGE: u32 = 1_000;
 
-/// A name in JSON.
+/// A name in JSON. Times are in seconds.
 #[derive(Serialize)]
 struct Json<'a> {
     name: &'a str,
     /// False if the store keeps only the beginning of this name.
     is_whole: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    line: Option<Vec<show::Place<'a>>>,
+    #[serde(flatten)]
+    summary: Option<JsonSummary<'a>>,
 }
 
-/// A name in use, with its line.
-pub(crate) type Used = (NameInUse, Vec<TicketInfo>);
+#[derive(Serialize)]
+struct JsonSummary<'a> {
+    holders: u64,
+    waiters: u64,
+    owner: &'a str,
+    owner_text: Option<&'a str>,
+    since: Option<f64>,
+    longest_wait: Option<f64>,
+}
 
 pub(crate) async fn ls(locks: &Locks, ls: Ls) -> Result<(), Exit> {
-    if ls.names {
-        for used in &names(locks, &ls.prefix).await? {
+    let used = match ls.names {
+        true => names(locks, &ls.prefix).await?,
+        false => look(locks, &ls.prefix).await?,
+    };
+    if ls.json || ls.names {
+        for used in &used {
             match ls.json {
-                true => show::json(&json(used, None))?,
+                true => show::json(&json(used))?,
                 false => show::line(&shown(used))?,
             }
-        }
-        return Ok(());
-    }
-    let used = look(locks, &ls.prefix).await?;
-    if ls.json {
-        for (used, line) in &used {
-            show::json(&json(used, Some(line)))?;
         }
         return Ok(());
     }
@@ -52,46 +55,40 @@ pub(crate) async fn ls(locks: &Locks, ls: Ls) -> Result<(), Exit> {
     }
 }
 
-/// The names in use, sorted, each with its line.
-pub(crate) async fn look(locks: &Locks, prefix: &str) -> Result<Vec<Used>, Exit> {
-    let names = names(locks, prefix).await?;
-    let lines = stream::iter(&names).map(|used| line_of(locks, used));
-    let lines: Vec<_> = lines.buffered(AT_A_TIME).try_collect().await?;
-    let used = names.into_iter().zip(lines);
-    // A name that went out of use since the list was made is left out.
-    Ok(used
-        .filter(|(used, line)| !used.is_whole || !line.is_empty())
-        .collect())
+/// The names in use, sorted, each once, with their summaries.
+pub(crate) async fn look(locks: &Locks, prefix: &str) -> Result<Vec<NameInUse>, Exit> {
+    all(locks.list(prefix).with_summaries()).await
 }
 
 /// The names in use, sorted, each once.
 pub(crate) async fn names(locks: &Locks, prefix: &str) -> Result<Vec<NameInUse>, Exit> {
-    let mut pages = locks.list(prefix);
+    all(locks.list(prefix)).await
+}
+
+async fn all(pages: NamesInUse) -> Result<Vec<NameInUse>, Exit> {
+    let mut pages = pages.page_size(PAGE);
     let mut names = Vec::new();
     while let Some(page) = pages.next().await? {
         names.extend(page);
     }
     names.sort();
-    names.dedup();
+    names.dedup_by(|one, other| one.name == other.name && one.is_whole == other.is_whole);
     Ok(names)
 }
 
-async fn line_of(locks: &Locks, used: &NameInUse) -> Result<Vec<TicketInfo>, lockcore::Error> {
-    match used.is_whole {
-        true => locks.inspect(&used.name).await,
-        false => Ok(Vec::new()),
-    }
-}
-
-fn json<'a>(used: &'a NameInUse, line: Option<&'a Vec<TicketInfo>>) -> Json<'a> {
-    let places = |line: &'a Vec<TicketInfo>| {
-        let places = line.iter().map(|place| show::Place::of(&used.name, place));
-        places.collect()
-    };
+fn json(used: &NameInUse) -> Json<'_> {
+    let summary = used.summary.as_ref().map(|summary| JsonSummary {
+        holders: summary.holders,
+        waiters: summary.waiters,
+        owner: &summary.owner,
+        owner_text: summary.owner_text.as_deref(),
+        since: summary.since.map(|age| age.as_secs_f64()),
+        longest_wait: summary.longest_wait.map(|age| age.as_secs_f64()),
+    });
     Json {
         name: &used.name,
         is_whole: used.is_whole,
-        line: line.map(places),
+        summary,
     }
 }
 
@@ -103,26 +100,33 @@ pub(crate) fn shown(used: &NameInUse) -> String {
     }
 }
 
-fn row((used, line): &Used) -> [String; 5] {
-    let waiters = line.iter().filter(|place| !place.granted);
-    let longest = waiters.clone().filter_map(|place| place.age).max();
-    let waiters = waiters.count();
+fn row(used: &NameInUse) -> [String; 5] {
+    let Some(summary) = &used.summary else {
+        return [
+            shown(used),
+            "?".into(),
+            "?".into(),
+            TOO_LONG.into(),
+            String::new(),
+        ];
+    };
     [
         shown(used),
-        (line.len() - waiters).to_string(),
-        waiters.to_string(),
-        held_by(used, line),
-        longest.map_or_else(String::new, show::span),
+        summary.holders.to_string(),
+        summary.waiters.to_string(),
+        held_by(summary),
+        summary.longest_wait.map_or_else(String::new, show::span),
     ]
 }
 
+/// Shown in place of the holder of a name that the store can neither sum up nor inspect.
+pub(crate) const TOO_LONG: &str = "(the name is too long to inspect)";
+
 /// The first of the holders, and how many more there are.
-pub(crate) fn held_by(used: &NameInUse, line: &[TicketInfo]) -> String {
-    let holders: Vec<_> = line.iter().filter(|place| place.granted).collect();
-    match holders.as_slice() {
-        [] if !used.is_whole => "(the name is too long to inspect)".into(),
-        [] => String::new(),
-        [first] => show::owner(first),
-        [first, rest @ ..] => format!("{} and {} more", show::owner(first), rest.len()),
+pub(crate) fn held_by(summary: &Summary) -> String {
+    let first = show::owner(&summary.owner, summary.owner_text.as_deref());
+    match summary.holders {
+        0 | 1 => first,
+        holders => format!("{first} and {} more", holders - 1),
     }
 }

@@ -46,9 +46,13 @@ fn millis(time: Duration) -> u64 {
 }
 
 /// The owner of a ticket: machine, process and client, and behind them the application's text.
-pub(crate) fn owner(place: &TicketInfo) -> String {
-    let owner = on_one_line(&place.owner);
-    match &place.owner_text {
+pub(crate) fn owner_of(place: &TicketInfo) -> String {
+    owner(&place.owner, place.owner_text.as_deref())
+}
+
+pub(crate) fn owner(owner: &str, text: Option<&str>) -> String {
+    let owner = on_one_line(owner);
+    match text {
         Some(text) => format!("{owner} ({})", on_one_line(text)),
         None => owner,
     }
@@ -56,7 +60,7 @@ pub(crate) fn owner(place: &TicketInfo) -> String {
 
 /// A holder in one phrase.
 pub(crate) fn holder(place: &TicketInfo) -> String {
-    let owner = owner(place);
+    let owner = owner_of(place);
     match place.age {
         Some(age) => format!("{owner}, in line or holding for {}", span(age)),
         None => owner,

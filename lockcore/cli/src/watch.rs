@@ -97,7 +97,7 @@ fn tell(watch: &Watch, change: Change, name: &str, place: &TicketInfo) -> Result
         Change::AskedBack => "is asked for it",
         Change::Gone => "is gone",
     };
-    let (name, owner) = (show::on_one_line(name), show::owner(place));
+    let (name, owner) = (show::on_one_line(name), show::owner_of(place));
     Ok(show::line(&format!(
         "{at}  {name}  {} {owner} {what}",
         place.ticket

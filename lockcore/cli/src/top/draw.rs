@@ -1,13 +1,13 @@
 //! Draws the live view. Without colours: what stands out is bold or reversed, on every terminal.
 
-use lockcore::inspect::TicketInfo;
+use lockcore::inspect::{NameInUse, Summary, TicketInfo};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Modifier, Style};
 use ratatui::text::Line;
 use ratatui::widgets::{Row, Table, TableState};
 
-use super::view::{Page, Summary, View};
+use super::view::{Page, View};
 use crate::{ls, show};
 
 /// A column: its head, its width, and the narrowest screen that has it.
@@ -52,7 +52,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, view: &View, state: &mut TableState) {
             let names = view.names().into_iter();
             (&NAMES, names.map(name_row).collect())
         }
-        Page::Line { name, .. } => (&LINE, view.line(name).iter().map(line_row).collect()),
+        Page::Line { .. } => (&LINE, view.line().iter().map(line_row).collect()),
     };
     let width = frame.area().width;
     let fit: Vec<usize> = (0..columns.len())
@@ -73,21 +73,27 @@ pub(super) fn draw(frame: &mut Frame<'_>, view: &View, state: &mut TableState) {
     frame.render_widget(Line::from(bottom(view)), foot);
 }
 
-fn name_row((used, line): &ls::Used) -> [String; 6] {
-    let Summary {
-        holders,
-        waiters,
-        since,
-        longest_wait,
-    } = Summary::of(line);
+fn name_row(used: &NameInUse) -> [String; 6] {
+    let Some(summary) = &used.summary else {
+        let unknown = ["?", "?", "", "", ls::TOO_LONG].map(Into::into);
+        let [holders, waiters, since, longest_wait, held_by] = unknown;
+        return [
+            ls::shown(used),
+            holders,
+            waiters,
+            since,
+            longest_wait,
+            held_by,
+        ];
+    };
     let span = |time: Option<_>| time.map_or_else(String::new, show::span);
     [
         ls::shown(used),
-        holders.to_string(),
-        waiters.to_string(),
-        span(since),
-        span(longest_wait),
-        ls::held_by(used, line),
+        summary.holders.to_string(),
+        summary.waiters.to_string(),
+        span(summary.since),
+        span(summary.longest_wait),
+        ls::held_by(summary),
     ]
 }
 
@@ -103,7 +109,7 @@ fn line_row(place: &TicketInfo) -> [String; 6] {
         show::permits(place),
         place.age.map_or_else(String::new, show::span),
         show::span(place.remaining),
-        format!("{}{asked}", show::owner(place)),
+        format!("{}{asked}", show::owner_of(place)),
     ]
 }
 
@@ -122,10 +128,13 @@ fn title(view: &View) -> String {
             format!("{names} names{of}{filter}, by {}", view.sort.text())
         }
         Page::Line { name, .. } => {
+            let name = show::on_one_line(name);
+            let Some(line) = view.seen_line() else {
+                return format!("{name}: looking");
+            };
             let Summary {
                 holders, waiters, ..
-            } = Summary::of(view.line(name));
-            let name = show::on_one_line(name);
+            } = Summary::of(line);
             match holders + waiters {
                 0 => format!("{name}: free"),
                 _ => format!("{name}: {holders} hold, {waiters} wait"),
@@ -138,11 +147,10 @@ fn title(view: &View) -> String {
 fn bottom(view: &View) -> String {
     let keys = match &view.page {
         Page::Line {
-            name,
-            ask: Some(ticket),
+            ask: Some(ticket), ..
         } => {
-            let place = view.line(name).iter().find(|place| place.ticket == *ticket);
-            let owner = place.map_or_else(|| format!("ticket {ticket}"), show::owner);
+            let place = view.line().iter().find(|place| place.ticket == *ticket);
+            let owner = place.map_or_else(|| format!("ticket {ticket}"), show::owner_of);
             // An owner that is too long for the screen is cut at its end.
             return format!("y/n: 30s to finish for {owner}?");
         }
@@ -160,7 +168,7 @@ mod tests {
     use ratatui::crossterm::event::KeyCode;
 
     use super::*;
-    use crate::top::view::tests::{press, shop};
+    use crate::top::view::tests::{enter, press, shop};
 
     fn screen(view: &View, width: u16) -> String {
         let mut terminal = Terminal::new(TestBackend::new(width, 7)).unwrap();
@@ -208,7 +216,10 @@ enter line  / filter  s sort  q quit
     #[test]
     fn a_line_is_shown_in_order_and_a_question_before_a_holder_is_asked() {
         let mut view = shop();
-        press(&mut view, &[KeyCode::Enter, KeyCode::Char('r')]);
+        press(&mut view, &[KeyCode::Enter]);
+        assert_eq!(title(&view), "order:2: looking");
+        enter(&mut view);
+        press(&mut view, &[KeyCode::Char('r')]);
         assert_eq!(
             screen(&view, 60),
             "\

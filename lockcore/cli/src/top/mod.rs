@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::{BoxFuture, FutureExt as _};
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
-use lockcore::inspect::TicketInfo;
+use lockcore::inspect::{NameInUse, TicketInfo};
 use lockcore::{Locks, Release};
 use ratatui::crossterm::event::{self, Event};
 use ratatui::widgets::TableState;
@@ -86,7 +86,7 @@ impl Drop for Restores {
 }
 
 enum Looked {
-    Names(Vec<ls::Used>),
+    Names(Vec<NameInUse>),
     Line(String, Vec<TicketInfo>),
 }
 

@@ -1,12 +1,10 @@
 //! What the live view knows, and what keys do to it.
 
 use std::cmp::Reverse;
-use std::time::Duration;
 
-use lockcore::inspect::{NameInUse, TicketInfo};
+use lockcore::inspect::{NameInUse, Summary, TicketInfo};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-use crate::ls::Used;
 use crate::show;
 
 /// How far a page key moves.
@@ -62,7 +60,9 @@ pub(super) struct View {
     pub(super) filter: String,
     pub(super) sort: Sort,
     pub(super) page: Page,
-    used: Vec<Used>,
+    used: Vec<NameInUse>,
+    /// The line that the page is about, when a look has seen it.
+    line: Option<Vec<TicketInfo>>,
     /// The name and the ticket that the cursor is on. It stays there when the order changes.
     name: Option<String>,
     ticket: Option<u64>,
@@ -70,26 +70,6 @@ pub(super) struct View {
     told: Option<String>,
     /// Why the last look at the store has failed.
     failure: Option<String>,
-}
-
-/// What the list of names shows of a line.
-pub(super) struct Summary {
-    pub(super) holders: usize,
-    pub(super) waiters: usize,
-    pub(super) since: Option<Duration>,
-    pub(super) longest_wait: Option<Duration>,
-}
-
-impl Summary {
-    pub(super) fn of(line: &[TicketInfo]) -> Self {
-        let places = |holds: bool| line.iter().filter(move |place| place.granted == holds);
-        Self {
-            holders: places(true).count(),
-            waiters: places(false).count(),
-            since: places(true).filter_map(|place| place.age).max(),
-            longest_wait: places(false).filter_map(|place| place.age).max(),
-        }
-    }
 }
 
 impl View {
@@ -100,6 +80,7 @@ impl View {
             sort: Sort::Waiters,
             page: Page::Names { typing: false },
             used: Vec::new(),
+            line: None,
             name: None,
             ticket: None,
             told: None,
@@ -115,7 +96,7 @@ impl View {
         }
     }
 
-    pub(super) fn looked(&mut self, used: Vec<Used>) {
+    pub(super) fn looked(&mut self, used: Vec<NameInUse>) {
         self.failure = None;
         self.used = used;
         self.order();
@@ -124,9 +105,8 @@ impl View {
     /// The line of one name, as the last look at the store has seen it.
     pub(super) fn looked_at(&mut self, name: &str, line: Vec<TicketInfo>) {
         self.failure = None;
-        match self.used.iter_mut().find(|(used, _)| used.name == name) {
-            Some((_, old)) => *old = line,
-            None => self.used.push((NameInUse::new(name.into()), line)),
+        if self.wanted() == Some(name) {
+            self.line = Some(line);
         }
     }
 
@@ -145,27 +125,31 @@ impl View {
     }
 
     /// The names that pass the filter, in order.
-    pub(super) fn names(&self) -> Vec<&Used> {
-        let passes = |(name, _): &&Used| name.name.contains(&self.filter);
+    pub(super) fn names(&self) -> Vec<&NameInUse> {
+        let passes = |used: &&NameInUse| used.name.contains(&self.filter);
         self.used.iter().filter(passes).collect()
     }
 
-    /// The line of a name. Empty if the name is free by now.
-    pub(super) fn line(&self, name: &str) -> &[TicketInfo] {
-        let used = self.used.iter().find(|(used, _)| used.name == name);
-        used.map_or(&[], |(_, line)| line)
+    /// The line that the page is about. `None` if no look has seen it yet.
+    pub(super) fn seen_line(&self) -> Option<&[TicketInfo]> {
+        self.line.as_deref()
+    }
+
+    /// The places of this line. There are none if the name is free.
+    pub(super) fn line(&self) -> &[TicketInfo] {
+        self.seen_line().unwrap_or_default()
     }
 
     /// The place of the cursor in the list of names, or in the line.
     pub(super) fn cursor(&self) -> usize {
         let place = match &self.page {
             Page::Names { .. } => {
-                let is_it = |(used, _): &&Used| Some(&used.name) == self.name.as_ref();
+                let is_it = |used: &&NameInUse| Some(&used.name) == self.name.as_ref();
                 self.names().iter().position(is_it)
             }
-            Page::Line { name, .. } => {
+            Page::Line { .. } => {
                 let is_it = |place: &TicketInfo| Some(place.ticket) == self.ticket;
-                self.line(name).iter().position(is_it)
+                self.line().iter().position(is_it)
             }
         };
         place.unwrap_or(0)
@@ -173,8 +157,10 @@ impl View {
 
     fn order(&mut self) {
         let sort = self.sort;
-        self.used.sort_by(|(one, line), (other, other_line)| {
-            let (one_is, other_is) = (Summary::of(line), Summary::of(other_line));
+        let unknown = Summary::default();
+        let is = |used: &NameInUse| used.summary.as_ref().unwrap_or(&unknown).clone();
+        self.used.sort_by(|one, other| {
+            let (one_is, other_is) = (is(one), is(other));
             let by_name = || one.name.cmp(&other.name);
             match sort {
                 Sort::Waiters => Reverse(one_is.waiters).cmp(&Reverse(other_is.waiters)),
@@ -194,10 +180,10 @@ impl View {
             Page::Names { .. } => {
                 let names = self.names();
                 let at = names.get(place).or(names.last());
-                self.name = at.map(|(used, _)| used.name.clone());
+                self.name = at.map(|used| used.name.clone());
             }
-            Page::Line { name, .. } => {
-                let line = self.line(name);
+            Page::Line { .. } => {
+                let line = self.line();
                 let at = line.get(place).or(line.last());
                 self.ticket = at.map(|place| place.ticket);
             }
@@ -269,10 +255,10 @@ impl View {
             KeyCode::Esc => self.filter.clear(),
             KeyCode::Enter => {
                 let names = self.names();
-                if let Some((used, _)) = names.get(self.cursor()) {
+                if let Some(used) = names.get(self.cursor()) {
                     let name = used.name.clone();
                     self.name = Some(name.clone());
-                    self.ticket = None;
+                    (self.ticket, self.line) = (None, None);
                     self.page = Page::Line { name, ask: None };
                 }
             }
@@ -283,7 +269,7 @@ impl View {
     fn press_in_line(&mut self, name: String, code: KeyCode) {
         match code {
             KeyCode::Esc | KeyCode::Backspace => self.page = Page::Names { typing: false },
-            KeyCode::Char('r') => match self.line(&name).get(self.cursor()) {
+            KeyCode::Char('r') => match self.line().get(self.cursor()) {
                 Some(place) if place.granted => {
                     let ask = Some(place.ticket);
                     self.page = Page::Line { name, ask };
@@ -297,6 +283,8 @@ impl View {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::time::Duration;
+
     use ratatui::crossterm::event::KeyCode;
 
     use super::*;
@@ -308,18 +296,29 @@ pub(super) mod tests {
             .with_age(Duration::from_secs(age))
     }
 
-    pub(in crate::top) fn used(name: &str, line: &[(u64, bool, u64)]) -> Used {
-        let line = line
-            .iter()
-            .map(|(ticket, granted, age)| place(*ticket, *granted, *age));
-        (NameInUse::new(name.into()), line.collect())
+    const ORDER_2: [(u64, bool, u64); 3] = [(6, true, 3), (7, false, 2), (8, false, 1)];
+
+    fn line(line: &[(u64, bool, u64)]) -> Vec<TicketInfo> {
+        let places = line.iter();
+        let places = places.map(|(ticket, granted, age)| place(*ticket, *granted, *age));
+        places.collect()
+    }
+
+    fn used(name: &str, places: &[(u64, bool, u64)]) -> NameInUse {
+        NameInUse::new(name.into()).with_summary(Summary::of(&line(places)))
+    }
+
+    /// Opens the line of the first name, which is `order:2`.
+    pub(in crate::top) fn enter(view: &mut View) {
+        press(view, &[KeyCode::Enter]);
+        view.looked_at("order:2", line(&ORDER_2));
     }
 
     pub(in crate::top) fn shop() -> View {
         let mut view = View::new(String::new());
         view.looked(vec![
             used("order:1", &[(5, true, 70)]),
-            used("order:2", &[(6, true, 3), (7, false, 2), (8, false, 1)]),
+            used("order:2", &ORDER_2),
             used("stock", &[(9, true, 4), (10, false, 30)]),
         ]);
         view
@@ -332,7 +331,7 @@ pub(super) mod tests {
 
     fn shown(view: &View) -> Vec<&str> {
         let names = view.names().into_iter();
-        names.map(|(used, _)| used.name.as_str()).collect()
+        names.map(|used| used.name.as_str()).collect()
     }
 
     #[test]
@@ -386,7 +385,8 @@ pub(super) mod tests {
     #[test]
     fn a_holder_is_asked_for_its_lock_only_after_a_question() {
         let mut view = shop();
-        press(&mut view, &[KeyCode::Enter, KeyCode::Char('r')]);
+        enter(&mut view);
+        press(&mut view, &[KeyCode::Char('r')]);
         assert_eq!(press(&mut view, &[KeyCode::Char('n')]), None);
         let revoke = Do::Revoke {
             name: "order:2".into(),
@@ -406,7 +406,8 @@ pub(super) mod tests {
     #[test]
     fn a_key_with_control_or_alt_does_nothing_but_ctrl_c_quits() {
         let mut view = shop();
-        press(&mut view, &[KeyCode::Enter, KeyCode::Char('r')]);
+        enter(&mut view);
+        press(&mut view, &[KeyCode::Char('r')]);
 
         let alt_y = KeyEvent::new(KeyCode::Char('y'), KeyModifiers::ALT);
         assert_eq!(view.press(alt_y), None);
@@ -427,9 +428,15 @@ pub(super) mod tests {
         press(&mut view, &[KeyCode::Enter]);
         assert_eq!(view.wanted(), Some("order:2"));
 
+        view.looked_at("order:1", vec![place(5, true, 70)]);
+        assert_eq!(
+            view.seen_line(),
+            None,
+            "a look at another name has come late"
+        );
         view.looked_at("order:2", vec![place(7, true, 2)]);
 
-        assert_eq!(view.line("order:2").len(), 1);
+        assert_eq!(view.line().len(), 1);
         assert_eq!(view.names().len(), 3);
     }
 
