@@ -55,8 +55,8 @@ const MOST_BYTES: usize = 64 * 1024;
 /// With [`actions`](Self::actions), an operator can ask a holder for its lock, and take a lock away.
 /// Each is confirmed on a page of its own. A form of another site is refused.
 ///
-/// A page that somebody looks at costs the store a request for each name and each
-/// [look](Self::every). If looks take long, they are less frequent, so that all pages together use at
+/// A page that somebody looks at costs the store a few requests for each [look](Self::every), and one
+/// more for each name with a long line. If looks take long, they are less frequent, so that all pages together use at
 /// most a fifth of the time of one connection. A page in a hidden tab asks for nothing. At most 500
 /// names, and 500 tickets of a line, are shown.
 ///

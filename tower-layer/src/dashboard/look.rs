@@ -1,6 +1,5 @@
 //! What a page wants to see, and what the store has.
 
-use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use lockcore::inspect::{NameInUse, TicketInfo};
 use lockcore::{Error, Locks};
 
@@ -8,7 +7,6 @@ use super::form::Action;
 
 /// How many names are shown.
 pub(super) const MOST_NAMES: usize = 500;
-const AT_A_TIME: usize = 16;
 
 /// The query of a page.
 #[derive(Clone, Debug, Default)]
@@ -46,15 +44,12 @@ impl Wanted {
     }
 }
 
-/// A name in use, with its line.
-pub(super) type Used = (NameInUse, Vec<TicketInfo>);
-
 /// What the store has.
 #[derive(Debug)]
 pub(super) enum Look {
     /// The names with the most waiters come first.
     Names {
-        names: Vec<Used>,
+        names: Vec<NameInUse>,
         /// There are more names.
         more: bool,
     },
@@ -71,7 +66,8 @@ pub(super) async fn look(locks: &Locks, prefix: &str, wanted: &Wanted) -> Look {
 }
 
 async fn names(locks: &Locks, begin: &str) -> Result<Look, Error> {
-    let mut pages = locks.list(begin);
+    let page = u32::try_from(MOST_NAMES).unwrap_or(u32::MAX);
+    let mut pages = locks.list(begin).with_summaries().page_size(page);
     let mut names = Vec::new();
     while names.len() <= MOST_NAMES
         && let Some(page) = pages.next().await?
@@ -79,23 +75,10 @@ async fn names(locks: &Locks, begin: &str) -> Result<Look, Error> {
         names.extend(page);
     }
     names.sort();
-    names.dedup();
+    names.dedup_by(|one, other| one.name == other.name && one.is_whole == other.is_whole);
     let more = names.len() > MOST_NAMES;
     names.truncate(MOST_NAMES);
-    let names = names.into_iter().map(|used| with_line(locks, used));
-    let names = stream::iter(names).buffered(AT_A_TIME);
-    let mut names: Vec<Used> = names.try_collect().await?;
-    // A name that went out of use since the list was made is left out.
-    names.retain(|(used, line)| !used.is_whole || !line.is_empty());
-    let waiters = |line: &[TicketInfo]| line.iter().filter(|place| !place.granted).count();
-    names.sort_by_key(|(_, line)| std::cmp::Reverse(waiters(line)));
+    let waiters = |used: &NameInUse| used.summary.as_ref().map_or(0, |summary| summary.waiters);
+    names.sort_by_key(|used| std::cmp::Reverse(waiters(used)));
     Ok(Look::Names { names, more })
-}
-
-async fn with_line(locks: &Locks, used: NameInUse) -> Result<Used, Error> {
-    let line = match used.is_whole {
-        true => locks.inspect(&used.name).await?,
-        false => Vec::new(),
-    };
-    Ok((used, line))
 }

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use lockcore::inspect::TicketInfo;
+use lockcore::inspect::{NameInUse, TicketInfo};
 use lockcore::semaphore::Semaphore;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::form::Action;
-use super::look::{Look, MOST_NAMES, Used, Wanted};
+use super::look::{Look, MOST_NAMES, Wanted};
 
 const STYLE: &str = include_str!("style.css");
 
@@ -93,7 +93,7 @@ pub(super) fn table(page: Page<'_>) -> Markup {
     }
 }
 
-fn names_table(names: &[Used], more: bool) -> Markup {
+fn names_table(names: &[NameInUse], more: bool) -> Markup {
     html! {
         @if names.is_empty() {
             p { "No name is in use." }
@@ -107,7 +107,7 @@ fn names_table(names: &[Used], more: bool) -> Markup {
                     th { "Longest wait" }
                     th.wide { "Held by" }
                 } }
-                tbody { @for (used, line) in names { (name_row(&used.name, used.is_whole, line)) } }
+                tbody { @for used in names { (name_row(used)) } }
             }
         }
         @if more {
@@ -116,25 +116,29 @@ fn names_table(names: &[Used], more: bool) -> Markup {
     }
 }
 
-fn name_row(name: &str, is_whole: bool, line: &[TicketInfo]) -> Markup {
-    let (holders, waiters): (Vec<_>, Vec<_>) = line.iter().partition(|place| place.granted);
-    let oldest = |places: &[&TicketInfo]| places.iter().filter_map(|place| place.age).max();
+fn name_row(used: &NameInUse) -> Markup {
+    let name = &used.name;
     html! {
         tr {
             td.text {
-                @if is_whole {
+                @if used.is_whole {
                     a href=(link(&[("name", name)])) { (name) }
                 } @else {
                     (name) "… (too long to inspect)"
                 }
             }
-            td.number { (holders.len()) }
-            td.number { (waiters.len()) }
-            td.wide { (time(oldest(&holders))) }
-            td { (time(oldest(&waiters))) }
-            td.wide.text {
-                @if let Some(first) = holders.first() { (owner(first)) }
-                @if holders.len() > 1 { " and " (holders.len() - 1) " more" }
+            @match &used.summary {
+                None => { td.number { "?" } td.number { "?" } td.wide {} td {} td.wide {} }
+                Some(summary) => {
+                    td.number { (summary.holders) }
+                    td.number { (summary.waiters) }
+                    td.wide { (time(summary.since)) }
+                    td { (time(summary.longest_wait)) }
+                    td.wide.text {
+                        (owner(&summary.owner, summary.owner_text.as_deref()))
+                        @if summary.holders > 1 { " and " (summary.holders - 1) " more" }
+                    }
+                }
             }
         }
     }
@@ -183,7 +187,7 @@ fn place_row(place: &TicketInfo, name: &str, actions: bool) -> Markup {
             td.wide { (permits(place)) }
             td { (time(place.age)) }
             td.wide { (time(Some(place.remaining))) }
-            td.text { (owner(place)) }
+            td.text { (owner_of(place)) }
             td.wide.text {
                 @if let Some(asked) = &place.asked_back {
                     (asked.by) @if !asked.why.is_empty() { ": " (asked.why) }
@@ -216,11 +220,11 @@ fn question(action: Action, ticket: u64, name: &str, token: &str, look: &Look) -
                 Some(place) => form method="post" action="?" {
                     @match action {
                         Action::Revoke => p {
-                            "Ask " strong { (owner(place)) } " for this lock? It has 30 seconds to \
+                            "Ask " strong { (owner_of(place)) } " for this lock? It has 30 seconds to \
                              finish. Then its work is stopped, and the next in line gets the lock."
                         },
                         Action::Release => p {
-                            "Take this lock away from " strong { (owner(place)) } "? The next one \
+                            "Take this lock away from " strong { (owner_of(place)) } "? The next one \
                              in line gets it at once. The owner may go on until its client learns of \
                              the loss, at its next renewal. If it is alive, ask for the lock instead."
                         },
@@ -249,10 +253,14 @@ pub(super) fn link(fields: &[(&str, &str)]) -> String {
     format!("?{}", query.extend_pairs(fields).finish())
 }
 
-fn owner(place: &TicketInfo) -> String {
-    match &place.owner_text {
-        Some(text) => format!("{} ({text})", place.owner),
-        None => place.owner.clone(),
+fn owner_of(place: &TicketInfo) -> String {
+    owner(&place.owner, place.owner_text.as_deref())
+}
+
+fn owner(owner: &str, text: Option<&str>) -> String {
+    match text {
+        Some(text) => format!("{owner} ({text})"),
+        None => owner.to_owned(),
     }
 }
 
