@@ -39,6 +39,26 @@ const LATEST_LOOK: Duration = Duration::from_millis(100);
 pub(super) struct Store {
     pub(super) server: Arc<Server>,
     links: Mutex<HashMap<u64, Weak<Inner>>>,
+    /// The tickets whose state is being asked for. The answer tells of a grant, so no look does.
+    asked: Mutex<Vec<Id>>,
+}
+
+/// Tickets whose state is being asked for, until this is dropped.
+pub(super) struct Asking<'s> {
+    store: &'s Store,
+    ids: Vec<Id>,
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        let mut asked = self.store.asked();
+        for id in &self.ids {
+            // Another request may ask for the same ticket.
+            if let Some(at) = asked.iter().position(|asked| asked == id) {
+                asked.swap_remove(at);
+            }
+        }
+    }
 }
 
 /// A call on its way to a connection.
@@ -81,7 +101,21 @@ impl Store {
         Self {
             server: Arc::new(server),
             links: Mutex::default(),
+            asked: Mutex::default(),
         }
+    }
+
+    fn asked(&self) -> MutexGuard<'_, Vec<Id>> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn asking(&self, ids: Vec<Id>) -> Asking<'_> {
+        self.asked().extend(&ids);
+        Asking { store: self, ids }
+    }
+
+    pub(super) fn is_asked(&self, id: Id) -> bool {
+        self.asked().contains(&id)
     }
 
     fn links(&self) -> MutexGuard<'_, HashMap<u64, Weak<Inner>>> {

@@ -32,6 +32,7 @@ pub(super) async fn enqueue(
         .number(link.receiver.cast_signed())
         .bytes(&*request.owner);
     link.upkeep.count();
+    let _asking = link.store().asking(vec![request.id]);
     let row = only(link.ask(call, vec![request.id]).await?)?;
     let answer = table::enqueued(&row, request.ttl)?;
     if let Enqueued::Waiting { ticket, .. } = answer {
@@ -89,7 +90,8 @@ pub(super) async fn renew(
         asked.extend(ticket.permits.get().to_be_bytes());
         asked.extend(table::micros(ticket.ttl).to_be_bytes());
     });
-    let ids = tickets.iter().map(|ticket| ticket.id).collect();
+    let ids: Vec<_> = tickets.iter().map(|ticket| ticket.id).collect();
+    let _asking = link.store().asking(ids.clone());
     let answer = only(link.ask(Call::of("renew").bytes(asked), ids).await?)?;
     let text = answer.text("answers")?.unwrap_or_default();
     let rows = text.split_terminator(';').map(|fields| {
