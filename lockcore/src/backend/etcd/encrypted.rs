@@ -3,7 +3,7 @@
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -43,7 +43,8 @@ impl Encrypted {
     }
 
     /// Notes the reason when nothing more can be written. The member has closed the connection then,
-    /// and its reason may have arrived before: it is still to be read.
+    /// and its reason has arrived before: it is still to be read. Until it is, the write is pending.
+    /// After that it is tried again, and fails again.
     fn noted_at_write<T>(
         &mut self,
         cx: &mut Context<'_>,
@@ -52,13 +53,12 @@ impl Encrypted {
         if let Poll::Ready(Err(error)) = &written {
             self.note(error);
             let mut unread = [0; 1024];
-            // A read that is pending or empty ends this: there is no more.
             loop {
                 let mut unread = ReadBuf::new(&mut unread);
-                match Pin::new(&mut self.stream).poll_read(cx, &mut unread) {
-                    Poll::Ready(Ok(())) if !unread.filled().is_empty() => {}
-                    Poll::Ready(Ok(())) | Poll::Pending => break,
-                    Poll::Ready(Err(error)) => {
+                match ready!(Pin::new(&mut self.stream).poll_read(cx, &mut unread)) {
+                    Ok(()) if unread.filled().is_empty() => break,
+                    Ok(()) => {}
+                    Err(error) => {
                         self.note(&error);
                         break;
                     }
