@@ -79,7 +79,7 @@ impl World {
         }
         // A wake-up that does not come takes time, too.
         let steps = history.steps.len();
-        panic!("no history of {steps} steps in a second; the last attempt: {outcome:?}");
+        panic!("no history of {steps} steps in a second; the last attempt: {outcome:?}\n{history}");
     }
 
     async fn play_once(&mut self, history: &History) -> Result<(), String> {
@@ -320,6 +320,9 @@ impl World {
 
     fn heard(&self, model: &mut Model) -> Result<Vec<(usize, Wake)>, String> {
         let wake = |(client, news)| match news {
+            // The keeper's connection looks for the tickets that it renews for a client without a
+            // connection.
+            News::Granted(wake) if client == CLIENTS && model.is_unheard(wake.id) => None,
             News::Granted(wake) => Some(Ok((client, wake))),
             News::Recheck(..) if self.manner.tells_in_its_own_way => None,
             News::Recheck(id, after) => {

@@ -8,7 +8,6 @@ use super::config::Server;
 #[cfg(feature = "mysql-tls")]
 use super::encrypted;
 use super::errors::{GUIDE, failed, not_connected};
-use super::link::Store;
 use super::wire::{Failure, Wire, greeted};
 use crate::backend::socket::socket;
 use crate::backend::table::Row as _;
@@ -115,8 +114,8 @@ pub(super) fn check_server(place: &str, settings: &Settings) -> Result<(), Store
 }
 
 /// Warnings for an operator, from a connection of its own.
-pub(super) async fn check(store: &Store) -> Result<Vec<String>, StoreError> {
-    let settings = settings(&mut dial(&store.server).await?).await?;
+pub(super) async fn check(server: &Server) -> Result<Vec<String>, StoreError> {
+    let settings = settings(&mut dial(server).await?).await?;
     let flush = settings.get("innodb_flush_log_at_trx_commit");
     let mut warnings = Vec::new();
     if flush.is_some_and(|flush| flush != "1") {
@@ -162,7 +161,7 @@ fn is_too_old(version: &str) -> bool {
 /// client begins again. A call of another client that finds a procedure missing in between fails,
 /// and its client connects again.
 pub(super) async fn find_schema(wire: &mut Wire) -> Result<(), StoreError> {
-    if is_there(wire).await? {
+    if ask_for_schema(wire).await? {
         return Ok(());
     }
     // Two clients may do this at once.
@@ -174,7 +173,7 @@ pub(super) async fn find_schema(wire: &mut Wire) -> Result<(), StoreError> {
 }
 
 async fn make(wire: &mut Wire) -> Result<(), StoreError> {
-    if is_there(wire).await? {
+    if ask_for_schema(wire).await? {
         return Ok(());
     }
     let dropped = "DROP PROCEDURE IF EXISTS lockcore1_version".to_owned();
@@ -197,7 +196,8 @@ async fn make(wire: &mut Wire) -> Result<(), StoreError> {
     Ok(())
 }
 
-async fn is_there(wire: &mut Wire) -> Result<bool, StoreError> {
+/// Whether the procedures are there, in this version or a later one.
+async fn ask_for_schema(wire: &mut Wire) -> Result<bool, StoreError> {
     match wire.ask(&Call::of("version").text()).await {
         Ok(rows) => {
             let version = only(rows)?.int("version")?;

@@ -4,7 +4,7 @@
 //! link opens more connections while calls wait, up to [`MOST`], and closes them again when they are
 //! idle. All take the next call from one queue.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -18,11 +18,11 @@ use super::calls::Call;
 use super::config::Server;
 use super::dial::{Settings, dial, settings};
 use super::errors::failed;
-use super::looks::Spot;
 use super::wire::{Failure, Row, Wire};
 use crate::backend::events::Timer;
 use crate::backend::table::{Looks, Upkeep};
 use crate::backend::{EventSink, StoreError, Wake};
+use crate::clock::Clock;
 use crate::request::Id;
 
 /// So many connections at most. A server allows 151 by default, to all its clients.
@@ -34,6 +34,10 @@ const IDLE: Duration = Duration::from_secs(5);
 /// The longest pause between two looks.
 const LATEST_LOOK: Duration = Duration::from_millis(100);
 
+/// How many tickets are remembered whose client knows that they do not wait any more. A call tells
+/// of a grant within one answer, and fewer tickets settle meanwhile.
+const SETTLED: usize = 1_000;
+
 /// What the links of a client share.
 #[derive(Debug)]
 pub(super) struct Store {
@@ -41,6 +45,20 @@ pub(super) struct Store {
     links: Mutex<HashMap<u64, Weak<Inner>>>,
     /// The tickets whose state is being asked for. The answer tells of a grant, so no look does.
     asked: Mutex<Vec<Id>>,
+    /// The tickets that settled last.
+    settled: Mutex<VecDeque<Id>>,
+}
+
+/// Where a ticket stands: the key of its name, and its number.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Spot {
+    pub(super) name: String,
+    pub(super) ticket: u64,
+}
+
+/// The clock that [`Looks`] count by.
+pub(super) fn now_millis() -> i64 {
+    i64::try_from(Clock::BOOT.now().as_nanos() / 1_000_000).unwrap_or(i64::MAX)
 }
 
 /// Tickets whose state is being asked for, until this is dropped.
@@ -102,6 +120,7 @@ impl Store {
             server: Arc::new(server),
             links: Mutex::default(),
             asked: Mutex::default(),
+            settled: Mutex::default(),
         }
     }
 
@@ -141,23 +160,45 @@ impl Store {
         }
     }
 
-    /// Forgets that a ticket waits.
+    /// Notes that a ticket does not wait any more, and that its client knows that.
     pub(super) fn settled(&self, id: Id) {
         if let Some(link) = self.link_of(id) {
             link.looks().settled(id);
         }
+        let mut settled = self.last_settled();
+        settled.push_back(id);
+        if settled.len() > SETTLED {
+            settled.pop_front();
+        }
+    }
+
+    fn last_settled(&self) -> MutexGuard<'_, VecDeque<Id>> {
+        self.settled.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The link that tells of a grant of this ticket: the one on which it waits. After a
+    /// reconnection, a ticket that was not renewed yet waits on none. `None` if its client knows of
+    /// the grant.
+    fn teller(&self, id: Id, receiver: Option<u64>) -> Option<Arc<Inner>> {
+        self.link_of(id).or_else(|| {
+            let knows = self.last_settled().contains(&id);
+            self.link(receiver.filter(|_| !knows)?)
+        })
     }
 
     /// Tells of tickets of this client that were granted by a call: `<receiver>:<id>:<ticket>,…`.
     /// Other clients look.
     fn tell(&self, told: &str, answered: &[Id]) {
         for grant in told.split(',') {
-            let mut parts = grant.split(':').skip(1);
+            let mut parts = grant.split(':');
+            let receiver = parts
+                .next()
+                .and_then(|receiver| receiver.parse::<i64>().ok());
             let id = parts.next().and_then(Id::parse);
             let ticket = parts.next().and_then(|ticket| ticket.parse().ok());
             if let (Some(id), Some(ticket)) = (id, ticket)
                 && !answered.contains(&id)
-                && let Some(link) = self.link_of(id)
+                && let Some(link) = self.teller(id, receiver.map(i64::cast_unsigned))
             {
                 link.granted(Wake::new(id, ticket));
             }
@@ -192,10 +233,17 @@ impl Link {
         });
         store.links().insert(inner.receiver, Arc::downgrade(&inner));
         let work = tokio::spawn(work(Arc::clone(&inner), wire, true));
-        let look = tokio::spawn(super::looks::look(Arc::clone(&inner)));
-        let sweep = tokio::spawn(super::looks::sweep(Arc::clone(&inner)));
-        let tasks = [work, look, sweep].map(|task| task.abort_handle()).into();
+        let tasks = vec![work.abort_handle()];
         Self { inner, tasks }
+    }
+
+    /// Begins a task that ends with the connections.
+    pub(super) fn spawn<T>(&mut self, task: impl FnOnce(Arc<Inner>) -> T)
+    where
+        T: Future<Output = ()> + Send + 'static,
+    {
+        let task = tokio::spawn(task(Arc::clone(&self.inner)));
+        self.tasks.push(task.abort_handle());
     }
 }
 
@@ -262,20 +310,17 @@ impl Inner {
     /// Notes that a ticket of this link waits.
     pub(super) fn waits(&self, id: Id, spot: Spot, ttl: Duration) {
         let millis = i64::try_from(ttl.as_millis()).unwrap_or(i64::MAX);
-        let ends = super::looks::now_millis().saturating_add(millis);
+        let ends = now_millis().saturating_add(millis);
+        // It may have been refused before.
+        self.store.last_settled().retain(|settled| *settled != id);
         self.looks().waits(id, spot, ends, true);
         self.waits.notify_one();
     }
 
-    /// A ticket that waits is granted. A look and a call may both tell of it.
+    /// Tells the client that a ticket is granted.
     pub(super) fn granted(&self, wake: Wake) {
-        let was_waiting = {
-            let mut looks = self.looks();
-            let was_waiting = looks.is_waiting(wake.id);
-            looks.settled(wake.id);
-            was_waiting
-        };
-        if let Some(events) = self.events().filter(|_| was_waiting) {
+        self.store.settled(wake.id);
+        if let Some(events) = self.events() {
             events.granted(wake);
         }
     }

@@ -12,28 +12,16 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::calls::{Call, only, row};
-use super::link::Inner;
+use super::link::{Inner, Spot, now_millis};
 use crate::backend::table::Row as _;
 use crate::backend::{StoreError, Wake};
-use crate::clock::Clock;
 use crate::request::Id;
-
-/// Where a ticket stands: the key of its name, and its number.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Spot {
-    pub(super) name: String,
-    pub(super) ticket: u64,
-}
 
 /// So many names are in one look at most.
 const NAMES: usize = 1_000;
 
 /// The sweep waits so long after it was begun.
 const PAUSE: Duration = Duration::from_secs(5);
-
-pub(super) fn now_millis() -> i64 {
-    i64::try_from(Clock::BOOT.now().as_nanos() / 1_000_000).unwrap_or(i64::MAX)
-}
 
 /// Runs until it is aborted. If a look fails, the next one repeats it.
 pub(super) async fn look(inner: Arc<Inner>) {
@@ -110,7 +98,10 @@ fn take(
         Some(_) if inner.store().is_asked(id) => return Ok(()),
         Some(_) => {
             inner.looks().changed();
-            inner.granted(Wake::new(id, spot.ticket));
+            // A call may have told of the grant meanwhile.
+            if inner.looks().is_waiting(id) {
+                inner.granted(Wake::new(id, spot.ticket));
+            }
             return Ok(());
         }
         // It has gone: a renewal tells the client so.

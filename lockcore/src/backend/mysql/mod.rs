@@ -112,7 +112,10 @@ async fn connected(store: &Arc<Store>, events: EventSink) -> Result<Link, StoreE
     let settings = dial::settings(&mut wire).await?;
     dial::check_server(&server.place(), &settings)?;
     dial::find_schema(&mut wire).await?;
-    Ok(Link::begin(store, wire, settings, events))
+    let mut link = Link::begin(store, wire, settings, events);
+    link.spawn(looks::look);
+    link.spawn(looks::sweep);
+    Ok(link)
 }
 
 impl MysqlConnection {
@@ -164,6 +167,6 @@ impl Connection for MysqlConnection {
 
     fn check(&self) -> Answer<Vec<String>> {
         let link = self.link();
-        Box::pin(async move { dial::check(link.store()).await })
+        Box::pin(async move { dial::check(&link.store().server).await })
     }
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::calls::{Call, VERSION, only, row, unhex, unreadable};
-use super::link::Inner;
-use super::looks::{Spot, put_name};
+use super::link::{Inner, Spot};
+use super::looks::put_name;
 use crate::backend::table::{self, Row as _};
 use crate::backend::{
     Adoption, Departure, Enqueued, Listing, Page, Released, Renewed, Resize, ResizeOp, Resized,
@@ -35,8 +35,12 @@ pub(super) async fn enqueue(
     let _asking = link.store().asking(vec![request.id]);
     let row = only(link.ask(call, vec![request.id]).await?)?;
     let answer = table::enqueued(&row, request.ttl)?;
-    if let Enqueued::Waiting { ticket, .. } = answer {
-        link.waits(request.id, Spot { name, ticket }, request.ttl);
+    match answer {
+        Enqueued::Waiting { ticket, .. } => {
+            link.waits(request.id, Spot { name, ticket }, request.ttl);
+        }
+        // An earlier answer to this request may have said that it waits.
+        _ => link.store().settled(request.id),
     }
     Ok(answer)
 }

@@ -84,6 +84,12 @@ impl Model {
         }
     }
 
+    /// Whether the client of this ticket has no connection.
+    pub(in crate::histories) fn is_unheard(&self, id: Id) -> bool {
+        let ticket = self.ids.iter().position(|known| *known == id);
+        ticket.is_some_and(|ticket| !self.connected[self.wishes[ticket].client])
+    }
+
     /// Whether a wake-up that the store must send has not arrived yet.
     pub(in crate::histories) fn is_still_to_wake(&self, wakes: &[(usize, Wake)]) -> bool {
         self.to_wake.iter().any(|told| !wakes.contains(told))

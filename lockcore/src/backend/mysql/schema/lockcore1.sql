@@ -250,7 +250,15 @@ BEGIN
         END WHILE;
         -- So the renewal of holders that nobody waits for needs no walk.
         IF EXISTS (SELECT 1 FROM lockcore1_tickets AS t WHERE t.name = n AND NOT t.granted LIMIT 1) THEN
-            CALL lockcore1_settle(n, moment, stored, highest, held, soonest, waiter, oldest, oldest_place, told);
+            -- Nor does a renewal that finds none of its tickets change anything.
+            SET step = begins, g = FALSE;
+            WHILE step < pos AND NOT g DO
+                SET i = SUBSTR(asked, step, 16), step = step + 28;
+                SET g = EXISTS (SELECT 1 FROM lockcore1_tickets AS t WHERE t.id = i AND t.name = n);
+            END WHILE;
+            IF g THEN
+                CALL lockcore1_settle(n, moment, stored, highest, held, soonest, waiter, oldest, oldest_place, told);
+            END IF;
         END IF;
         SET step = begins;
         WHILE step < pos DO
