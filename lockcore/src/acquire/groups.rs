@@ -23,7 +23,7 @@ use crate::sync::oneshot;
 
 /// How long a group waits for the answer to the group before it. An answer nearly always comes sooner.
 /// While a store is slower than this, a few more requests are in flight.
-const ANSWERED_WITHIN: Duration = Duration::from_millis(50);
+const ANSWERED_WITHIN: Duration = Duration::from_millis(200);
 
 /// How long a group waits while the lock is passed on in memory, and then released. A hand-over in
 /// memory takes microseconds, unless the holders keep the lock for longer.

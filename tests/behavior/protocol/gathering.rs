@@ -191,9 +191,11 @@ async fn a_request_that_cannot_share_does_not_gather(_: Store) {
     let _gathers = Task::asks(&lock);
 
     let hasty = lock.clone().wait(Duration::ZERO);
+    // A task that is dropped sends a release.
+    let mut kept = Vec::new();
     for lock in [hasty, locks.rwlock("a").read(), lock.max_hold(LEASE)] {
-        let _task = Task::asks(&lock);
-        drop(store.enqueue().await);
+        let task = Task::asks(&lock);
+        kept.push((task, store.enqueue().await));
     }
 }
 
@@ -212,7 +214,7 @@ async fn a_group_does_not_wait_for_a_task_that_is_not_polled(_: Store) {
     let local = async || locks.inspect("a").await.unwrap().is_empty();
     assert!(local().await && next.arrived().now_or_never().is_none());
 
-    kit.clock().advance(Duration::from_millis(50));
+    kit.clock().advance(Duration::from_millis(200));
     let arrived = tokio::time::timeout(SOON, next.arrived()).await;
     arrived.expect("it waits for the first");
     held.let_go();
