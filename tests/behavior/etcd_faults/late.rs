@@ -105,7 +105,8 @@ async fn a_line_of_thousands_moves(_: Store) {
     let name = "x".repeat(600);
     let guard = holder.mutex(&name).acquire().await.unwrap();
     let waits: Vec<_> = (0..LINE)
-        .map(|_| begin(waiter.mutex(&name).wait(2 * LEASE)))
+        // Locks with an owner text do not share a ticket.
+        .map(|_| begin(waiter.mutex(&name).owner("a").wait(2 * LEASE)))
         .collect();
     eventually("the line has formed", 2 * STALL, async || {
         holder.inspect(&name).await.unwrap().len() == LINE + 1
