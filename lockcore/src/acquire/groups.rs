@@ -31,8 +31,10 @@ const PASSED_ON_WITHIN: Duration = Duration::from_millis(2);
 
 /// See the [module](self).
 pub(super) struct Groups<H> {
-    /// The lanes with their numbers, in order.
-    lanes: VecDeque<(u64, Lane<H>)>,
+    /// The oldest lane, with its number. Most names have one lane, and it is not on the heap.
+    oldest: Option<(u64, Lane<H>)>,
+    /// The other lanes with their numbers, in order. Empty if there is no oldest one.
+    younger: VecDeque<(u64, Lane<H>)>,
     /// What the next group waits for, and until when.
     busy: Option<(Busy, Instant)>,
     /// The group that waits for this, or that is about to ask. Only this one may be joined.
@@ -56,23 +58,26 @@ struct Gathering {
 impl<H> Groups<H> {
     /// A name with this lane.
     pub(super) fn of(number: u64, lane: Lane<H>) -> Self {
-        let mut groups = Self::default();
-        groups.lanes.reserve_exact(1); // most names have one lane
-        groups.lanes.push_back((number, lane));
-        groups
+        Self {
+            oldest: Some((number, lane)),
+            ..Self::default()
+        }
     }
 
     /// Adds the lane of a new group, which has a leader.
     pub(super) fn begin(&mut self, number: u64, lane: Lane<H>, now: Instant) {
         if self.busy.is_none() {
             // The oldest ticket is the one that may be held.
-            let passes_on = self.lanes.front().filter(|(_, lane)| lane.passes_on());
+            let passes_on = self.oldest.as_ref().filter(|(_, lane)| lane.passes_on());
             self.busy = Some(match passes_on {
                 Some(&(lane, _)) => (Busy::PassesOn(lane), now.after(PASSED_ON_WITHIN)),
                 None => (Busy::Asks(number), now.after(ANSWERED_WITHIN)),
             });
         }
-        self.lanes.push_back((number, lane));
+        match self.oldest {
+            None => self.oldest = Some((number, lane)),
+            Some(_) => self.younger.push_back((number, lane)),
+        }
         let asks = self
             .busy
             .is_some_and(|(busy, _)| busy == Busy::Asks(number));
@@ -153,38 +158,48 @@ impl<H> Groups<H> {
     }
 
     pub(super) fn lane(&mut self, number: u64) -> Option<&mut Lane<H>> {
-        let at = self.position(number)?;
-        self.lanes.get_mut(at).map(|(_, lane)| lane)
+        let at = self.position(number);
+        match &mut self.oldest {
+            Some((oldest, lane)) if *oldest == number => Some(lane),
+            _ => self.younger.get_mut(at?).map(|(_, lane)| lane),
+        }
     }
 
     /// Removes a lane that is not in use.
     pub(super) fn remove(&mut self, number: u64) {
-        if let Some(at) = self.position(number) {
-            self.lanes.remove(at);
+        if self
+            .oldest
+            .as_ref()
+            .is_some_and(|(oldest, _)| *oldest == number)
+        {
+            self.oldest = self.younger.pop_front();
+        } else if let Some(at) = self.position(number) {
+            self.younger.remove(at);
         }
     }
 
     /// The lanes with their numbers, oldest first.
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (u64, &mut Lane<H>)> {
-        self.lanes.iter_mut().map(|(number, lane)| (*number, lane))
+        let lanes = self.oldest.iter_mut().chain(&mut self.younger);
+        lanes.map(|(number, lane)| (*number, lane))
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.lanes.is_empty()
+        self.oldest.is_none()
     }
 
+    /// Where this lane is among the younger ones.
     fn position(&self, number: u64) -> Option<usize> {
-        (self
-            .lanes
-            .binary_search_by_key(&number, |(number, _)| *number))
-        .ok()
+        let found = (self.younger).binary_search_by_key(&number, |(number, _)| *number);
+        found.ok()
     }
 }
 
 impl<H> Default for Groups<H> {
     fn default() -> Self {
         Self {
-            lanes: VecDeque::new(),
+            oldest: None,
+            younger: VecDeque::new(),
             busy: None,
             gathering: None,
         }
