@@ -263,8 +263,20 @@ impl Model {
         if holds {
             known.payload.told = true;
             self.note_exclusive(ticket, number)?;
+            let (id, valid_for) = (self.ids[ticket], ttl);
+            let not_yet = Enqueued::Waiting {
+                ticket: number,
+                valid_for,
+                recheck_in: None,
+                ahead: None,
+            };
+            // A store that follows the line by its events may answer before the event that tells of
+            // the grant. Then the wake-up has to come.
+            if self.capability.sessions && wish.wait && answer == not_yet {
+                self.to_wake.push((wish.client, Wake::new(id, number)));
+                return Ok(());
+            }
             let ticket = number;
-            let valid_for = ttl;
             return expect(answer, Enqueued::Granted { ticket, valid_for });
         }
         match answer {
