@@ -4,7 +4,8 @@
 -- Rows: the key of the name; how many tickets hold; how many wait; the owner with the ask behind it of the oldest
 -- ticket that holds; its age in µs; the greatest age of the tickets that wait
 --
--- A line with more than 100 tickets is not summed up, because all of its tickets would be read: it has nulls.
+-- All tickets of a line are read for this, so a line with more than 100 is not summed up. The other lines are summed up
+-- until 4000 tickets are read, the shortest first. The remaining names have nulls.
 
 WITH page AS (
     SELECT key, name, tickets
@@ -13,15 +14,17 @@ WITH page AS (
       AND tickets > 0
       AND EXISTS (SELECT 1 FROM tickets WHERE tickets.name = names.key AND expires_at > ?4)
     ORDER BY name LIMIT ?3
+), sums AS (
+    SELECT page.*, sum(tickets) OVER (ORDER BY tickets ROWS UNBOUNDED PRECEDING) AS up_to_here FROM page
 ), places AS (
-    SELECT page.key AS key, ticket,
+    SELECT sums.key AS key, ticket,
            ticket <= coalesce(through, 0)
-           OR sum(permits) OVER (PARTITION BY page.key ORDER BY ticket ROWS UNBOUNDED PRECEDING)
+           OR sum(permits) OVER (PARTITION BY sums.key ORDER BY ticket ROWS UNBOUNDED PRECEDING)
                <= coalesce(capacities.capacity, tickets.capacity) AS granted
-    FROM page
-    JOIN tickets ON tickets.name = page.key
-    LEFT JOIN capacities ON capacities.name = page.name
-    WHERE page.tickets <= 100 AND expires_at > ?4
+    FROM sums
+    JOIN tickets ON tickets.name = sums.key
+    LEFT JOIN capacities ON capacities.name = sums.name
+    WHERE sums.tickets <= 100 AND up_to_here <= 4000 AND expires_at > ?4
 ), lines AS (
     SELECT key, sum(granted) AS holders, sum(NOT granted) AS waiters,
            min(CASE WHEN granted THEN ticket END) AS holder, min(CASE WHEN NOT granted THEN ticket END) AS waiter

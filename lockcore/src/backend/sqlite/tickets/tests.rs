@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::backend::sqlite::adopt::adopt;
 use crate::backend::sqlite::file::Handle;
-use crate::backend::{Adoption, EventSink, News};
+use crate::backend::{Adoption, EventSink, NameInUse, News};
 use crate::name::Namespace;
 use crate::request::FULL;
 use crate::token::MAX_TICKET;
@@ -635,4 +635,53 @@ fn rechecks(process: &mut Process) -> Vec<Id> {
         id
     })
     .collect()
+}
+
+/// Some names with one ticket, fifty with a hundred, and one with more than that.
+#[test]
+fn a_page_is_summed_up_until_it_has_read_enough_tickets_and_the_shortest_lines_come_first() {
+    let folder = TempDir::new().unwrap();
+    let mut process = Process::start(&folder, 1);
+    process
+        .file
+        .run(
+            "WITH RECURSIVE line (line, tickets) AS (
+                 SELECT 0, 101 UNION ALL SELECT line + 1, iif(line < 50, 100, 1) FROM line WHERE line < 55
+             )
+             INSERT INTO names (key, name, last)
+             SELECT line + 1, format('test:1:{%d-%02d}', tickets, line), tickets FROM line;
+             WITH RECURSIVE place (line, ticket, last) AS (
+                 SELECT key, 1, last FROM names
+                 UNION ALL SELECT line, ticket + 1, last FROM place WHERE ticket < last
+             )
+             INSERT INTO tickets (name, ticket, id, permits, capacity, ttl_millis, expires_at, receiver, process, owner)
+             SELECT line, ticket, format('%d-%d', line, ticket), 1, 1, 60000, 1 << 60, 0, 0, 'host/1/0' FROM place;",
+            params![],
+        )
+        .unwrap();
+    let namespace = Namespace::new("test").unwrap();
+    let mut listing = Listing::new(namespace, String::new(), 1_000);
+    listing.summaries = true;
+
+    let page = list(&mut process.file, &listing).unwrap();
+
+    assert_eq!(page.names.len(), 56);
+    assert!(page.names.is_sorted());
+    let of = |tickets: &str| {
+        let is_one = |used: &&NameInUse| used.name.starts_with(&format!("{tickets}-"));
+        let names = page.names.iter().filter(is_one);
+        names
+            .map(|used| {
+                used.summary
+                    .as_ref()
+                    .map(|line| line.holders + line.waiters)
+            })
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(of("1"), [Some(1); 5]);
+    assert_eq!(
+        of("100").into_iter().flatten().collect::<Vec<_>>(),
+        [100; 39]
+    );
+    assert_eq!(of("101"), [None]);
 }
