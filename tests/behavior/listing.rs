@@ -9,6 +9,7 @@ use libtest_mimic::Trial;
 use lockcore::backend::{Connection, Renewed, Request};
 use lockcore::{Error, ErrorKind, Guard, Locks};
 use tests::eventually::eventually;
+use tests::postgres_server::PostgresServer;
 use tests::redis_server::RedisServer;
 use tests::stores::redis::{USER, documented, grant};
 use tests::watch::SECRET;
@@ -44,6 +45,12 @@ pub(crate) fn facts_of_redis(store: Kind) -> Vec<Trial> {
         keys_of_others_are_passed_over
         a_name_whose_tickets_are_dead_is_not_in_use
         a_name_with_a_stored_capacity_whose_tickets_are_dead_is_not_in_use
+    ]
+}
+
+pub(crate) fn facts_of_postgres(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, crate::store::DEFAULT;
+        a_list_with_summaries_reads_few_tickets_however_many_there_are
     ]
 }
 
@@ -329,4 +336,32 @@ async fn a_name_with_a_stored_capacity_whose_tickets_are_dead_is_not_in_use(stor
         assert_eq!(listed(&locks, "", 5).await, Vec::<String>::new());
     }
     holder.close().await;
+}
+
+/// Lines with one ticket, with a hundred, and with ten thousand.
+async fn a_list_with_summaries_reads_few_tickets_however_many_there_are(_: Store) {
+    let server = PostgresServer::start();
+    server.query(
+        "INSERT INTO lockcore1.tickets (name, ticket, id, permits, capacity, ttl, expires_at, granted, place, receiver, owner)
+         SELECT format('lock:1:{%s-%s}', tickets, line), place, gen_random_uuid(), 1, 1, 60000000, 1::bigint << 60,
+                place = 1, place, 0, 'host/1/0'
+         FROM (VALUES (1, 5), (100, 50), (10000, 3)) lengths (tickets, lines), generate_series(1, lines) line,
+              generate_series(1, tickets) place;
+         ANALYZE lockcore1.tickets",
+    );
+    let read = "SELECT idx_tup_fetch + seq_tup_read FROM pg_stat_xact_user_tables WHERE relname = 'tickets'";
+    let list =
+        "SELECT name FROM lockcore1.overview('lock:1:{', '', 'lock:1:{~', 1000) WHERE holders > 0";
+
+    // All of this is one transaction, and each statement has its answer.
+    let mut answers = server.query(&format!("BEGIN; {read}; {list}; {read}; COMMIT"));
+
+    let last: u64 = answers.pop().unwrap().parse().unwrap();
+    let first: u64 = answers.remove(0).parse().unwrap();
+    // The 3,905 tickets of the shortest lines, and a few of each name.
+    assert!(last - first < 4_500, "{} tickets are read", last - first);
+    let summed_up = |tickets: &str| answers.iter().filter(|name| name.contains(tickets)).count();
+    let counts = ["{1-", "{100-", "{10000-"].map(summed_up);
+    assert_eq!(counts, [5, 39, 0], "{answers:?}");
+    assert!(answers.is_sorted(), "{answers:?}");
 }

@@ -84,6 +84,7 @@ fn main() {
     trials.extend(etcd_faults::facts(&stores::etcd::Etcd));
     trials.extend(mysql_faults::facts(&stores::mysql::Mysql));
     trials.extend(postgres_faults::facts(&stores::postgres::Postgres));
+    trials.extend(listing::facts_of_postgres(&stores::postgres::Postgres));
     trials.extend(redis_cluster::facts(&stores::cluster::Cluster));
     trials.extend(redis_sentinel::facts(&stores::sentinel::Sentinel));
     trials.extend(redis_quorum::facts(&stores::quorum::RedisQuorum));

@@ -145,8 +145,8 @@ pub(crate) fn inspected(row: &impl Row) -> Result<TicketInfo, StoreError> {
 ///
 /// - `name`: the key.
 /// - If summaries are wanted: `holders`, `waiters`, `owner` and `since` of the oldest holder, and
-///   `longest_wait`. `holders` and `waiters` are null if the line is too long to be summed up, and 0
-///   if the last ticket has just gone.
+///   `longest_wait`. `holders` and `waiters` are null or 0 if the line was not summed up. Then it is
+///   too long, or the page has too many tickets, or the last ticket has just gone.
 pub(crate) fn page<R: Row>(rows: &[R], listing: &Listing) -> Result<Page, StoreError> {
     let mut names = Vec::with_capacity(rows.len());
     let mut last = None;

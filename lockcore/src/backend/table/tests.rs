@@ -166,7 +166,7 @@ fn a_page_that_is_not_full_is_the_last() {
 }
 
 #[test]
-fn a_line_is_summed_up_unless_it_is_long_or_gone() {
+fn a_line_that_was_not_summed_up_has_no_summary() {
     let mut listing = Listing::new(Namespace::new("test").unwrap(), String::new(), 9);
     listing.summaries = true;
     let rows = [

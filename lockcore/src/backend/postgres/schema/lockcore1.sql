@@ -451,21 +451,31 @@ BEGIN
 END $f$;
 
 -- The names of `list`, each with a summary of its line: how many tickets hold and wait, the owner and the age of the oldest that
--- holds, and the greatest age of those that wait. A line with more than about 100 tickets is not summed up, because all of its
--- tickets would be read: it has nulls. Each line is read after the names, so the last ticket of a name may be gone by then.
+-- holds, and the greatest age of those that wait. All tickets of a line are read for this, so a line with more than about 100
+-- is not summed up. The other lines are summed up until about 4,000 tickets are read, the shortest first. The remaining names
+-- have zeros and nulls. So does a name whose last ticket has just gone, because each line is read after the names.
+--
+-- `inspect` gets a null in place of the name of a line that is not to be read. A condition of the join would come too late: it is
+-- checked when the line has been read.
 CREATE OR REPLACE FUNCTION overview(begins text, after text, ends text, many int)
 RETURNS TABLE (name text, holders bigint, waiters bigint, owner text, since bigint, longest_wait bigint)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = lockcore1, pg_temp AS $f$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
-    SELECT l.name, s.* FROM list(begins, after, ends, many) l LEFT JOIN LATERAL (
+    WITH lengths AS (
+        SELECT l.name, 1 + (SELECT t.place FROM tickets t WHERE t.name = l.name ORDER BY t.ticket DESC LIMIT 1)
+                         - (SELECT t.place FROM tickets t WHERE t.name = l.name ORDER BY t.ticket LIMIT 1) AS tickets
+        FROM list(begins, after, ends, many) l
+    ), sums AS (
+        SELECT l.name, l.tickets, sum(l.tickets) OVER (ORDER BY l.tickets ROWS UNBOUNDED PRECEDING) AS up_to_here FROM lengths l
+    )
+    SELECT l.name, s.* FROM sums l CROSS JOIN LATERAL (
         SELECT count(*) FILTER (WHERE i.granted), count(*) FILTER (WHERE NOT i.granted),
                (array_agg(i.owner ORDER BY i.ticket) FILTER (WHERE i.granted))[1],
                (array_agg(i.age ORDER BY i.ticket) FILTER (WHERE i.granted))[1], max(i.age) FILTER (WHERE NOT i.granted)
-        FROM inspect(l.name) i
-    ) s ON (SELECT t.place FROM tickets t WHERE t.name = l.name ORDER BY t.ticket DESC LIMIT 1)
-         - (SELECT t.place FROM tickets t WHERE t.name = l.name ORDER BY t.ticket LIMIT 1) < 100;
+        FROM inspect(CASE WHEN l.tickets <= 100 AND l.up_to_here <= 4000 THEN l.name END) i
+    ) s ORDER BY l.name COLLATE "C";
 END $f$;
 
 -- The stored capacity of a name, and the id of its last change.
