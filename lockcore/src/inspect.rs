@@ -56,8 +56,9 @@ impl Locks {
     /// lock, a caller must know its whole name.
     ///
     /// The costs differ. On **Redis** the listing walks over *all* keys of the database, even with
-    /// a prefix (`SCAN`; never `KEYS`). A step has ten keys per name of a page. The server serves
-    /// other requests between two steps. In a cluster the listing walks over each master. On
+    /// a prefix (`SCAN`; never `KEYS`). A step has ten keys per name of a page, and at most a
+    /// thousand. The server serves other requests between two steps. In a cluster the listing walks
+    /// over each master. On
     /// **ZooKeeper** each page reads all names of the namespace, in one answer. With more than
     /// about ten thousand names this answer exceeds a server's limit (`jute.maxbuffer`, one
     /// megabyte), and the request fails. On **SQLite** the listing reads only the names with the

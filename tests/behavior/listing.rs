@@ -43,6 +43,7 @@ pub(crate) fn facts_of_redis(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         without_the_right_to_scan_only_the_list_is_refused
         keys_of_others_are_passed_over
+        a_step_of_the_list_reads_a_thousand_keys_and_four_thousand_rows_at_most
         a_name_whose_tickets_are_dead_is_not_in_use
         a_name_with_a_stored_capacity_whose_tickets_are_dead_is_not_in_use
     ]
@@ -255,6 +256,25 @@ async fn keys_of_others_are_passed_over(_: Store) {
     assert_eq!(listed(&locks, "", 1).await, ["a"]);
 
     give_back(guard).await;
+}
+
+/// Each name has sixteen places for waiters, and nobody is there any more.
+async fn a_step_of_the_list_reads_a_thousand_keys_and_four_thousand_rows_at_most(_: Store) {
+    let server = RedisServer::start();
+    let names = "for name = 1, 2000 do
+        redis.call('SET', 'lock:1:{' .. name .. '}',
+            '0000000000000001L00000000000000000000000001000000000001700000000001073741824')
+    end";
+    server.command::<()>(&["EVAL", names, "0"]);
+    let locks = Locks::connect(&server.url()).unwrap();
+    let before = server.command_stats();
+
+    listed(&locks, "", 1_000).await;
+
+    let calls = server.command_stats_since(&before);
+    let (steps, lines) = (calls["scan"], calls["hmget"]);
+    assert!(steps >= 2, "{calls:?}");
+    assert!(lines <= steps * 4_096 / 16, "{calls:?}");
 }
 
 async fn a_name_whose_tickets_are_dead_is_not_in_use(store: Store) {

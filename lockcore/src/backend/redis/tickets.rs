@@ -349,9 +349,13 @@ impl<'a> Record<'a> {
 /// holders, and two for each waiter.
 const SHORT: u32 = 64;
 
+/// How many keys a step of `SCAN` reads at most. The server serves nobody else during a step. With a
+/// thousand names in use, a step takes some milliseconds.
+const MOST_KEYS: u32 = 1_000;
+
 /// Lists a part of the names on one server, with one step of `SCAN`. The step reads ten keys for
-/// each name that the page may have. Most keys of a database belong to other programs, or to names
-/// that are not in use.
+/// each name that the page may have, but not more than [`MOST_KEYS`]. Most keys of a database belong
+/// to other programs, or to names that are not in use.
 pub(super) async fn list(
     mut connection: RedisConnection,
     listing: Listing,
@@ -366,7 +370,7 @@ pub(super) async fn list(
     let write = |call: &mut Cmd| {
         call.write_arg_fmt(after.as_deref().unwrap_or("0"));
         call.write_arg_fmt(layout::keys_like(namespace, prefix));
-        call.write_arg_fmt(limit.saturating_mul(10));
+        call.write_arg_fmt(limit.saturating_mul(10).min(MOST_KEYS));
         call.write_arg_fmt(if *summaries { SHORT } else { 0 });
     };
     let reply = run(&mut connection, &layout::LIST, namespace, 0, write).await;

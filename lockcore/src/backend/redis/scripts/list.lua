@@ -7,10 +7,14 @@
 --       {its key, and its tickets in the form of tickets.lua}, or only {its key}
 --
 -- The script only reads. It declares no keys, because it does not know them before the SCAN. A line
--- with more than 16 places counts as in use, even if all its waiters have expired.
+-- counts as in use, even if all its waiters have expired, if it has more than 16 places, or more than
+-- `left`.
 
 -- include tickets.lua
 -- include fields.lua
+
+-- So many rows are read for all lines of a page, so that the server serves others soon.
+local left = 4096
 
 -- Whether any ticket of a line is alive: the single holder, whose record is behind the first `at`
 -- bytes of the state, one of several holders, or a waiter.
@@ -23,7 +27,8 @@ local function is_alive(key, was, at, now)
   end
   local head, next = tonumber(string.sub(was, 31, 43)), tonumber(string.sub(was, 44, 56))
   if not head or not next or head >= next then return false end
-  if next - head > 16 then return true end
+  if next - head > 16 or next - head > left then return true end
+  left = left - (next - head)
   local places = {}
   for place = head, next - 1 do places[#places + 1] = string.format('%013d', place) end
   for _, record in ipairs(redis.pcall('HMGET', key .. ':line', unpack(places))) do
@@ -31,9 +36,6 @@ local function is_alive(key, was, at, now)
   end
   return false
 end
-
--- So many rows are read for all lines of a page, so that the server serves others soon.
-local left = 4096
 
 -- Adds the tickets to a name in the reply, if they are few.
 local function add_line(name, was, at, stored)
