@@ -1,6 +1,7 @@
 //! Taking over the ticket of another client, instead of asking for a new ticket.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::Budget;
 use super::pending::{Pending, Progress};
@@ -21,13 +22,30 @@ pub(crate) async fn adopt(
     budget: &Budget,
     detached: &Detached,
 ) -> Result<Arc<Lease>, Error> {
+    let mut ttl = spec.ttl;
+    loop {
+        match adopt_for(spec, budget, detached, ttl).await? {
+            Ok(lease) => return Ok(lease),
+            Err(longest) => ttl = longest,
+        }
+    }
+}
+
+/// Takes the lock with this ttl. Returns the longest ttl that the session of this client allows, if
+/// this one is longer. Nothing was sent then.
+async fn adopt_for(
+    spec: &Spec<'_>,
+    budget: &Budget,
+    detached: &Detached,
+    ttl: Duration,
+) -> Result<Result<Arc<Lease>, Duration>, Error> {
     let shared = &spec.client.shared;
     let request = Arc::new(Request {
         name: spec.name.clone(),
         id: shared.new_id()?,
         permits: spec.permits,
         capacity: spec.capacity,
-        ttl: spec.ttl,
+        ttl,
         wait: false,
         name_ahead: false,
         highest_seen: 0,
@@ -49,10 +67,11 @@ pub(crate) async fn adopt(
         .enqueue(None, budget.give_up, budget.give_up)
         .await?
     {
-        Progress::Granted(_) => pending.into_lease().ok_or_else(Error::not_adopted),
-        Progress::Lost
-        | Progress::Waiting
-        | Progress::TtlTooLong(_)
-        | Progress::AskAgain { .. } => Err(Error::not_adopted()),
+        Progress::Granted(_) => match pending.into_lease() {
+            Some(lease) => Ok(Ok(lease)),
+            None => Err(Error::not_adopted()),
+        },
+        Progress::TtlTooLong(longest) => Ok(Err(longest)),
+        Progress::Lost | Progress::Waiting | Progress::AskAgain { .. } => Err(Error::not_adopted()),
     }
 }

@@ -243,6 +243,28 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
         }
     }
 
+    /// Prepares a held ticket for its [adoption](Self::adopt) by another client. After the answer, the
+    /// ticket does not depend on the session of this client any more: it ends after its ttl, counted
+    /// from this call at the earliest, even if the client is closed or goes on. A second call does the
+    /// same once more.
+    ///
+    /// If the future is dropped, or the answer is lost, the ticket may have left the session or not. It
+    /// may also leave it later, when the request arrives. In each of these cases the ticket holds for
+    /// its ttl at least, and nobody adopts it, because the client gives the ticket's text away only after
+    /// the answer. If the client keeps the ticket, its next renewal that begins after this call takes
+    /// the ticket back into the session. From the answer to that renewal on, a request of this call that
+    /// arrives late changes nothing. A release removes the ticket in any case.
+    ///
+    /// The core calls this only at a store with [sessions](Capability::sessions) that
+    /// [adopts](Capability::adopts). It begins no renewal of the ticket during the call. By default there
+    /// is nothing to do.
+    fn detach(&self, ticket: Arc<Request>) -> Answer<()> {
+        match self.inner() {
+            Some(inner) => inner.detach(ticket),
+            None => Box::pin(std::future::ready(Ok(()))),
+        }
+    }
+
     /// Gives the ticket of another client to the client of this connection: see [`Adoption`].
     /// Answers [`Enqueued::Granted`] or [`Enqueued::Gone`].
     ///
@@ -253,6 +275,10 @@ pub trait Connection: fmt::Debug + Send + Sync + 'static {
     /// keeps this ask-back after the new owner. The earlier id names no ticket any more. If the
     /// ticket has the new id already, an earlier attempt has succeeded, and this attempt renews the
     /// ticket.
+    ///
+    /// At a store with [sessions](Capability::sessions), a renewal of several tickets that follows
+    /// another one within a third of the ttl may answer [`Renewed::Granted`] for the earlier id all
+    /// the same. Nobody uses this answer, because the client has given the ticket away.
     ///
     /// The answer is `Gone`, and nothing has changed, in these cases:
     ///

@@ -76,6 +76,10 @@ impl Connection for Measured {
         self.measured(Verb::AskBack, |inner| inner.ask_back(name, id, ask))
     }
 
+    fn detach(&self, ticket: Arc<Request>) -> Answer<()> {
+        self.measured(Verb::Detach, |inner| inner.detach(ticket))
+    }
+
     fn adopt(&self, adoption: Arc<Adoption>) -> Answer<Enqueued> {
         self.measured(Verb::Adopt, |inner| inner.adopt(adoption))
     }

@@ -274,7 +274,8 @@ impl Shared {
     pub(crate) fn withdraw(&self, id: Id) -> bool {
         let mut table = self.table();
         let tracked = table.leases.get(&id);
-        let is_held = tracked.is_some_and(|tracked| tracked.stage == Stage::Held);
+        let is_held =
+            tracked.is_some_and(|tracked| matches!(tracked.stage, Stage::Held | Stage::Leaving));
         if is_held {
             table.remove(id);
         }
@@ -282,6 +283,29 @@ impl Shared {
         drop(table);
         self.tell_if(idle);
         is_held
+    }
+
+    /// A held lease is about to be [withdrawn](Self::withdraw). From now on no batch renews it.
+    pub(crate) fn renew_no_more(&self, id: Id) {
+        self.table().leave(id);
+    }
+
+    /// The lease is not withdrawn after all. If it is over, this reports the loss.
+    pub(crate) fn renew_again(self: &Arc<Self>, lease: &Arc<Lease>) {
+        let (id, now) = (lease.request.id, self.clock.now());
+        let mut table = self.table();
+        if table
+            .leases
+            .get(&id)
+            .is_some_and(|tracked| tracked.stage == Stage::Leaving)
+        {
+            table.hold(id);
+            self.set_recheck(&mut table, id, now);
+        }
+        drop(table);
+        if let Some(reason) = lease.lost(now) {
+            self.lost(lease, Stage::Held, reason);
+        }
     }
 
     /// Notes that the ticket `ahead` is right ahead of a waiter: see [`turns`](super::turns).

@@ -6,6 +6,7 @@ use std::num::NonZeroU32;
 use std::sync::PoisonError;
 
 use super::lifecycle::{Guard, Origin};
+use crate::client::calls::Where;
 use crate::client::events::GrantEvent;
 use crate::client::tracked::{Cleanup, Stage};
 use crate::clock::Instant;
@@ -36,8 +37,8 @@ impl Guard {
     /// Finish all writes before this call. A late write of this process has the same token as the
     /// writes of the adopter, so the resource cannot tell them apart.
     ///
-    /// This works on memory, SQLite, PostgreSQL and Redis. On ZooKeeper a ticket belongs to the session of its
-    /// client, and it cannot move to another session. A quorum of servers has no such operation
+    /// This works on memory, SQLite, PostgreSQL, Redis and etcd. On ZooKeeper a ticket belongs to the
+    /// session of its client, and it cannot move to another session. A quorum of servers has no such operation
     /// either: see [`Capability::adopts`](crate::backend::Capability::adopts).
     ///
     /// # Errors
@@ -83,15 +84,20 @@ impl Guard {
     pub async fn detach(mut self) -> Result<String, DetachError> {
         match self.detached().await {
             Ok(text) => Ok(text),
-            Err(error) => Err(DetachError {
-                error: self.failed(error),
-                guard: self,
-            }),
+            Err(error) => {
+                if self.shared().capability.sessions {
+                    self.shared().renew_again(&self.held.0.lease);
+                }
+                Err(DetachError {
+                    error: self.failed(error),
+                    guard: self,
+                })
+            }
         }
     }
 
-    /// This function awaits only renewals. If the future is dropped there, the guard is dropped
-    /// with it, and releases the lock.
+    /// This function awaits only renewals, and then the end of the session for this ticket. If the
+    /// future is dropped there, the guard is dropped with it, and releases the lock.
     async fn detached(&mut self) -> Result<String, Error> {
         self.shared().refuse_forked()?;
         let capability = self.shared().capability;
@@ -115,6 +121,10 @@ impl Guard {
         if !self.claim_only_use() {
             return Err(Error::still_used());
         }
+        if capability.sessions {
+            // The keeper must not take the ticket back into the session.
+            self.shared().renew_no_more(self.lease().request.id);
+        }
         // The adopter has a whole ttl from this renewal. From now on the ticket does not become a
         // waiter again.
         self.held
@@ -127,7 +137,21 @@ impl Guard {
                 "not detached: the store has not acknowledged yet that the ticket is smaller";
             return Err(Error::unavailable(text));
         }
+        if capability.sessions {
+            self.leave_session().await?;
+        }
         self.leave()
+    }
+
+    /// Takes the ticket out of the session of this client, which may end before the ticket is
+    /// adopted.
+    async fn leave_session(&self) -> Result<(), Error> {
+        let (shared, ticket) = (self.shared(), self.lease().as_it_is());
+        let by = shared.clock.now().after(shared.op_timeout);
+        let left = shared.operate(Where::Here, by, |connection, _| connection.detach(ticket));
+        left.await
+            .map_err(|error| Error::from(error).unavailable_if_config())?;
+        self.may_leave()
     }
 
     /// Returns an error if the limits of the hold do not allow a detach. This client enforces the

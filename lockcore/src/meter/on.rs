@@ -527,6 +527,7 @@ pub(crate) enum Verb {
     Inspect,
     List,
     AskBack,
+    Detach,
     Adopt,
     Resize,
     Forget,
@@ -537,9 +538,9 @@ pub(crate) enum Verb {
 }
 
 impl Verb {
-    const NAMES: [&str; 13] = [
-        "enqueue", "renew", "release", "inspect", "list", "ask_back", "adopt", "resize", "forget",
-        "count", "watch", "unwatch", "check",
+    const NAMES: [&str; 14] = [
+        "enqueue", "renew", "release", "inspect", "list", "ask_back", "detach", "adopt", "resize",
+        "forget", "count", "watch", "unwatch", "check",
     ];
 }
 

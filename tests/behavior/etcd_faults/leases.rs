@@ -1,15 +1,18 @@
 //! Tests of the leases at the server, and of people who delete leases and keys.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use libtest_mimic::Trial;
+use lockcore::backend::{self, Departure, Enqueued, EventSink, FULL, Id, Name, Released, Request};
 use tests::etcd_server::EtcdServer;
 use tests::eventually::eventually;
 
-use super::client;
-use crate::faults::{builder, patient, works_again};
-use crate::store::{DEFAULT, Kind, SOON, Store, begin, give_back, soon, tickets};
+use super::{client, namespace};
+use crate::faults::{builder, is_renewed, patient, works_again};
+use crate::giving_up::polled;
+use crate::store::{DEFAULT, Kind, PATIENCE, SOON, Store, begin, give_back, soon, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
@@ -18,6 +21,8 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_holder_whose_lease_somebody_revokes_learns_it
         a_holder_whose_key_somebody_deletes_learns_it
         a_lock_with_a_short_ttl_ends_beside_one_with_a_long_ttl
+        a_ticket_that_is_kept_after_its_detach_does_not_end_with_its_own_lease
+        a_client_with_a_shorter_lease_adopts_and_renews
     ]
 }
 
@@ -120,4 +125,58 @@ async fn a_lock_with_a_short_ttl_ends_beside_one_with_a_long_ttl(_: Store) {
         server.keys("test:1:{").is_empty()
     })
     .await;
+}
+
+/// The request to detach it may arrive late, if its caller was dropped.
+async fn a_ticket_that_is_kept_after_its_detach_does_not_end_with_its_own_lease(_: Store) {
+    let server = EtcdServer::start();
+    let store = backend::open(&server.url()).unwrap();
+    let events = EventSink::new(1, namespace(), |_| ());
+    let connection = store.connect(events).await.unwrap();
+    let (name, id) = (
+        Name::new(namespace(), "a").unwrap(),
+        Id::parse(&"7".repeat(32)).unwrap(),
+    );
+    let ticket = Arc::new(Request::new(name, id, FULL, FULL, Duration::from_secs(2)));
+    let taken = connection.enqueue(Arc::clone(&ticket), PATIENCE).await;
+    assert!(matches!(taken, Ok(Enqueued::Granted { .. })), "{taken:?}");
+    let holds = async || {
+        let renewed = connection.renew(vec![Arc::clone(&ticket)], PATIENCE).await;
+        renewed.unwrap()[0].holds()
+    };
+
+    for polls in 0.. {
+        let detached = polled(connection.detach(Arc::clone(&ticket)), polls).await;
+        // A renewal fails if the late request comes between its read and its write.
+        eventually("it is kept", SOON, async || holds().await).await;
+        if let Some(detached) = detached {
+            detached.unwrap();
+            println!("dropped at {polls} polls");
+            break;
+        }
+    }
+
+    eventually("its own leases have ended", SOON, async || {
+        server.leases().len() == 1
+    })
+    .await;
+    assert!(holds().await);
+    let released = connection.release(vec![Departure::new(ticket, false)]);
+    assert_eq!(released.await.unwrap(), [Released::Released]);
+}
+
+/// The ttl of the lock is longer than the lease of its adopter.
+async fn a_client_with_a_shorter_lease_adopts_and_renews(_: Store) {
+    let server = EtcdServer::start();
+    let ttl = Duration::from_secs(3);
+    let long = patient(server.url()).ttl(10 * ttl).build().unwrap();
+    let short = patient(server.url()).ttl(ttl).build().unwrap();
+    let guard = long.mutex("a").acquire().await.unwrap();
+
+    let adopted = short.adopt(&guard.detach().await.unwrap()).await.unwrap();
+
+    assert!(adopted.remaining() <= ttl);
+    is_renewed(&adopted, ttl).await;
+    give_back(adopted).await;
+    works_again(&long, "a", SOON).await;
 }

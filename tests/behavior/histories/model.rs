@@ -38,6 +38,8 @@ pub(super) struct Model {
     marks_until: [u64; NAMES],
     /// Tickets that expired. A store may or may not know them after that.
     pub(super) expired: HashSet<usize>,
+    /// Tickets that other clients were to adopt.
+    pub(super) given: HashSet<usize>,
     /// The highest number that each client has seen, and the highest exclusive grant of each name.
     highest_seen: [u64; CLIENTS],
     exclusive: [u64; NAMES],
@@ -95,6 +97,7 @@ impl Model {
             marks: HashMap::new(),
             marks_until: [0; NAMES],
             expired: HashSet::new(),
+            given: HashSet::new(),
             highest_seen: [0; CLIENTS],
             exclusive: [0; NAMES],
             enqueued: HashSet::new(),

@@ -9,7 +9,9 @@
 //! | `/p/lock:1:counters/{order:42}` | a counter: `counting::Record` | one for counters of this lifetime |
 //! | `/p/lock:1:counters/lease-<seconds>` | empty: the key has the newest of these leases | that lease |
 //!
-//! The number of a ticket is the revision at which its key was created. Braces and slashes of a name
+//! The number of a ticket is the revision at which its key was created. A ticket that was adopted has
+//! another key, and its number is in the value. While a ticket is on its way from one client to
+//! another, it has a lease of its own. Braces and slashes of a name
 //! are escaped, so two names never have keys that begin with the same line.
 
 use std::time::Duration;
@@ -86,8 +88,8 @@ pub(super) fn id_of(line: &str, key: &[u8]) -> Option<Id> {
     Id::parse(std::str::from_utf8(id).ok()?)
 }
 
-/// The value of a ticket's key: `<permits> <capacity> <ttl> <since>`, the owner on the next line,
-/// and an ask-back on the third one. Times are in milliseconds.
+/// The value of a ticket's key: `<permits> <capacity> <ttl> <since>[ <number>]`, the owner on the
+/// next line, and an ask-back on the third one. Times are in milliseconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Ticket {
     pub(super) permits: u32,
@@ -95,6 +97,9 @@ pub(super) struct Ticket {
     pub(super) ttl: Duration,
     /// When it was enqueued, by the wall clock of its client. Only people see it.
     pub(super) since: u64,
+    /// The number of the ticket, if it was adopted. Otherwise the number is the revision at which the
+    /// key was created.
+    adopted: Option<i64>,
     /// The owner, and behind a line break the ask-back.
     pub(super) owner: String,
 }
@@ -106,8 +111,27 @@ impl Ticket {
             capacity: request.capacity.get(),
             ttl,
             since,
+            adopted: None,
             owner: request.owner.to_string(),
         }
+    }
+
+    /// The ticket with this number as another client adopts it. The ask-back stays.
+    pub(super) fn adopted_by(self, request: &Request, ttl: Duration, number: i64) -> Self {
+        let ask = self.owner.split_once(ASK).map(|(_, ask)| ask.to_owned());
+        let ticket = Self {
+            adopted: Some(number),
+            ..Self::of(request, ttl, self.since)
+        };
+        match ask {
+            Some(ask) => ticket.asked_back(&ask),
+            None => ticket,
+        }
+    }
+
+    /// The number of the ticket, whose key was created at this revision.
+    pub(super) fn number(&self, created: i64) -> i64 {
+        self.adopted.unwrap_or(created)
     }
 
     pub(super) fn encode(&self) -> String {
@@ -116,12 +140,12 @@ impl Ticket {
             capacity,
             ttl,
             since,
+            adopted,
             owner,
         } = self;
-        format!(
-            "{permits} {capacity} {} {since}\n{owner}",
-            ttl.as_millis().min(u128::from(u64::MAX))
-        )
+        let ttl = ttl.as_millis().min(u128::from(u64::MAX));
+        let number = adopted.map_or_else(String::new, |number| format!(" {number}"));
+        format!("{permits} {capacity} {ttl} {since}{number}\n{owner}")
     }
 
     /// Reads a value. If somebody has written something else over a ticket, this counts as a ticket
@@ -133,6 +157,7 @@ impl Ticket {
             capacity: FULL.get(),
             ttl: Duration::ZERO,
             since: 0,
+            adopted: None,
             owner: String::new(),
         })
     }
@@ -145,6 +170,10 @@ impl Ticket {
             capacity: numbers.next()?.parse().ok()?,
             ttl: Duration::from_millis(numbers.next()?.parse().ok()?),
             since: numbers.next()?.parse().ok()?,
+            adopted: match numbers.next() {
+                Some(number) => Some(number.parse().ok()?),
+                None => None,
+            },
             owner: owner.to_owned(),
         })
     }
@@ -221,9 +250,16 @@ mod tests {
             capacity: 5,
             ttl: Duration::from_secs(10),
             since: 1_700_000_000_000,
+            adopted: None,
             owner: "host/1/2 text".into(),
         };
         assert_eq!(Ticket::decode(ticket.encode().as_bytes()), ticket);
+        let adopted = Ticket {
+            adopted: Some(7),
+            ..ticket.clone()
+        };
+        assert_eq!(Ticket::decode(adopted.encode().as_bytes()), adopted);
+        assert_eq!((ticket.number(9), adopted.number(9)), (9, 7));
         let asked = ticket.clone().asked_back("1 a b").asked_back("2 c d");
         assert_eq!(asked.owner, "host/1/2 text\n2 c d");
         assert_eq!(Ticket::decode(asked.encode().as_bytes()), asked);

@@ -61,7 +61,7 @@ impl Copy {
         is_later
     }
 
-    /// Applies events. Returns the tickets that have left.
+    /// Applies events. Returns the tickets that have left. One that was adopted has not left.
     pub(super) fn apply(&mut self, events: &[Event]) -> Vec<Id> {
         let mut left = Vec::new();
         for event in events {
@@ -83,8 +83,9 @@ impl Copy {
             return;
         };
         let ticket = Ticket::decode(&kv.value);
-        let before = self.numbers.insert(id, kv.create_revision);
-        if let Some(before) = before.filter(|before| *before != kv.create_revision) {
+        let number = ticket.number(kv.create_revision);
+        let before = self.numbers.insert(id, number);
+        if let Some(before) = before.filter(|before| *before != number) {
             self.places.remove(&before);
         }
         let place = Place {
@@ -93,14 +94,19 @@ impl Copy {
             capacity: ticket.capacity,
             ttl: ticket.ttl,
         };
-        self.places.insert(kv.create_revision, place);
+        self.places.insert(number, place);
     }
 
     fn delete(&mut self, key: &[u8]) -> Option<Id> {
         let id = layout::id_of(&self.line, key)?;
         let number = self.numbers.remove(&id)?;
-        self.places.remove(&number);
-        Some(id)
+        // If the ticket was adopted, the key of its adopter has come first, and has the place. Then
+        // the client that gave the ticket away is not to be told that it is gone.
+        let is_its_own = self.places.get(&number)?.id == id;
+        is_its_own.then(|| {
+            self.places.remove(&number);
+            id
+        })
     }
 
     /// The tickets that hold, with their numbers, oldest first.
@@ -117,7 +123,12 @@ impl Copy {
     }
 
     pub(super) fn holds(&self, id: Id) -> bool {
-        self.holders().any(|(_, place)| place.id == id)
+        self.holder(id).is_some()
+    }
+
+    /// The ticket with its number, if it holds.
+    pub(super) fn holder(&self, id: Id) -> Option<(i64, Place)> {
+        self.holders().find(|(_, place)| place.id == id)
     }
 
     pub(super) fn number(&self, id: Id) -> Option<i64> {
@@ -146,18 +157,11 @@ mod tests {
     }
 
     fn kv(id: Id, created: i64, modified: i64, permits: u32) -> KeyValue {
-        let ticket = Ticket {
-            permits,
-            capacity: 2,
-            ttl: Duration::ZERO,
-            since: 0,
-            owner: String::new(),
-        };
         KeyValue {
             key: layout::ticket(LINE, id).into(),
             create_revision: created,
             mod_revision: modified,
-            value: ticket.encode().into(),
+            value: format!("{permits} 2 1000 0\nowner").into(),
             lease: 1,
         }
     }
@@ -235,6 +239,18 @@ mod tests {
         assert_eq!(holders(&copy), [id(2)]);
         assert_eq!(copy.number(id(1)), Some(13));
         assert_eq!(copy.len(), 2);
+    }
+
+    #[test]
+    fn a_ticket_that_is_adopted_keeps_its_place_and_has_its_new_id_only() {
+        let mut copy = Copy::new(LINE, 10, &[kv(id(1), 8, 8, 2), kv(id(2), 9, 9, 2)]);
+        let mut adopted = kv(id(7), 11, 11, 2);
+        adopted.value = b"2 2 1000 0 8\nowner".to_vec();
+        assert_eq!(copy.apply(&[event(0, adopted), went(id(1), 11)]), []);
+        assert_eq!(holders(&copy), [id(7)]);
+        assert_eq!((copy.number(id(1)), copy.number(id(7))), (None, Some(8)));
+        assert_eq!(copy.apply(&[went(id(7), 12)]), [id(7)]);
+        assert_eq!(holders(&copy), [id(2)]);
     }
 
     #[test]

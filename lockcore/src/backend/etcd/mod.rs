@@ -24,8 +24,8 @@ use std::time::Duration;
 use url::Url;
 
 use super::{
-    Answer, Backend, BoxFuture, Capability, Connection, Count, Counted, Departure, Enqueued,
-    EventSink, Listing, Page, Released, Renewed, StoreError, TicketInfo,
+    Adoption, Answer, Backend, BoxFuture, Capability, Connection, Count, Counted, Departure,
+    Enqueued, EventSink, Listing, Page, Released, Renewed, StoreError, TicketInfo,
 };
 use crate::error::Error;
 use crate::name::Name;
@@ -89,6 +89,7 @@ impl Backend for Etcd {
             .sessions(true)
             .in_flight(IN_FLIGHT)
             .renewals_in_flight(RENEWALS_IN_FLIGHT)
+            .adopts(true)
             .asks_back(true)
             .lists(true)
             .counters(true)
@@ -181,6 +182,14 @@ impl Connection for EtcdConnection {
 
     fn ask_back(&self, name: Name, id: Id, ask: Arc<str>) -> Answer<bool> {
         Box::pin(tickets::ask_back(self.at(), name, id, ask))
+    }
+
+    fn detach(&self, ticket: Arc<Request>) -> Answer<()> {
+        Box::pin(tickets::detach(self.at(), ticket))
+    }
+
+    fn adopt(&self, adoption: Arc<Adoption>) -> Answer<Enqueued> {
+        Box::pin(tickets::adopt(self.at(), adoption))
     }
 
     /// Nothing remains of a name without tickets.

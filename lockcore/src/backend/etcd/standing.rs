@@ -93,6 +93,8 @@ pub(super) struct Mine {
     pub(super) lost: bool,
     /// A delete was sent.
     pub(super) leaving: bool,
+    /// Until when the core may want the ticket back, if it was to be [detached](super::tickets::detach).
+    pub(super) detached: Option<Instant>,
 }
 
 impl Mine {
@@ -157,12 +159,17 @@ impl State {
             seen: None,
             lost: false,
             leaving: false,
+            detached: None,
         });
     }
 
     /// A ticket of ours is in its line.
     pub(super) fn stands(&mut self, id: Id, number: i64, granted: bool, now: Instant) {
         if let Some(mine) = self.mine.get_mut(&id) {
+            if mine.number.is_some_and(|before| before != number) {
+                // The earlier ticket with this id is gone: another client has adopted or deleted it.
+                (mine.granted, mine.lost, mine.detached) = (false, false, None);
+            }
             mine.number = Some(number);
             mine.granted |= granted;
             mine.seen = Some(now);
@@ -339,8 +346,10 @@ impl State {
         }
     }
 
-    /// Stops following the lines that nobody of ours waits in.
+    /// Forgets the tickets that were given away, and stops following the lines that nobody of ours
+    /// waits in.
     pub(super) fn sweep(&mut self, now: Instant) {
+        (self.mine).retain(|_, mine| mine.detached.is_none_or(|until| until > now));
         let Some(attached) = &mut self.attached else {
             return;
         };

@@ -17,6 +17,7 @@
 //!   core enqueues no id again that it has released.
 //! - A write to an existing ticket compares the revision of what was read before.
 
+mod adopt;
 mod renew;
 
 use std::collections::HashSet;
@@ -25,6 +26,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::try_join_all;
 
+pub(super) use adopt::{adopt, detach};
 pub(super) use renew::renew;
 
 use super::errors::failed;
@@ -97,19 +99,30 @@ pub(super) async fn enqueue(at: Arc<At>, request: Arc<Request>) -> Result<Enqueu
     // An earlier attempt has taken the ticket.
     match listed.iter().find(|kv| kv.key == key.as_bytes()) {
         Some(kv) if kv.lease == session.lease => {
-            let numbers = (kv.create_revision, revision);
+            let number = Ticket::decode(&kv.value).number(kv.create_revision);
+            let numbers = (number, revision);
             stands(&at, &request, (&line, &key), numbers, Some(listed)).await
         }
         // The ticket is of an earlier lease of this client, which nobody keeps.
         Some(_) => withdraw(&at, &request, &key, Enqueued::Gone).await,
         None => {
-            let text =
-                "etcd: another connection of this client has taken over, or its key was changed";
-            let error = StoreError::replace(Fault::Retry, text);
+            let error = replaced();
             not_enqueued(session, request.id, &error);
             Err(error)
         }
     }
+}
+
+/// This connection takes no tickets any more.
+fn replaced() -> StoreError {
+    let text = "etcd: another connection of this client has taken over, or its key was changed";
+    StoreError::replace(Fault::Retry, text)
+}
+
+/// A write found that a ticket is not as it was read before.
+fn changed() -> StoreError {
+    let text = "etcd: the ticket is changed or released by somebody else at this moment";
+    StoreError::new(Fault::Retry, text)
 }
 
 /// Notes that an enqueue is about to be sent. Returns whether the line is followed, so that its
@@ -140,6 +153,10 @@ fn can_be_kept(session: &Session, request: &Request) -> Result<(), StoreError> {
             ),
         ));
     }
+    certainly_lives(session)
+}
+
+fn certainly_lives(session: &Session) -> Result<(), StoreError> {
     if session.lives_for() < session.ttl / LEAST_CERTAIN {
         let text = "etcd: it is not certain that the lease of this client still lives";
         return Err(StoreError::new(Fault::Retry, text));
@@ -377,9 +394,10 @@ fn shown(line: &str, revision: i64, listed: &[KeyValue]) -> Vec<TicketInfo> {
         .filter_map(|kv| {
             let id = layout::id_of(line, &kv.key)?;
             let ticket = Ticket::decode(&kv.value);
+            let number = ticket.number(kv.create_revision);
             let shown = TicketInfo::new(
-                kv.create_revision.unsigned_abs(),
-                holders.contains(&kv.create_revision),
+                number.unsigned_abs(),
+                holders.contains(&number),
                 ticket.permits,
                 capacity,
                 // The longest possible time: the lease belongs to the client, and is kept all the
@@ -462,10 +480,7 @@ pub(super) async fn ask_back(
     let answer = at.link.txn(txn(compare, success, Vec::new())).await;
     match answer.map_err(failed)?.succeeded {
         true => Ok(true),
-        false => Err(StoreError::new(
-            Fault::Retry,
-            "etcd: the ticket is changed or released by somebody else at this moment",
-        )),
+        false => Err(changed()),
     }
 }
 

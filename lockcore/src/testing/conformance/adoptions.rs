@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::fact::{Fact, group_of};
+use super::fact::{Fact, group_of, without_sessions};
 use super::kit::{Asker, Store, with};
 use super::steps::{SOON, eventually};
 use crate::backend::{
@@ -19,12 +19,17 @@ pub(super) fn all() -> Vec<Fact> {
         an_adoption_that_is_repeated_finds_its_ticket
         a_ticket_is_adopted_once
         a_ticket_that_waits_or_is_another_one_is_not_adopted
-        a_ticket_that_has_expired_is_not_adopted
-        a_ticket_with_others_behind_it_that_has_expired_is_not_adopted
         a_ticket_that_was_made_smaller_is_adopted_as_it_is
         an_ask_goes_along_with_its_ticket
         a_late_enqueue_of_a_ticket_that_was_adopted_takes_nothing
         an_adoption_that_comes_after_its_release_takes_nothing
+    ];
+    // At a store with sessions, only the core ends a ticket before its session.
+    let expiring =
+        |capability: &Capability| without_sessions(capability).and_then(|()| adopts(capability));
+    let expiring = group_of!["adoptions", false, expiring;
+        a_ticket_that_has_expired_is_not_adopted
+        a_ticket_with_others_behind_it_that_has_expired_is_not_adopted
     ];
     let resizing = group_of!["adoptions", false, adopts_and_resizes;
         a_ticket_is_adopted_if_it_holds_by_the_stored_capacity
@@ -33,7 +38,7 @@ pub(super) fn all() -> Vec<Fact> {
     let refusing = group_of!["adoptions", false, adopts_not;
         an_adoption_is_refused_and_changes_nothing
     ];
-    [adopting, resizing, refusing].concat()
+    [adopting, expiring, resizing, refusing].concat()
 }
 
 fn adopts(capability: &Capability) -> Result<(), &'static str> {

@@ -7,8 +7,8 @@
 //!   between, the events of the line tell.
 //! - A single ticket is always looked at: the holder asks in this way before a step that needs the
 //!   lock.
-//! - A ticket that must become smaller, or that gets a longer ttl: its key is read, and written over
-//!   what was read.
+//! - A ticket that must become smaller, or that gets a longer ttl, or that is taken back after a
+//!   detach: its key is read, and written over what was read.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,7 +18,9 @@ use futures_util::future::{join_all, try_join_all};
 use super::valid_for;
 use crate::backend::etcd::layout::{self, Ticket};
 use crate::backend::etcd::line::Copy;
-use crate::backend::etcd::messages::{KeyValue, Op, all_below, one, rewrite, txn, was_written};
+use crate::backend::etcd::messages::{
+    KeyValue, Op, all_below, one, put, rewrite, txn, was_written,
+};
 use crate::backend::etcd::session::At;
 use crate::backend::etcd::standing::{Mine, Told};
 use crate::backend::{Renewed, StoreError};
@@ -124,7 +126,11 @@ impl<'a> Round<'a> {
         };
         let mut state = self.at.session.state();
         let known = state.mine.get_mut(&request.id);
-        let same = |kv: &KeyValue| Some(kv.create_revision) == mine.number && kv.lease == lease;
+        let is_detached = known.as_ref().is_some_and(|known| known.detached.is_some());
+        let same = |kv: &KeyValue| {
+            let number = Ticket::decode(&kv.value).number(kv.create_revision);
+            Some(number) == mine.number && (kv.lease == lease || is_detached)
+        };
         let Some(kv) = kv.filter(same) else {
             if let Some(known) = known {
                 known.lost = true;
@@ -142,7 +148,8 @@ impl<'a> Round<'a> {
         self.at.changes(request, mine).then_some(kv)
     }
 
-    /// Makes tickets smaller, and their ttls longer.
+    /// Makes tickets smaller, and their ttls longer, and takes back those that were not detached in
+    /// the end.
     ///
     /// A caller of `revoke` reads the ttl together with its ask-back. If the holder is silent, the
     /// caller waits for one ttl, and then deletes the key. So no holder may rely on a ttl that this
@@ -156,7 +163,10 @@ impl<'a> Round<'a> {
             ticket.permits = ticket.permits.min(request.permits.get());
             ticket.ttl = ticket.ttl.max(request.ttl.min(self.at.session.ttl));
             let compare = vec![was_written(&key, kv.mod_revision)];
-            let writes = vec![rewrite(&key, ticket.encode())];
+            let writes = vec![match self.is_detached(*index) {
+                true => put(&key, ticket.encode(), self.at.session.lease),
+                false => rewrite(&key, ticket.encode()),
+            }];
             let reads = vec![Op::Range(one(&key))];
             let written = self.at.txn(txn(compare, writes, reads));
             async move { (*index, ticket, written.await) }
@@ -190,7 +200,15 @@ impl<'a> Round<'a> {
         let mut state = self.at.session.state();
         if let Some(known) = state.mine.get_mut(&self.tickets[index].id) {
             (known.permits, known.ttl) = (ticket.permits, ticket.ttl);
+            if mine.detached.is_some() {
+                known.detached = None;
+            }
         }
+    }
+
+    /// Whether the ticket was to be detached when this round began.
+    fn is_detached(&self, index: usize) -> bool {
+        matches!(&self.found[index], Found::There { mine, .. } if mine.detached.is_some())
     }
 
     /// Reads the lines of tickets that wait.
@@ -302,8 +320,11 @@ impl<'a> Round<'a> {
 }
 
 impl At {
-    /// Whether a renewal asks for fewer permits or for a longer ttl than the ticket has.
+    /// Whether a renewal asks for fewer permits or for a longer ttl than the ticket has, or takes it
+    /// back.
     fn changes(&self, request: &Request, mine: &Mine) -> bool {
-        request.permits.get() < mine.permits || request.ttl.min(self.session.ttl) > mine.ttl
+        mine.detached.is_some()
+            || request.permits.get() < mine.permits
+            || request.ttl.min(self.session.ttl) > mine.ttl
     }
 }
