@@ -359,10 +359,15 @@ impl Builder {
     /// [`Config`](crate::ErrorKind::Config) for a value that is not usable;
     /// [`Unavailable`](crate::ErrorKind::Unavailable) when no thread can be started, or memory is
     /// short.
-    pub fn build(mut self) -> Result<Locks, Error> {
+    pub fn build(self) -> Result<Locks, Error> {
+        self.build_at(Clock::BOOT)
+    }
+
+    /// As [`build`](Self::build), with this clock.
+    pub(crate) fn build_at(mut self, clock: Clock) -> Result<Locks, Error> {
         if let Some(backend) = self.backend.take() {
             // If a URL was set too, it is ignored. It names another store, and was not checked.
-            return self.build_with(backend, String::new(), Clock::BOOT);
+            return self.build_with(backend, String::new(), clock);
         }
         let url = self.url.as_deref().ok_or_else(|| {
             Error::config(format!(
@@ -372,7 +377,7 @@ impl Builder {
         })?;
         let backend = open::open_with(url, &self.tls)?;
         let place = open::place(url);
-        self.build_with(backend, place, Clock::BOOT)
+        self.build_with(backend, place, clock)
     }
 
     pub(crate) fn build_with(

@@ -82,6 +82,12 @@ pub enum Fair {
     /// is true of those that come while such tasks pass the lock on. If each had a ticket, these
     /// tickets would be right behind each other. To share one, a request waits for about one answer
     /// of the store before it stands in line. This applies to the locks that [`Local`](Self::Local)
-    /// names.
+    /// names. A request that shares no ticket, for example one of a reader, does not wait, so it may
+    /// come before them.
+    ///
+    /// If a shared ticket ends early, those that still wait for it go to the end of the line. It ends
+    /// early if it is lost, asked back, detached or downgraded, or if the connection broke and the
+    /// store has not confirmed the ticket since. If each request must keep its own place, give the
+    /// locks an [owner text](crate::Lock::owner).
     Strict,
 }

@@ -8,7 +8,16 @@
 //! the next group. When the answer is there, or the lock is released, their leader asks for all of
 //! them. If each of them took a ticket of its own at that moment, these tickets would follow right
 //! behind each other. So one ticket that they use one after the other keeps the same order. To the
-//! store and to other processes it is an ordinary ticket, whatever is lost.
+//! store and to other processes it is an ordinary ticket, so whatever is lost, it excludes as one.
+//!
+//! The order is lost with the ticket. If the ticket ends early or may not be used any more (after a
+//! gap in the connection, or because it was asked back, detached or downgraded), those of the group
+//! that still wait take a ticket at the end of the line. Tickets of their own would have kept their
+//! places.
+//!
+//! A request that may not join the group that gathers, because the group is full or has another ttl,
+//! begins the next one behind it. A request that shares no ticket does not wait for a group, so it may
+//! come before it.
 //!
 //! So a request waits for at most about one answer before it is sent. If this answer takes longer
 //! than [`ANSWERED_WITHIN`], for example because the task that waits for it is not polled, the group
@@ -55,6 +64,15 @@ struct Gathering {
     go: Option<Go>,
 }
 
+/// How the leader of a group learns that it may ask the store.
+pub(super) struct ToAsk {
+    pub(super) told: oneshot::Receiver<()>,
+    /// It may ask at this time in any case.
+    pub(super) until: Instant,
+    /// What an earlier leader of the group waits for. It was replaced.
+    pub(super) earlier: Option<Go>,
+}
+
 impl<H> Groups<H> {
     /// A name with this lane.
     pub(super) fn of(number: u64, lane: Lane<H>) -> Self {
@@ -94,19 +112,37 @@ impl<H> Groups<H> {
         (has_room && lane.ttl == ttl).then_some((number, lane))
     }
 
-    /// Whether the leader of this lane may ask the store. If not, returns how it learns that it may,
-    /// and until when it waits.
-    pub(super) fn wait_to_ask(&mut self, number: u64) -> Option<(oneshot::Receiver<()>, Instant)> {
-        let gathering = self.gathering.as_mut()?;
-        if gathering.number != number {
-            return None;
-        }
+    /// The group that gathers cannot be joined. It asks now, and the next group waits for its answer.
+    /// Returns how to tell its leader.
+    pub(super) fn close(&mut self, now: Instant) -> Option<Go> {
+        let closed = self.gathering.take()?;
+        self.busy = Some((Busy::Asks(closed.number), now.after(ANSWERED_WITHIN)));
+        closed.go
+    }
+
+    /// No group waits any more. Returns how to tell the leader of the one that did.
+    pub(super) fn end(&mut self) -> Option<Go> {
+        self.gathering.take()?.go
+    }
+
+    /// Whether the leader of this lane has not been told yet that it may ask the store.
+    pub(super) fn gathers(&self, number: u64) -> bool {
+        (self.gathering.as_ref()).is_some_and(|gathering| gathering.number == number)
+    }
+
+    /// Whether the leader of this lane has to wait before it asks the store. If not, its group is not
+    /// joined any more.
+    pub(super) fn wait_to_ask(&mut self, number: u64) -> Option<ToAsk> {
+        let gathering = (self.gathering.as_mut()).filter(|next| next.number == number)?;
         match self.busy {
             Some((busy, until)) if busy != Busy::Asks(number) => {
                 let (go, told) = oneshot::channel();
-                // A sender of an earlier leader of the lane tells nobody.
-                gathering.go = Some(go);
-                Some((told, until))
+                let earlier = gathering.go.replace(go);
+                Some(ToAsk {
+                    told,
+                    until,
+                    earlier,
+                })
             }
             _ => {
                 self.gathering = None;
@@ -165,8 +201,8 @@ impl<H> Groups<H> {
         }
     }
 
-    /// Removes a lane that is not in use.
-    pub(super) fn remove(&mut self, number: u64) {
+    /// Removes a lane that is not in use. If its group gathers, the next request begins another one.
+    pub(super) fn remove(&mut self, number: u64) -> Option<Go> {
         if self
             .oldest
             .as_ref()
@@ -176,6 +212,8 @@ impl<H> Groups<H> {
         } else if let Some(at) = self.position(number) {
             self.younger.remove(at);
         }
+        let gathered = self.gathering.take_if(|next| next.number == number);
+        gathered?.go
     }
 
     /// The lanes with their numbers, oldest first.

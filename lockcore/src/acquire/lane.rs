@@ -188,12 +188,6 @@ impl<H> Lane<H> {
         })
     }
 
-    /// Whether this is the lane of this ticket: tasks use it, or the leader waits with it.
-    pub(super) fn has(&mut self, lease: &Arc<Lease>) -> bool {
-        let mut tenures = self.draining.iter().chain(&self.current);
-        tenures.any(|tenure| Arc::ptr_eq(&tenure.lease, lease)) || self.leader_with(lease).is_some()
-    }
-
     /// Serves from the front of the line.
     pub(super) fn advance(&mut self, at: Moment, leaders: &mut u64, given: &mut VecDeque<Next<H>>) {
         while self.leader.is_none() {
@@ -480,9 +474,13 @@ impl<H> Lane<H> {
             && self.leader.is_none()
             && let Some(tenure) = self.current.as_mut().filter(|t| t.alarm.is_none())
         {
-            let (alarm, pending) = ring(tenure.since.after(bound));
-            tenure.alarm = Some(alarm);
-            in_time &= pending;
+            let at = tenure.since.after(bound);
+            // There is no bound with `Fair::Strict`.
+            if at < Instant::FAR_FUTURE {
+                let (alarm, pending) = ring(at);
+                tenure.alarm = Some(alarm);
+                in_time &= pending;
+            }
         }
         in_time
     }

@@ -2,10 +2,11 @@
 //! tasks wait for it, and which task asks the store for the next ticket. How to ask the store is in
 //! `pending`.
 //!
-//! There is a [`Lane`] per name. The task at its front asks the store: it is the *leader*. The
-//! other tasks wait in memory. A task that is done hands the ticket over to the next task, as long
-//! as the bound of [`Fair::Local`] allows. At the bound the next task becomes the leader and asks
-//! the store, so that other processes are served.
+//! There is a [`Lane`] per name, or with [`Fair::Strict`] one per group of requests: see
+//! [`groups`](super::groups). The task at its front asks the store: it is the *leader*. The other
+//! tasks wait in memory. A task that is done hands the ticket over to the next task. With
+//! [`Fair::Local`] this goes on until its bound. Then the next task becomes the leader and asks the
+//! store, so that other processes are served.
 //!
 //! A waiter gets either a [`Share`] of a ticket, or the role of [`Leader`]. Both are values: when
 //! such a value is dropped, the next waiter gets it. So a waiter may be dropped at any time. If a
@@ -18,6 +19,7 @@
 //! longer.
 //!
 //! [`Fair::Local`]: crate::Fair::Local
+//! [`Fair::Strict`]: crate::Fair::Strict
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -26,7 +28,7 @@ use std::sync::{Arc, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use super::groups::Groups;
+use super::groups::{Groups, ToAsk};
 use super::lane::{Lane, Moment, Next, Of, Parcel, Unused, Waiter, locked, take};
 use super::pending::{Pace, Pending};
 use crate::client::alarms::Alarm;
@@ -214,7 +216,7 @@ impl Lanes {
     ) -> Arrived {
         let state = &mut *guard;
         let groups = state.names.entry(name.clone()).or_default();
-        let go = groups.settle(now);
+        let mut go = groups.settle(now);
         let (arrived, late) = match groups.gathering(ttl) {
             Some((number, lane)) => {
                 let given = lane.join(exclusive, now);
@@ -227,6 +229,7 @@ impl Lanes {
                 state.lanes += 1;
                 let mut lane = Lane::new(ttl, self.shared.op_timeout);
                 let leader = lane.begin_leader(exclusive, now, &mut state.leaders);
+                go = go.or(groups.close(now));
                 groups.begin(state.lanes, lane, now);
                 let lane = state.lanes;
                 let leader = Leader::new(self, Which { name, lane }, exclusive, leader);
@@ -274,6 +277,9 @@ impl Lanes {
         let mut served = None;
         let taken_back = self.shared.take_back(name, |lease| {
             served = lane.go_on(lease, exclusive, at);
+            if served.is_some() {
+                lease.set_lane(which.lane);
+            }
             served.is_some()
         });
         let Some((lease, hand_overs)) = served else {
@@ -347,9 +353,41 @@ impl Lanes {
         waited
     }
 
+    fn wait_to_ask(&self, role: &Role) -> Option<(oneshot::Receiver<()>, Instant)> {
+        let mut state = self.state();
+        let groups = state.names.get_mut(&role.name)?;
+        if !groups.gathers(role.lane) {
+            return None;
+        }
+        // A leader that was replaced asks for itself alone.
+        groups.lane(role.lane)?.leader_of(role.number)?;
+        let now = self.shared.clock.now();
+        let go = groups.settle(now);
+        let waits = groups.wait_to_ask(role.lane);
+        if waits.is_none()
+            && let Some(leader) = groups
+                .lane(role.lane)
+                .and_then(|lane| lane.leader_of(role.number))
+        {
+            // It could not ask earlier, so it is not late.
+            leader.since = now;
+        }
+        drop(state);
+        let (waits, earlier) = match waits {
+            Some(ToAsk {
+                told,
+                until,
+                earlier,
+            }) => (Some((told, until)), earlier),
+            None => (None, None),
+        };
+        guarded(|| drop((go, earlier))); // runs wakers
+        waits
+    }
+
     /// The last user of a lane's ticket has released it, or has given it to the keeper.
     fn passed_on(&self, lane: u64, lease: &Arc<Lease>) {
-        if self.bound.is_some() {
+        if self.bound.is_some() || self.shared.is_forked() {
             return;
         }
         let mut state = self.state();
@@ -359,28 +397,23 @@ impl Lanes {
         guarded(|| drop(go)); // runs a waker
     }
 
-    fn wait_to_ask(&self, role: &Role) -> Option<(oneshot::Receiver<()>, Instant)> {
-        // A lane of `Fair::Local` does not gather.
-        if self.bound.is_some() {
-            return None;
-        }
+    /// Notes that a leader has a ticket in the store's line.
+    pub(crate) fn in_line(&self, role: &Role, lease: &Arc<Lease>) {
         let mut state = self.state();
-        let groups = state.names.get_mut(&role.name)?;
-        let go = groups.settle(self.shared.clock.now());
-        let waits = groups.wait_to_ask(role.lane);
+        let Some(groups) = state.names.get_mut(&role.name) else {
+            return;
+        };
+        let lane = groups.lane(role.lane);
+        if let Some(leader) = lane.and_then(|lane| lane.leader_of(role.number)) {
+            lease.set_lane(role.lane);
+            leader.ticket = Some(Arc::clone(lease));
+        }
+        let go = match groups.is_busy() {
+            true => groups.settle(self.shared.clock.now()),
+            false => None,
+        };
         drop(state);
         guarded(|| drop(go)); // runs a waker
-        waits
-    }
-
-    /// Notes that a leader has a ticket in the store's line.
-    pub(crate) fn in_line(self: &Arc<Self>, role: &Role, lease: &Arc<Lease>) {
-        let note = |lane: &mut Lane<Handover>| {
-            if let Some(leader) = lane.leader_of(role.number) {
-                leader.ticket = Some(Arc::clone(lease));
-            }
-        };
-        self.change(role.which(), note);
     }
 
     /// Notes that a leader has lost its ticket in the store's line, and asks for a new one. So it
@@ -452,18 +485,12 @@ impl Lanes {
     /// Changes the lane that has the ticket of this lease, as [`change`](Self::change) does.
     fn change_with(self: &Arc<Self>, lease: &Arc<Lease>, change: impl FnOnce(&mut Lane<Handover>)) {
         let name = &lease.request.name;
-        let mut state = self.state();
-        let mut lanes = state
-            .names
-            .get_mut(name)
-            .into_iter()
-            .flat_map(Groups::iter_mut);
-        let number = lanes.find_map(|(number, lane)| lane.has(lease).then_some(number));
-        drop(lanes);
-        drop(state);
-        if let Some(number) = number {
-            self.change(Which { name, lane: number }, change);
-        }
+        let lane = {
+            // The lane is noted under the mutex.
+            let _state = self.state();
+            lease.lane()
+        };
+        self.change(Which { name, lane }, change);
     }
 
     /// As [`change`](Self::change), but calls `tell` with each ticket that has no users any more.
@@ -550,7 +577,7 @@ impl Lanes {
         }
         let unused = lane.take_unused();
         if lane.is_idle() {
-            groups.remove(which.lane);
+            given.extend(groups.remove(which.lane).map(Next::Go));
         }
         if groups.is_busy() {
             let go = groups.settle(self.shared.clock.now());
@@ -593,16 +620,19 @@ impl LeaseObserver for Lanes {
     fn close(self: Arc<Self>) {
         let mut state = self.state();
         state.closed = true;
-        let lines: Vec<_> = state
-            .names
-            .values_mut()
-            .flat_map(Groups::iter_mut)
-            .map(|(_, lane)| std::mem::take(&mut lane.line))
-            .collect();
+        let (mut lines, mut gathering) = (Vec::new(), Vec::new());
+        for groups in state.names.values_mut() {
+            gathering.extend(groups.end());
+            lines.extend(
+                groups
+                    .iter_mut()
+                    .map(|(_, lane)| std::mem::take(&mut lane.line)),
+            );
+        }
         drop(state);
         // Dropping the senders ends the wait of their waiters. It runs wakers, so the mutex must be
         // free.
-        drop(lines);
+        drop((lines, gathering));
     }
 
     fn lost(self: Arc<Self>, lease: &Arc<Lease>) {
@@ -682,11 +712,7 @@ impl Share {
     pub(crate) fn leave(mut self) -> Option<Leaving> {
         self.open = false;
         self.lanes.leave(self.lane, &self.lease)?;
-        Some(Leaving {
-            lanes: Arc::clone(&self.lanes),
-            lane: self.lane,
-            lease: Arc::clone(&self.lease),
-        })
+        Some(Leaving(self))
     }
 }
 
@@ -704,17 +730,14 @@ impl Drop for Share {
 
 /// The last user of a ticket releases it at the store. Meanwhile requests
 /// [gather](super::groups).
-pub(crate) struct Leaving {
-    lanes: Arc<Lanes>,
-    lane: u64,
-    lease: Arc<Lease>,
-}
+pub(crate) struct Leaving(Share);
 
 impl Drop for Leaving {
     fn drop(&mut self) {
-        if !self.lanes.shared.is_forked() {
-            self.lanes.passed_on(self.lane, &self.lease);
-        }
+        let Share {
+            lanes, lane, lease, ..
+        } = &self.0;
+        lanes.passed_on(*lane, lease);
     }
 }
 
@@ -751,7 +774,9 @@ impl Leader {
     pub(crate) fn granted(mut self, lease: Arc<Lease>, now: Instant) -> Result<Share, Arc<Lease>> {
         self.open = false;
         let (number, mut begun) = (self.role.number, false);
-        self.lanes.change(self.role.which(), |lane| {
+        let which = self.role.which();
+        self.lanes.change(which, |lane| {
+            lease.set_lane(which.lane);
             begun = lane.begin(&lease, number, now);
         });
         match begun {

@@ -291,58 +291,16 @@ async fn at_the_store(
     leader: Option<&Role>,
     place: &mut Option<Pending>,
 ) -> Result<(Arc<Lease>, Instant), Error> {
-    let shared = &spec.client.shared;
-    let mut enqueue_by = budget.first_answer_by(began, shared.op_timeout);
-    let mut fresh = Some(began);
-    let mut ttl = spec.ttl;
-    let lanes = &spec.client.lanes;
-    // Only used if the store has no line, or if the line is full. A leader continues at the pace of
-    // the leader before it.
-    let mut pace = leader.and_then(|role| lanes.pace(role));
-    // The line may be full because of the place that this caller has lost, and others of this client
-    // theirs: the keeper gives them back one after another. So a caller that has been in line is not
-    // refused. It asks again, and so does the next leader of its lane.
-    let mut was_in_line = place.is_some() || pace.is_some();
+    let mut caller = Caller::new(spec, budget, began, leader, place.is_some());
     loop {
         let progress = match place {
             Some(pending) => {
-                fresh = None;
+                caller.fresh = None;
                 pending.stand_in_line(budget.give_up).await
             }
             None => {
-                if let Some(pace) = pace {
-                    // No ticket is at the store meanwhile, so nothing is left there if the future
-                    // is dropped here.
-                    shared.alarm(pace.next.min(budget.give_up)).await;
-                    if pace.next >= budget.give_up {
-                        return Err(budget.timeout(spec));
-                    }
-                    // At the end of the caller's time, the answer gets a little more time.
-                    enqueue_by = enqueue_by.max(shared.clock.now().after(LAST_MOMENT));
-                    fresh = None;
-                }
-                // If the future is dropped here, nothing of it is at the store.
-                if let Some(role) = leader
-                    && lanes.gather_until(role, budget.give_up).await
-                {
-                    let now = shared.clock.now();
-                    if now >= budget.give_up {
-                        return Err(budget.timeout(spec));
-                    }
-                    enqueue_by = enqueue_by.max(budget.first_answer_by(now, shared.op_timeout));
-                    fresh = None;
-                }
-                // A reading of the clock, if nothing was awaited since it was taken.
-                let now = fresh.take();
-                let pending = place.insert(arm(spec, ttl, budget.waits)?);
-                match pending.enqueue(now, enqueue_by, budget.give_up).await {
-                    // The store has answered earlier requests of this caller. This request was cut
-                    // off only because less time was left than an operation may take.
-                    Err(_) if pace.is_some() && pending.is_cut_short() => {
-                        return Err(budget.timeout(spec));
-                    }
-                    progress => progress?,
-                }
+                caller.until_it_may_ask().await?;
+                caller.enqueue(place).await?
             }
         };
         match progress {
@@ -352,43 +310,140 @@ async fn at_the_store(
                 if let Some(lease) = place.take().and_then(Pending::into_lease) {
                     return Ok((lease, since));
                 }
-                was_in_line = true;
+                caller.was_in_line = true;
             }
-            Progress::Waiting => {
-                was_in_line |= place.as_ref().is_some_and(Pending::is_in_line);
-                if let (Some(role), Some(pending)) = (leader, &place) {
-                    lanes.in_line(role, &pending.lease);
-                }
-            }
-            Progress::Lost => {
-                was_in_line = true;
-                *place = None;
-                if let Some(role) = leader {
-                    lanes.out_of_line(role);
-                }
-            }
+            // Nothing was sent.
             Progress::TtlTooLong(longest) => {
                 *place = None;
-                ttl = longest;
+                caller.ttl = longest;
                 continue;
             }
-            Progress::AskAgain { retry_in } if shared.capability.queues && !was_in_line => {
-                return Err(Error::crowded(retry_in));
+            Progress::Waiting => caller.waits(place.as_ref()),
+            Progress::Lost => {
+                *place = None;
+                caller.lost();
             }
             Progress::AskAgain { retry_in } => {
                 *place = None;
-                let now = shared.clock.now();
-                let slower = pace.unwrap_or(Pace::new(now)).slower(now, retry_in);
-                pace = Some(slower);
-                if let Some(role) = leader {
-                    lanes.asks_again(role, slower);
-                }
+                caller.refused(retry_in)?;
             }
         }
-        if shared.clock.now() >= budget.give_up {
+        if spec.client.shared.clock.now() >= budget.give_up {
             return Err(budget.timeout(spec));
         }
-        enqueue_by = budget.give_up;
+        caller.enqueue_by = budget.give_up;
+    }
+}
+
+/// A caller that asks the store: what it asks for, and what the answers so far mean for the next
+/// request. A leader tells its lane of the answers.
+struct Caller<'a> {
+    spec: &'a Spec<'a>,
+    budget: &'a Budget,
+    leader: Option<&'a Role>,
+    /// When the store must have answered the next request.
+    enqueue_by: Instant,
+    /// A reading of the clock, if nothing was awaited since it was taken.
+    fresh: Option<Instant>,
+    ttl: Duration,
+    /// Only used if the store has no line, or if the line is full. A leader continues at the pace of
+    /// the leader before it.
+    pace: Option<Pace>,
+    /// The line may be full because of the place that this caller has lost, and others of this
+    /// client theirs: the keeper gives them back one after another. So a caller that has been in line
+    /// is not refused. It asks again, and so does the next leader of its lane.
+    was_in_line: bool,
+}
+
+impl<'a> Caller<'a> {
+    fn new(
+        spec: &'a Spec<'a>,
+        budget: &'a Budget,
+        began: Instant,
+        leader: Option<&'a Role>,
+        is_in_line: bool,
+    ) -> Self {
+        let pace = leader.and_then(|role| spec.client.lanes.pace(role));
+        Self {
+            spec,
+            budget,
+            leader,
+            enqueue_by: budget.first_answer_by(began, spec.client.shared.op_timeout),
+            fresh: Some(began),
+            ttl: spec.ttl,
+            pace,
+            was_in_line: is_in_line || pace.is_some(),
+        }
+    }
+
+    /// Waits for the time of the next request, and for the group in front. If the future is dropped
+    /// here, no ticket of it is at the store.
+    async fn until_it_may_ask(&mut self) -> Result<(), Error> {
+        let (client, give_up) = (self.spec.client, self.budget.give_up);
+        let shared = &client.shared;
+        if let Some(pace) = self.pace {
+            shared.alarm(pace.next.min(give_up)).await;
+            if pace.next >= give_up {
+                return Err(self.budget.timeout(self.spec));
+            }
+            // At the end of the caller's time, the answer gets a little more time.
+            self.enqueue_by = self.enqueue_by.max(shared.clock.now().after(LAST_MOMENT));
+            self.fresh = None;
+        }
+        if let Some(role) = self.leader
+            && client.lanes.gather_until(role, give_up).await
+        {
+            let now = shared.clock.now();
+            if now >= give_up {
+                return Err(self.budget.timeout(self.spec));
+            }
+            let by = self.budget.first_answer_by(now, shared.op_timeout);
+            self.enqueue_by = self.enqueue_by.max(by);
+            self.fresh = None;
+        }
+        Ok(())
+    }
+
+    async fn enqueue(&mut self, place: &mut Option<Pending>) -> Result<Progress, Error> {
+        let (spec, budget) = (self.spec, self.budget);
+        let now = self.fresh.take();
+        let pending = place.insert(arm(spec, self.ttl, budget.waits)?);
+        let asked = pending.enqueue(now, self.enqueue_by, budget.give_up);
+        match asked.await {
+            // The store has answered earlier requests of this caller. This request was cut off only
+            // because less time was left than an operation may take.
+            Err(_) if self.pace.is_some() && pending.is_cut_short() => Err(budget.timeout(spec)),
+            progress => progress,
+        }
+    }
+
+    fn waits(&mut self, place: Option<&Pending>) {
+        self.was_in_line |= place.is_some_and(Pending::is_in_line);
+        if let (Some(role), Some(pending)) = (self.leader, place) {
+            self.spec.client.lanes.in_line(role, &pending.lease);
+        }
+    }
+
+    fn lost(&mut self) {
+        self.was_in_line = true;
+        if let Some(role) = self.leader {
+            self.spec.client.lanes.out_of_line(role);
+        }
+    }
+
+    /// The store has no line, or the line is full.
+    fn refused(&mut self, retry_in: Option<Duration>) -> Result<(), Error> {
+        let shared = &self.spec.client.shared;
+        if shared.capability.queues && !self.was_in_line {
+            return Err(Error::crowded(retry_in));
+        }
+        let now = shared.clock.now();
+        let slower = self.pace.unwrap_or(Pace::new(now)).slower(now, retry_in);
+        self.pace = Some(slower);
+        if let Some(role) = self.leader {
+            self.spec.client.lanes.asks_again(role, slower);
+        }
+        Ok(())
     }
 }
 

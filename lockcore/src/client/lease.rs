@@ -71,6 +71,9 @@ pub(crate) struct Lease {
     /// Set if an enqueue of this id was sent and never answered. The enqueue may arrive at the
     /// store later.
     ambiguous: AtomicBool,
+    /// The number of the lane whose tasks use the ticket, or whose leader waits with it. 0 if there is
+    /// none. It is read and written under the mutex of the lanes.
+    lane: std::sync::atomic::AtomicU64,
     /// The [epoch](super::shared::Shared::epoch) of the latest request to which the store answered
     /// that the ticket exists.
     confirmed: AtomicU64,
@@ -109,10 +112,19 @@ impl Lease {
             told: AtomicBool::new(false),
             refused: AtomicU64::new(0),
             ambiguous: AtomicBool::new(false),
+            lane: std::sync::atomic::AtomicU64::new(0),
             confirmed: AtomicU64::new(0),
             changed: Notify::new(),
             meter: LockMeter::NONE,
         }
+    }
+
+    pub(crate) fn set_lane(&self, lane: u64) {
+        self.lane.store(lane, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    pub(crate) fn lane(&self) -> u64 {
+        self.lane.load(std::sync::atomic::Ordering::Relaxed)
     }
 
     /// The record of a ticket that another client has detached. The tasks of that client have

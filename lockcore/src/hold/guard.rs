@@ -406,6 +406,7 @@ impl Guard {
                 outcome => outcome?,
             };
         }
+        // Those that gather ask now, whatever follows here.
         drop(leaving);
         if !found && !lost_before {
             self.shared().missing(&self.held.0.lease);

@@ -273,6 +273,16 @@ impl Clock {
     pub fn stop(&self) {
         self.0.stop();
     }
+
+    /// Makes a client of the store that `builder` names. The client measures its leases and timeouts
+    /// by this clock. The store has a clock of its own, unless it is this clock's [`Store`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Builder::build`].
+    pub fn client_with(&self, builder: Builder) -> Result<Locks, Error> {
+        builder.build_at(self.0.clone())
+    }
 }
 
 /// A request that is held back before it arrives at the store. It arrives when this value is

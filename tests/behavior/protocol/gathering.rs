@@ -8,9 +8,10 @@ use libtest_mimic::Trial;
 use lockcore::backend::{Capability, Enqueued, Id, Request};
 use lockcore::testing::{Store as Kit, Verb};
 use lockcore::{Error, ErrorKind, Fair, Guard, Lock, Locks, LostReason};
+use tokio::task::unconstrained;
 
 use super::player::{Asked, Player, wire};
-use crate::store::{Kind, LEASE, SOON, Store, begin, give_back, kind};
+use crate::store::{Kind, LEASE, SOON, Store, give_back, kind};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, Fair::Strict;
@@ -19,15 +20,21 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_group_whose_first_gives_up_is_asked_for_by_the_next
         a_ticket_of_a_group_whose_first_gives_up_in_line_goes_to_the_next
         a_request_that_cannot_share_does_not_gather
+        a_request_that_may_not_join_a_group_does_not_overtake_it
+        a_group_that_gives_up_makes_room_for_the_next
         a_group_does_not_wait_for_a_task_that_is_not_polled
         a_shutdown_ends_a_group_that_gathers
     ]
 }
 
+/// A client whose clock stands. So no group waits too long for an answer, and no stall of the machine
+/// changes who gathers.
 async fn strict() -> (Locks, Player) {
     let (wire, store) = wire(Capability::new());
     let strict = Locks::builder().fair(Fair::Strict).ttl(LEASE).wait(SOON);
-    let locks = strict.backend(wire).build().unwrap();
+    let clock = Kit::new().clock().clone();
+    clock.stop();
+    let locks = clock.client_with(strict.backend(wire)).unwrap();
     locks.ready(SOON).await.unwrap();
     (locks, store)
 }
@@ -48,13 +55,13 @@ fn waits(request: &Request, ticket: u64) -> Enqueued {
     }
 }
 
-/// A task that asks. The fact polls it.
+/// A task that asks. The fact polls it. It may do more in one poll of the fact than tokio allows a task.
 struct Task(Pin<Box<dyn Future<Output = Result<Guard, Error>> + Send>>);
 
 impl Task {
     fn asks(lock: &Lock) -> Self {
         let lock = lock.clone();
-        let mut task = Self(Box::pin(async move { lock.acquire().await }));
+        let mut task = Self(Box::pin(unconstrained(async move { lock.acquire().await })));
         assert!(task.poll().is_none());
         task
     }
@@ -210,9 +217,8 @@ async fn a_group_does_not_wait_for_a_task_that_is_not_polled(_: Store) {
     let mut first = Task::asks(&locks.mutex("a"));
     held.arrived().await;
     let mut next = kit.hold_next(Verb::Enqueue);
-    let second = begin(locks.mutex("a"));
-    let local = async || locks.inspect("a").await.unwrap().is_empty();
-    assert!(local().await && next.arrived().now_or_never().is_none());
+    let second = tokio::spawn(Task::asks(&locks.mutex("a")).0);
+    assert!(next.arrived().now_or_never().is_none());
 
     kit.clock().advance(Duration::from_millis(200));
     let arrived = tokio::time::timeout(SOON, next.arrived()).await;
@@ -227,9 +233,9 @@ async fn a_group_does_not_wait_for_a_task_that_is_not_polled(_: Store) {
 async fn a_shutdown_ends_a_group_that_gathers(_: Store) {
     let (locks, mut store) = strict().await;
     let lock = locks.mutex("a");
-    let _first = begin(lock.clone());
+    let _first = Task::asks(&lock);
     let (_, _reply) = store.enqueue().await;
-    let gathered = [(); 2].map(|()| begin(lock.clone()));
+    let gathered = [(); 2].map(|()| tokio::spawn(Task::asks(&lock).0));
 
     let shutdown = tokio::spawn(async move { locks.shutdown(Duration::ZERO).await });
     for task in gathered {
@@ -238,4 +244,49 @@ async fn a_shutdown_ends_a_group_that_gathers(_: Store) {
         assert_eq!(kind(outcome.unwrap()), lost);
     }
     shutdown.abort();
+}
+
+/// A group has a thousand requests at most, and one ttl.
+async fn a_request_that_may_not_join_a_group_does_not_overtake_it(_: Store) {
+    for (size, ttl) in [(1_000, LEASE), (1, LEASE / 2)] {
+        let (locks, mut store) = strict().await;
+        let lock = locks.mutex("a");
+        let _first = Task::asks(&lock);
+        let (_, _reply) = store.enqueue().await;
+        let mut group: Vec<_> = (0..size).map(|_| Task::asks(&lock)).collect();
+        let mut next = [(); 2].map(|()| Task::asks(&lock.clone().ttl(ttl)));
+        assert!(asked(&mut store).is_none(), "one asks before the group");
+
+        assert!(group[0].poll().is_none());
+        let (request, reply) = store.enqueue().await;
+        assert_eq!(request.ttl, LEASE);
+        assert!(next.iter_mut().all(|task| task.poll().is_none()));
+        assert!(
+            asked(&mut store).is_none(),
+            "one does not wait for the group"
+        );
+        reply.send(Ok(waits(&request, 8))).unwrap();
+        assert!(group[0].poll().is_none());
+
+        assert!(next[0].poll().is_none());
+        assert_eq!(store.enqueue().await.0.ttl, ttl);
+        assert!(next[1].poll().is_none());
+        assert!(asked(&mut store).is_none(), "these do not gather");
+    }
+}
+
+async fn a_group_that_gives_up_makes_room_for_the_next(_: Store) {
+    let (locks, mut store) = strict().await;
+    let lock = locks.mutex("a");
+    let mut first = Task::asks(&lock);
+    let (request, reply) = store.enqueue().await;
+    drop([(); 2].map(|()| Task::asks(&lock)));
+
+    let mut next = [(); 2].map(|()| Task::asks(&lock));
+    assert!(asked(&mut store).is_none(), "they do not gather");
+    reply.send(Ok(granted(&request, 7))).unwrap();
+    let _holder = first.poll().expect("granted");
+    assert!(next.iter_mut().all(|task| task.poll().is_none()));
+    let (_, _reply) = store.enqueue().await;
+    assert!(asked(&mut store).is_none(), "they do not share a ticket");
 }

@@ -38,8 +38,8 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// The client of a store that names the ticket ahead. A request that comes while no other one is being answered has a ticket of its
-/// own.
+/// The client of a store that names the ticket ahead. A request that comes while no other one is
+/// being answered has a ticket of its own.
 fn named() -> (Locks, Player) {
     let (wire, store) = wire(
         Capability::new()
