@@ -94,6 +94,9 @@ fn main() {
     // More threads than cores are useful: facts wait more than they compute.
     arguments.test_threads.get_or_insert(4);
     let conclusion = libtest_mimic::run(&arguments, trials);
+    if !arguments.list {
+        tests::fact::print_the_slowest();
+    }
     let leaks = traces::found();
     assert!(leaks.is_empty(), "secrets in traces: {leaks:#?}");
     conclusion.exit();

@@ -3,7 +3,8 @@
 //! server fails with the reason. A fact never passes because its server is missing.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::time::Instant;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use libtest_mimic::{Failed, Trial};
 
@@ -62,11 +63,34 @@ fn judge(
     }
 }
 
+/// How long each fact has taken that this process has run.
+static TOOK: Mutex<Vec<(Duration, String)>> = Mutex::new(Vec::new());
+
+/// Prints the facts that have taken longest, and the sum of all. With several threads, the time of
+/// the whole run is at least that of its longest fact.
+pub fn print_the_slowest() {
+    let mut took = std::mem::take(&mut *TOOK.lock().unwrap_or_else(PoisonError::into_inner));
+    took.sort_unstable_by(|one, other| other.cmp(one));
+    let sum: Duration = took.iter().map(|(took, _)| took).sum();
+    println!(
+        "{} facts took {sum:.0?} in the sum; the slowest:",
+        took.len()
+    );
+    for (took, name) in took.iter().take(20) {
+        println!("{took:>7.1?}  {name}");
+    }
+}
+
 /// Runs a fact. If the fact fails, prints for how long the machine stalled meanwhile. A failure
 /// during a stall is a failure too, because a lock must be safe during a stall.
 fn run(name: &str, body: impl FnOnce()) {
     let began = Instant::now();
-    if let Err(panic) = catch_unwind(AssertUnwindSafe(body)) {
+    let result = catch_unwind(AssertUnwindSafe(body));
+    let took = (began.elapsed(), name.to_owned());
+    TOOK.lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .push(took);
+    if let Err(panic) = result {
         let stalled = stalls::stalled_since(began);
         if !stalled.is_zero() {
             eprintln!("{name}: the machine stood still for {stalled:.1?} while this ran");
