@@ -27,6 +27,10 @@ pub(super) async fn keep_up(calls: Arc<Calls>, ears: Arc<Ears>, upkeep: Arc<Upke
             let last = calls.ask(&calls::SWEEP, &[&after]).await;
             let last = last.and_then(only).and_then(|row| row.text("last"));
             after = last.ok().flatten().unwrap_or_default();
+            // The round is over.
+            if after.is_empty() {
+                break;
+            }
         }
     }
 }
