@@ -87,6 +87,18 @@ impl Crowd {
         crowd
     }
 
+    /// The server crashes again and again, each time at another moment.
+    pub(crate) async fn survives(url: &str, crash: impl Fn()) {
+        let rounds = if tests::fact::long() { 50 } else { 3 };
+        let crowd = Self::begin(url, SHORT);
+        for round in 0..rounds {
+            crowd.visits(fastrand::usize(20..120)).await;
+            crowd.crash(&crash, round % 2 == 0).await;
+        }
+        crowd.visits(100).await;
+        crowd.end().await;
+    }
+
     pub(crate) async fn visits(&self, more: usize) {
         let enough = self.visits.load(Ordering::Relaxed) + more;
         eventually("more visits", 4 * LEASE, async || {

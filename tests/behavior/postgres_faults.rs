@@ -54,19 +54,12 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 /// The server writes its log so rarely that nearly all releases and grants of the last moments are
 /// lost. Each crash comes at another moment.
 async fn a_crash_of_the_server_lets_no_second_holder_in(_: Store) {
-    let rounds = if tests::fact::long() { 50 } else { 3 };
     let server = PostgresServer::with(&["wal_writer_delay=10s"]);
-    let crowd = Crowd::begin(&server.url(), SHORT);
     let crash = || {
         server.kill();
         server.restart();
     };
-    for round in 0..rounds {
-        crowd.visits(fastrand::usize(20..120)).await;
-        crowd.crash(crash, round % 2 == 0).await;
-    }
-    crowd.visits(100).await;
-    crowd.end().await;
+    Crowd::survives(&server.url(), crash).await;
 }
 
 /// Nothing but the flushes of the clients writes the log of this server to the disk.
