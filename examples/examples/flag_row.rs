@@ -26,7 +26,7 @@ type Failure = Box<dyn Error + Send + Sync>;
 const TICKETS: i64 = 20;
 /// A dead holder keeps the new office closed for this long at most. It is short, because this is an
 /// example.
-const TTL: Duration = Duration::from_secs(1);
+const TTL: Duration = Duration::from_secs(3);
 /// How long a process of the old office asks before it gives up.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// The pause of a process of the old office before it asks again.
@@ -131,6 +131,8 @@ impl Seller {
         if left == 0 {
             return Ok(false);
         }
+        // A process that dies in between has sold nothing: the database keeps both writes or neither.
+        let mut sale = self.pool.begin().await?;
         let write =
             "UPDATE flag_row_offices SET tickets = ?, token = ? WHERE name = ? AND token <= ?";
         let token = token.unwrap_or_default();
@@ -139,15 +141,16 @@ impl Seller {
             .bind(token)
             .bind(office)
             .bind(token);
-        if written.execute(&self.pool).await?.rows_affected() == 0 {
+        if written.execute(&mut *sale).await?.rows_affected() == 0 {
             return Err("another process has sold meanwhile".into());
         }
         let note = "INSERT INTO flag_row_sales VALUES (?, ?)";
         sqlx::query(note)
             .bind(office)
             .bind(left)
-            .execute(&self.pool)
+            .execute(&mut *sale)
             .await?;
+        sale.commit().await?;
         Ok(true)
     }
 }
