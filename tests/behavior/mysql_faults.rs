@@ -1,5 +1,7 @@
 //! Tests with MariaDB servers that crash, end connections and calls, have other settings, or whose
-//! tables are missing. Each fact has its own server.
+//! tables are missing. Each fact has its own server. A group of facts is the file of this folder.
+
+mod locked;
 
 use std::time::Duration;
 
@@ -22,7 +24,8 @@ use crate::store::{
 const FILE: &str = include_str!("../../lockcore/src/backend/mysql/schema/lockcore1.sql");
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
-    crate::store_facts![store, DEFAULT;
+    let mut facts = locked::facts(store);
+    facts.extend(crate::store_facts![store, DEFAULT;
         a_crash_of_the_server_lets_no_second_holder_in
         a_replica_that_was_waited_for_lets_no_second_holder_in_when_it_is_promoted
         an_end_of_all_connections_lets_no_second_holder_in
@@ -30,13 +33,18 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_server_that_takes_no_writes_any_more_is_unavailable
         a_server_without_a_free_connection_is_unavailable
         clients_that_find_no_tables_make_them
+        procedures_of_an_earlier_version_are_replaced_by_a_client_that_may
+        procedures_of_a_later_version_stay
+        a_file_that_was_run_in_part_is_run_again_by_a_client_that_may
+        a_process_that_waits_for_many_names_gets_each
         tables_that_a_user_may_not_make_are_told
         a_user_with_the_rights_of_the_guide_can_touch_no_table
         holders_notice_that_somebody_has_dropped_the_tables
         names_that_look_alike_are_different_names
         tokens_rise_when_the_clock_of_the_server_is_set_back
         a_clock_that_jumps_ahead_ends_leases_and_their_holders_learn_of_it
-    ]
+    ]);
+    facts
 }
 
 fn client(server: &MysqlServer) -> Locks {
@@ -51,19 +59,12 @@ async fn with_tables(server: &MysqlServer) -> Locks {
 
 /// A crash of the machine would lose what is not on the disk. One of the server alone does not.
 async fn a_crash_of_the_server_lets_no_second_holder_in(_: Store) {
-    let rounds = if tests::fact::long() { 50 } else { 3 };
     let server = MysqlServer::start();
-    let crowd = Crowd::begin(&server.url(), SHORT);
     let crash = || {
         server.kill();
         server.restart();
     };
-    for round in 0..rounds {
-        crowd.visits(fastrand::usize(20..120)).await;
-        crowd.crash(crash, round % 2 == 0).await;
-    }
-    crowd.visits(100).await;
-    crowd.end().await;
+    Crowd::survives(&server.url(), crash).await;
 }
 
 async fn a_replica_that_was_waited_for_lets_no_second_holder_in_when_it_is_promoted(_: Store) {
@@ -182,6 +183,103 @@ async fn clients_that_find_no_tables_make_them(_: Store) {
         });
         join_all(take).await;
     }
+}
+
+/// The file, as another version would have it.
+fn file_of_version(version: u32) -> String {
+    let file = FILE.replace(
+        "SELECT 1 AS version",
+        &format!("SELECT {version} AS version"),
+    );
+    file.replace(
+        "lockcore1_replace(1)",
+        &format!("lockcore1_replace({version})"),
+    )
+}
+
+fn version(server: &MysqlServer) -> Vec<String> {
+    server.query(&format!("USE {DATABASE}; CALL lockcore1_version()"))
+}
+
+async fn procedures_of_an_earlier_version_are_replaced_by_a_client_that_may(_: Store) {
+    let server = MysqlServer::start();
+    let early = with_tables(&server).await;
+    let guard = early.mutex("early").acquire().await.unwrap();
+    server.query(&format!("USE {DATABASE}; DROP PROCEDURE lockcore1_version"));
+    server.query(&format!("USE {DATABASE};\n{}", file_of_version(0)));
+    assert_eq!(version(&server), ["0"]);
+
+    let url = server.url_with_user(USER, SECRET);
+    let refused = patient(&url).build().unwrap().mutex("a").acquire().await;
+    let text = refused.as_ref().unwrap_err().to_string();
+    assert_eq!(kind(refused), ErrorKind::Config, "{text}");
+    assert!(text.contains("lockcore1.sql"), "{text}");
+    assert_eq!(version(&server), ["0"]);
+
+    let owners: Vec<Locks> = (0..4).map(|_| client(&server)).collect();
+    let take = owners.iter().map(async |locks| {
+        give_back(locks.mutex("a").wait(STALL).acquire().await.unwrap()).await;
+    });
+    join_all(take).await;
+    assert_eq!(version(&server), ["1"]);
+    give_back(
+        patient(&url)
+            .build()
+            .unwrap()
+            .mutex("a")
+            .acquire()
+            .await
+            .unwrap(),
+    )
+    .await;
+    guard.extend(LEASE).await.unwrap();
+    give_back(guard).await;
+}
+
+async fn procedures_of_a_later_version_stay(_: Store) {
+    let server = MysqlServer::start();
+    server.query(&format!("USE {DATABASE};\n{}", file_of_version(2)));
+
+    give_back(client(&server).mutex("a").acquire().await.unwrap()).await;
+    let refused = server.try_query(&format!("USE {DATABASE};\n{FILE}"));
+
+    let text = refused.unwrap_err();
+    assert!(text.contains("a later version"), "{text}");
+    assert_eq!(version(&server), ["2"]);
+}
+
+/// Each part ends behind a procedure that was dropped and is not made yet.
+async fn a_file_that_was_run_in_part_is_run_again_by_a_client_that_may(_: Store) {
+    let server = MysqlServer::start();
+    with_tables(&server).await;
+    for procedure in ["take", "release", "sweep"] {
+        let made = format!("CREATE PROCEDURE lockcore1_{procedure}(");
+        let part = &FILE[..FILE.find(&made).unwrap()];
+        server.query(&format!("USE {DATABASE};\n{part}"));
+
+        give_back(client(&server).mutex("a").acquire().await.unwrap()).await;
+        assert_eq!(version(&server), ["1"]);
+    }
+}
+
+/// More names than one look asks for. No renewal is due meanwhile.
+async fn a_process_that_waits_for_many_names_gets_each(_: Store) {
+    let server = MysqlServer::start();
+    let (holder, waiter) = (client(&server), client(&server));
+    let names: Vec<String> = (0..1_100).map(|number| format!("n{number:04}")).collect();
+    let take = names.iter().map(|name| begin(holder.mutex(name)));
+    let mut guards = join_all(take).await;
+    let mut waits: Vec<_> = names
+        .iter()
+        .map(|name| begin(waiter.mutex(name).wait(LEASE)))
+        .collect();
+    let (last, guard) = (waits.pop().unwrap(), guards.pop().unwrap());
+    tickets(&holder, "n1099", 2).await;
+
+    give_back(guard.unwrap().unwrap()).await;
+
+    give_back(soon(last).await.unwrap().unwrap()).await;
+    waits.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
 async fn tables_that_a_user_may_not_make_are_told(_: Store) {

@@ -2,6 +2,7 @@
 //! tables and procedures if they are missing.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use super::calls::{Call, PROCEDURES, only, statements};
 use super::config::Server;
@@ -14,11 +15,26 @@ use crate::backend::table::Row as _;
 use crate::backend::{Fault, StoreError};
 
 /// The session of a connection. No verb needs it, so it may be lost at a proxy. It keeps the server
-/// from ending a connection that is not used for a while, and a call in the middle. A client waits
-/// for an answer about as long as a call waits for a name. Only MariaDB reads what stands between
-/// `/*M!` and `*/`.
-const SESSION: &str = "SET SESSION autocommit = 1, wait_timeout = 2147483, \
-    innodb_lock_wait_timeout = 5 /*M!, max_statement_time = 0 */";
+/// from ending a connection that is not used for a while, and a call in the middle. Only MariaDB
+/// reads what stands between `/*M!` and `*/`.
+fn session(op_timeout: Duration) -> String {
+    let wait = lock_wait(op_timeout);
+    format!(
+        "SET SESSION autocommit = 1, wait_timeout = 2147483, innodb_lock_wait_timeout = {wait}, \
+         lock_wait_timeout = {wait} /*M!, max_statement_time = 0 */"
+    )
+}
+
+/// For how many seconds a call waits at the server for a row or a table that somebody has locked:
+/// shorter than its client waits for the answer, if that is more than a second. The server counts in
+/// whole seconds. It is never so long that a mark for a late call could have ended.
+fn lock_wait(op_timeout: Duration) -> u128 {
+    op_timeout
+        .as_millis()
+        .div_ceil(1_000)
+        .saturating_sub(1)
+        .clamp(1, 5)
+}
 
 /// The settings that count, and those by which two servers differ. Every user may read them.
 const SETTINGS: &str = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'read_only', \
@@ -30,10 +46,11 @@ const SETTINGS: &str = "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version',
 pub(super) type Settings = HashMap<String, String>;
 
 /// Opens a connection and logs in.
-pub(super) async fn dial(server: &Server) -> Result<Wire, StoreError> {
+pub(super) async fn dial(server: &Server, op_timeout: Duration) -> Result<Wire, StoreError> {
     let refused = |failure| not_connected(server, failure);
     let mut wire = log_in(server).await.map_err(refused)?;
-    wire.ask(SESSION.as_bytes()).await.map_err(refused)?;
+    let session = session(op_timeout);
+    wire.ask(session.as_bytes()).await.map_err(refused)?;
     Ok(wire)
 }
 
@@ -102,20 +119,25 @@ pub(super) fn check_server(place: &str, settings: &Settings) -> Result<(), Store
         let text = "its binlog_format is STATEMENT; set it to ROW or MIXED";
         return because(Fault::Config, &format!("{text}{GUIDE}"));
     }
+    // The longest call writes a counter that remembers the most changes: half a megabyte, as it was
+    // and as it is to be, in hexadecimal.
     let packet = settings.get("max_allowed_packet");
     if packet
         .and_then(|size| size.parse().ok())
-        .is_some_and(|size: u64| size < 1 << 20)
+        .is_some_and(|size: u64| size < 4 << 20)
     {
-        let text = "its max_allowed_packet is too small; set it to at least 1M";
+        let text = "its max_allowed_packet is too small; set it to at least 4M";
         return because(Fault::Config, &format!("{text}{GUIDE}"));
     }
     Ok(())
 }
 
 /// Warnings for an operator, from a connection of its own.
-pub(super) async fn check(server: &Server) -> Result<Vec<String>, StoreError> {
-    let settings = settings(&mut dial(server).await?).await?;
+pub(super) async fn check(
+    server: &Server,
+    op_timeout: Duration,
+) -> Result<Vec<String>, StoreError> {
+    let settings = settings(&mut dial(server, op_timeout).await?).await?;
     let flush = settings.get("innodb_flush_log_at_trx_commit");
     let mut warnings = Vec::new();
     if flush.is_some_and(|flush| flush != "1") {
@@ -156,17 +178,21 @@ fn is_too_old(version: &str) -> bool {
 /// Makes the tables and procedures if they are missing, and replaces procedures of an earlier
 /// version. Those of a later version serve this client too, and stay.
 ///
-/// The server commits each statement of this by itself. The procedure with the version is dropped
-/// first and made last. So if the future is dropped in the middle, or the server crashes, the next
+/// The server commits each statement of this by itself. The file drops the procedure with the version
+/// first and makes it last. So if the future is dropped in the middle, or the server crashes, the next
 /// client begins again. A call of another client that finds a procedure missing in between fails,
 /// and its client connects again.
 pub(super) async fn find_schema(wire: &mut Wire) -> Result<(), StoreError> {
     if ask_for_schema(wire).await? {
         return Ok(());
     }
-    // Two clients may do this at once.
-    let lock = "SELECT GET_LOCK(CONCAT('lockcore1 of ', DATABASE()), 10)";
-    wire.ask(lock.as_bytes()).await.map_err(failed)?;
+    // Two clients may do this at once. The name of such a lock has 64 characters at most.
+    let lock = "SELECT GET_LOCK(CONCAT('lockcore1 ', MD5(DATABASE())), 10) AS ours";
+    let ours = only(wire.ask(lock.as_bytes()).await.map_err(failed)?)?;
+    if !ours.is("ours")? {
+        let text = "MySQL: another client makes the procedures of lockcore, and is not done yet";
+        return Err(StoreError::new(Fault::Retry, text));
+    }
     let made = make(wire).await;
     let unlocked = wire.ask(b"DO RELEASE_ALL_LOCKS()").await;
     made.and(unlocked.map(drop).map_err(failed))
@@ -176,8 +202,7 @@ async fn make(wire: &mut Wire) -> Result<(), StoreError> {
     if ask_for_schema(wire).await? {
         return Ok(());
     }
-    let dropped = "DROP PROCEDURE IF EXISTS lockcore1_version".to_owned();
-    for statement in std::iter::once(dropped).chain(statements()) {
+    for statement in statements() {
         match wire.ask(statement.as_bytes()).await {
             Ok(_) => {}
             Err(Failure::Refused {
@@ -221,6 +246,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_call_waits_for_a_row_for_less_time_than_its_client_waits_for_the_answer() {
+        for (op_timeout, wait) in [(300, 1), (1_000, 1), (2_000, 1), (2_001, 2), (60_000, 5)] {
+            let op_timeout = Duration::from_millis(op_timeout);
+            assert_eq!(lock_wait(op_timeout), wait, "{op_timeout:?}");
+        }
+    }
+
+    #[test]
     fn an_old_server_is_told_by_its_version() {
         for (version, is_old) in [
             ("10.6.1-mariadb", false),
@@ -252,7 +285,7 @@ mod tests {
                 &[("log_bin", "on"), ("binlog_format", "statement")],
                 "set it to ROW",
             ),
-            (&[("max_allowed_packet", "1024")], "at least 1M"),
+            (&[("max_allowed_packet", "1048576")], "at least 4M"),
             (
                 &[("group_replication_single_primary_mode", "off")],
                 "mode on",

@@ -23,7 +23,7 @@ pub(super) fn failed(failure: Failure) -> StoreError {
 fn answered(code: u16, text: &str) -> StoreError {
     let text = format!("MySQL: {text} ({code})");
     match code {
-        // The name is locked for too long, a deadlock, a row that is locked or was changed.
+        // A row or a table is locked for too long, a deadlock, a row that is locked or was changed.
         1205 | 1213 | 3572 | 1020 => StoreError::new(Fault::Retry, text),
         // The server takes no writes any more: it is a replica by now. Or a procedure is missing:
         // somebody replaces the procedures, or has dropped them. The next connection finds out.
@@ -35,7 +35,7 @@ fn answered(code: u16, text: &str) -> StoreError {
         }
         1153 => StoreError::replace(
             Fault::Config,
-            format!("{text}: set max_allowed_packet to at least 1M{GUIDE}"),
+            format!("{text}: set max_allowed_packet to at least 4M{GUIDE}"),
         ),
         // Behind the commit, but in front of the answer, the server may notice that it is to end,
         // or that somebody has ended the connection or the call.

@@ -4,7 +4,7 @@
 //! link opens more connections while calls wait, up to [`MOST`], and closes them again when they are
 //! idle. All take the next call from one queue.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -18,10 +18,11 @@ use super::calls::Call;
 use super::config::Server;
 use super::dial::{Settings, dial, settings};
 use super::errors::failed;
+use super::settled::Settled;
 use super::wire::{Failure, Row, Wire};
 use crate::backend::events::Timer;
 use crate::backend::table::{Looks, Upkeep};
-use crate::backend::{EventSink, StoreError, Wake};
+use crate::backend::{EventSink, Fault, StoreError, Wake};
 use crate::clock::Clock;
 use crate::request::Id;
 
@@ -34,9 +35,9 @@ const IDLE: Duration = Duration::from_secs(5);
 /// The longest pause between two looks.
 const LATEST_LOOK: Duration = Duration::from_millis(100);
 
-/// How many tickets are remembered whose client knows that they do not wait any more. A call tells
-/// of a grant within one answer, and fewer tickets settle meanwhile.
-const SETTLED: usize = 1_000;
+/// When calls have waited for so long for a connection, another one is opened. The calls under way
+/// may wait at the server for rows that somebody has locked.
+const STUCK: Duration = Duration::from_millis(20);
 
 /// What the links of a client share.
 #[derive(Debug)]
@@ -45,14 +46,13 @@ pub(super) struct Store {
     links: Mutex<HashMap<u64, Weak<Inner>>>,
     /// The tickets whose state is being asked for. The answer tells of a grant, so no look does.
     asked: Mutex<Vec<Id>>,
-    /// The tickets that settled last.
-    settled: Mutex<VecDeque<Id>>,
+    settled: Settled,
 }
 
 /// Where a ticket stands: the key of its name, and its number.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Spot {
-    pub(super) name: String,
+    pub(super) name: Arc<str>,
     pub(super) ticket: u64,
 }
 
@@ -101,8 +101,11 @@ pub(super) struct Inner {
     ended: watch::Sender<bool>,
     /// Of the server of the first connection.
     settings: Settings,
+    /// How long an operation of the client may take.
+    pub(super) op_timeout: Duration,
     pub(super) timer: Timer,
     queue: mpsc::UnboundedSender<Job>,
+    /// A worker that waits for a call holds this mutex.
     jobs: tokio::sync::Mutex<mpsc::UnboundedReceiver<Job>>,
     /// How many connections there are, or are being opened.
     open: AtomicUsize,
@@ -120,7 +123,7 @@ impl Store {
             server: Arc::new(server),
             links: Mutex::default(),
             asked: Mutex::default(),
-            settled: Mutex::default(),
+            settled: Settled::default(),
         }
     }
 
@@ -165,15 +168,7 @@ impl Store {
         if let Some(link) = self.link_of(id) {
             link.looks().settled(id);
         }
-        let mut settled = self.last_settled();
-        settled.push_back(id);
-        if settled.len() > SETTLED {
-            settled.pop_front();
-        }
-    }
-
-    fn last_settled(&self) -> MutexGuard<'_, VecDeque<Id>> {
-        self.settled.lock().unwrap_or_else(PoisonError::into_inner)
+        self.settled.note(id);
     }
 
     /// The link that tells of a grant of this ticket: the one on which it waits. After a
@@ -181,8 +176,8 @@ impl Store {
     /// the grant.
     fn teller(&self, id: Id, receiver: Option<u64>) -> Option<Arc<Inner>> {
         self.link_of(id).or_else(|| {
-            let knows = self.last_settled().contains(&id);
-            self.link(receiver.filter(|_| !knows)?)
+            let is_unknown = !self.settled.has(id);
+            self.link(receiver.filter(|_| is_unknown)?)
         })
     }
 
@@ -218,6 +213,7 @@ impl Link {
         let inner = Arc::new(Inner {
             store: Arc::clone(store),
             receiver: events.receiver(),
+            op_timeout: events.op_timeout(),
             timer: events.timer(),
             events: Mutex::new(Some(Arc::new(events))),
             ended: watch::Sender::new(false),
@@ -289,21 +285,34 @@ impl Inner {
     ///
     /// If the future is dropped before a connection has taken the call, it is not made. After that
     /// it is carried out, and its wake-ups are sent.
-    pub(super) async fn ask(&self, call: Call, answered: Vec<Id>) -> Result<Vec<Row>, StoreError> {
-        let (reply, answer) = oneshot::channel();
+    pub(super) async fn ask(
+        self: &Arc<Self>,
+        call: Call,
+        answered: Vec<Id>,
+    ) -> Result<Vec<Row>, StoreError> {
+        const ENDED: &str = "MySQL: the connection has ended";
+        let mut end = self.ended.subscribe();
+        if *end.borrow() {
+            return Err(StoreError::replace(Fault::Retry, ENDED));
+        }
+        let (reply, mut answer) = oneshot::channel();
         let job = Job {
             text: call.text(),
             answered,
             reply,
         };
-        let ended = || StoreError::broken("MySQL: the connection has ended");
-        let mut end = self.ended.subscribe();
-        self.queue.send(job).map_err(|_| ended())?;
-        tokio::select! {
-            biased;
-            answer = answer => answer.map_err(|_| ended())?,
-            // The call may be on its way.
-            _ = end.wait_for(|ended| *ended) => Err(ended()),
+        let _ = self.queue.send(job); // the other end is a part of this
+        loop {
+            tokio::select! {
+                biased;
+                answer = &mut answer => return answer.map_err(|_| StoreError::broken(ENDED))?,
+                // The call may be on its way.
+                _ = end.wait_for(|ended| *ended) => return Err(StoreError::broken(ENDED)),
+                () = (self.timer)(STUCK) => {}
+            }
+            if self.is_stuck() {
+                self.grow();
+            }
         }
     }
 
@@ -312,8 +321,17 @@ impl Inner {
         let millis = i64::try_from(ttl.as_millis()).unwrap_or(i64::MAX);
         let ends = now_millis().saturating_add(millis);
         // It may have been refused before.
-        self.store.last_settled().retain(|settled| *settled != id);
-        self.looks().waits(id, spot, ends, true);
+        self.store.settled.forget(id);
+        let mut looks = self.looks();
+        // Of the tickets of a name, only the first one looks.
+        let line = Spot {
+            name: Arc::clone(&spot.name),
+            ticket: 0,
+        };
+        let is_first = (looks.first_behind(Some(line)))
+            .is_none_or(|(first, _)| first.name != spot.name || first.ticket >= spot.ticket);
+        looks.waits(id, spot, ends, is_first);
+        drop(looks);
         self.waits.notify_one();
     }
 
@@ -346,6 +364,11 @@ impl Inner {
         more.iter().for_each(AbortHandle::abort);
     }
 
+    /// Whether a call waits, and no connection is idle.
+    fn is_stuck(&self) -> bool {
+        self.jobs.try_lock().is_ok_and(|jobs| !jobs.is_empty())
+    }
+
     /// Opens another connection, if there may be more. The address may lead to another server by
     /// now, which has not the same tickets. Then all connections end.
     fn grow(self: &Arc<Self>) {
@@ -359,7 +382,7 @@ impl Inner {
         }
         let inner = Arc::clone(self);
         let task = self.runtime.spawn(async move {
-            match another(&inner.store.server).await {
+            match another(&inner.store.server, inner.op_timeout).await {
                 Ok((wire, settings)) if settings == inner.settings => {
                     work(Arc::clone(&inner), wire, false).await;
                 }
@@ -375,8 +398,8 @@ impl Inner {
     }
 }
 
-async fn another(server: &Server) -> Result<(Wire, Settings), StoreError> {
-    let mut wire = dial(server).await?;
+async fn another(server: &Server, op_timeout: Duration) -> Result<(Wire, Settings), StoreError> {
+    let mut wire = dial(server, op_timeout).await?;
     let settings = settings(&mut wire).await?;
     Ok((wire, settings))
 }
@@ -402,17 +425,7 @@ async fn work(inner: Arc<Inner>, mut wire: Wire, is_first: bool) {
         if job.reply.is_closed() {
             continue;
         }
-        let answer = wire.ask(&job.text).await;
-        if let Ok(rows) = &answer {
-            for row in rows {
-                // A call that grants nothing to others has no such column.
-                if let Ok(Some(told)) = row.get("told") {
-                    inner
-                        .store
-                        .tell(&String::from_utf8_lossy(told), &job.answered);
-                }
-            }
-        }
+        let answer = carry_out(&inner.store, &mut wire, &job).await;
         let is_refused = matches!(answer, Err(Failure::Refused { .. }));
         let answer = answer.map_err(failed);
         let ends = matches!(&answer, Err(error) if error.is_broken());
@@ -429,6 +442,24 @@ async fn work(inner: Arc<Inner>, mut wire: Wire, is_first: bool) {
     if is_first {
         inner.end();
     }
+}
+
+/// Makes a call, and tells of the grants that its answer names.
+async fn carry_out(store: &Store, wire: &mut Wire, job: &Job) -> Result<Vec<Row>, Failure> {
+    let _under_way = store.settled.begin_call();
+    let rows = wire.ask(&job.text).await?;
+    // If the caller has gone, nobody learns anything from the answer.
+    let answered = match job.reply.is_closed() {
+        true => &[][..],
+        false => &job.answered,
+    };
+    for row in &rows {
+        // A call that grants nothing to others has no such column.
+        if let Ok(Some(told)) = row.get("told") {
+            store.tell(&String::from_utf8_lossy(told), answered);
+        }
+    }
+    Ok(rows)
 }
 
 /// The next call. If others wait behind it, another connection helps.

@@ -17,7 +17,7 @@ use crate::backend::table::Row as _;
 use crate::backend::{StoreError, Wake};
 use crate::request::Id;
 
-/// So many names are in one look at most.
+/// So many names are in one call at most.
 const NAMES: usize = 1_000;
 
 /// The sweep waits so long after it was begun.
@@ -27,7 +27,7 @@ const PAUSE: Duration = Duration::from_secs(5);
 pub(super) async fn look(inner: Arc<Inner>) {
     let mut looked = Instant::now();
     // For each name the oldest ticket of its line, as of the last look.
-    let mut heads: HashMap<String, String> = HashMap::new();
+    let mut heads: HashMap<Arc<str>, String> = HashMap::new();
     loop {
         let next = {
             let mut looks = inner.looks();
@@ -48,26 +48,40 @@ pub(super) async fn look(inner: Arc<Inner>) {
             }
         }
         let firsts = firsts(&inner);
-        if let Ok(answers) = ask(&inner, &firsts).await {
-            heads.retain(|name, _| firsts.iter().any(|(spot, _)| spot.name == *name));
-            for ((spot, id), answer) in firsts.iter().zip(answers.split(';')) {
-                // An answer that cannot be read tells nothing.
-                let _ = take(&inner, spot, *id, answer, &mut heads);
+        // They are in the order of their names.
+        heads.retain(|name, _| {
+            let at = firsts.binary_search_by(|(spot, _)| spot.name.cmp(name));
+            at.is_ok()
+        });
+        for some in firsts.chunks(NAMES) {
+            if let Ok(answers) = ask(&inner, some).await {
+                for ((spot, id), answer) in some.iter().zip(answers.split(';')) {
+                    // An answer that cannot be read tells nothing.
+                    let _ = take(&inner, spot, *id, answer, &mut heads);
+                }
             }
         }
         looked = Instant::now();
     }
 }
 
-/// The first ticket of each name.
+/// The first ticket of each name, in the order of the names.
 fn firsts(inner: &Inner) -> Vec<(Spot, Id)> {
-    let mut firsts: Vec<(Spot, Id)> = inner.looks().tickets().into_iter().collect();
-    firsts.dedup_by(|later, first| later.0.name == first.0.name);
-    firsts.truncate(NAMES);
-    firsts
+    let looks = inner.looks();
+    let mut firsts: Vec<(Spot, Id)> = Vec::new();
+    loop {
+        let last = firsts.last().map(|(spot, _)| Spot {
+            name: Arc::clone(&spot.name),
+            ticket: u64::MAX,
+        });
+        match looks.first_behind(last) {
+            Some(first) => firsts.push(first.clone()),
+            None => return firsts,
+        }
+    }
 }
 
-async fn ask(inner: &Inner, firsts: &[(Spot, Id)]) -> Result<String, StoreError> {
+async fn ask(inner: &Arc<Inner>, firsts: &[(Spot, Id)]) -> Result<String, StoreError> {
     let mut asked = Vec::new();
     for (spot, _) in firsts {
         put_name(&mut asked, &spot.name);
@@ -89,17 +103,17 @@ fn take(
     spot: &Spot,
     id: Id,
     answer: &str,
-    heads: &mut HashMap<String, String>,
+    heads: &mut HashMap<Arc<str>, String>,
 ) -> Result<(), StoreError> {
     let row = row(&["holds", "soonest_in", "head"], answer);
     match row.int("holds")? {
         Some(0) => {}
-        // If the ticket still waits after that answer, the next look tells.
-        Some(_) if inner.store().is_asked(id) => return Ok(()),
         Some(_) => {
+            // If its state is being asked for, and it still waits after that answer, the next look
+            // tells. It comes soon.
             inner.looks().changed();
             // A call may have told of the grant meanwhile.
-            if inner.looks().is_waiting(id) {
+            if !inner.store().is_asked(id) && inner.looks().is_waiting(id) {
                 inner.granted(Wake::new(id, spot.ticket));
             }
             return Ok(());
@@ -112,7 +126,7 @@ fn take(
         }
     }
     let head = row.text("head")?.unwrap_or_default();
-    let before = heads.insert(spot.name.clone(), head.clone());
+    let before = heads.insert(Arc::clone(&spot.name), head.clone());
     let is_new = before.is_none_or(|before| before != head);
     if is_new {
         inner.looks().changed();
@@ -136,6 +150,10 @@ pub(super) async fn sweep(inner: Arc<Inner>) {
             let last = inner.ask(Call::of("sweep").bytes(&after), Vec::new()).await;
             let last = last.and_then(only).and_then(|row| row.text("last"));
             after = last.ok().flatten().unwrap_or_default();
+            // The round is over.
+            if after.is_empty() {
+                break;
+            }
         }
     }
 }

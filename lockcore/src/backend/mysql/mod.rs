@@ -12,15 +12,23 @@
 //!   Then the released ticket is back, in front of the one that believes that it holds, and nobody
 //!   renews it. The one behind goes on: its renewals answer that it waits, and such an answer keeps
 //!   the lease of a holder. Nobody passes it, because nobody passes the one in front.
+//! - **Reads do not wait for the disk.** A read of a counter, a capacity or a line may show a change
+//!   whose commit is not on the disk yet, and a crash in this moment takes it back. The client that
+//!   made the change has no answer yet, and repeats it with the same id. Only if it dies too, the
+//!   change is gone that somebody has read. A change of a counter that finds that an earlier attempt
+//!   has made it is such a read too. A change of a capacity that finds this writes, and so waits.
 //! - **Isolation.** Each verb sets READ COMMITTED for its own transaction, so no setting of the
 //!   server or of a proxy matters. In REPEATABLE READ the snapshot would be taken by the first plain
 //!   read, which stands behind the lock of the name, so it would be as new. But the lock of a row
 //!   that is missing would also lock the gap, and two clients that make a name would be a deadlock.
-//! - **Deadlocks.** A verb locks rows of one name only behind the row of this name, and names in
-//!   ascending order. So there is no circle. If the server finds one all the same, the verb is
-//!   rolled back, and the core asks again.
-//! - **Waiting.** A call waits for a name for five seconds at most, and then fails. A client whose
-//!   caller has given up leaves a mark for a call that comes later: the mark lives for a minute.
+//! - **Deadlocks.** A verb locks rows of one name only behind the row of this name, and when it has
+//!   locked a name, it waits for no other one. So there is no circle. If the server finds one all
+//!   the same, the verb is rolled back, and the core asks again.
+//! - **Waiting.** Somebody else may have locked the row of a name. A call for this name waits for a
+//!   second, or for less time than an operation may take, and then fails. A call for several names
+//!   skips the name, and other calls get another connection, so it holds up no other name. A client
+//!   whose caller has given up leaves a mark for a call that comes later: the mark lives for a
+//!   minute.
 //! - **A connection that is cut in the middle of a call** takes nothing back: the server goes on
 //!   until it answers. A call is one transaction, so it is carried out or not. The core asks again
 //!   with the same id.
@@ -35,6 +43,7 @@ mod errors;
 mod link;
 mod login;
 mod looks;
+mod settled;
 mod tickets;
 mod wire;
 
@@ -108,7 +117,7 @@ impl Backend for Mysql {
 /// If the future is dropped, all that it has opened is dropped with it.
 async fn connected(store: &Arc<Store>, events: EventSink) -> Result<Link, StoreError> {
     let server = &store.server;
-    let mut wire = dial::dial(server).await?;
+    let mut wire = dial::dial(server, events.op_timeout()).await?;
     let settings = dial::settings(&mut wire).await?;
     dial::check_server(&server.place(), &settings)?;
     dial::find_schema(&mut wire).await?;
@@ -129,8 +138,8 @@ impl Connection for MysqlConnection {
         Box::pin(tickets::enqueue(self.link(), request))
     }
 
-    fn renew(&self, tickets: Vec<Arc<Request>>, _: Duration) -> Answer<Vec<Renewed>> {
-        Box::pin(tickets::renew(self.link(), tickets))
+    fn renew(&self, tickets: Vec<Arc<Request>>, patience: Duration) -> Answer<Vec<Renewed>> {
+        Box::pin(tickets::renew(self.link(), tickets, patience))
     }
 
     fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>> {
@@ -167,6 +176,6 @@ impl Connection for MysqlConnection {
 
     fn check(&self) -> Answer<Vec<String>> {
         let link = self.link();
-        Box::pin(async move { dial::check(&link.store().server).await })
+        Box::pin(async move { dial::check(&link.store().server, link.op_timeout).await })
     }
 }

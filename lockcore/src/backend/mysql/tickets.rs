@@ -1,7 +1,12 @@
-//! The verbs about tickets. Each is one call of a procedure, and so one transaction.
+//! The verbs about tickets. Each is one call of a procedure, and so one transaction. Only for several
+//! names, more calls may follow.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
 
 use super::calls::{Call, VERSION, only, row, unhex, unreadable};
 use super::link::{Inner, Spot};
@@ -37,6 +42,7 @@ pub(super) async fn enqueue(
     let answer = table::enqueued(&row, request.ttl)?;
     match answer {
         Enqueued::Waiting { ticket, .. } => {
+            let name = name.into();
             link.waits(request.id, Spot { name, ticket }, request.ttl);
         }
         // An earlier answer to this request may have said that it waits.
@@ -84,10 +90,78 @@ fn in_order<T>(
     }
 }
 
+/// Sends one call for tickets of several names. It waits for no name that is locked, because it has
+/// locked others by then, and skips it: the answer for its tickets is `None`. For each of these names
+/// follows a call of its own, which waits. If this one fails, or takes longer than `enough`, the
+/// answer for its tickets is `failed`. So a name that somebody else has locked holds up no other.
+///
+/// If the future is dropped, the calls that a connection has taken are carried out.
+async fn in_parts<T: Clone, A: Copy, F>(
+    tickets: Vec<T>,
+    name: impl Fn(&T) -> &Name,
+    failed: A,
+    enough: impl Future<Output = ()>,
+    ask: impl Fn(Vec<T>) -> F,
+) -> Result<Vec<A>, StoreError>
+where
+    F: Future<Output = Result<Vec<Option<A>>, StoreError>>,
+{
+    let mut answers = ask(tickets.clone()).await?;
+    let mut skipped: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for (at, ticket) in tickets.iter().enumerate() {
+        if answers[at].is_none() {
+            let name = table::key(name(ticket), VERSION);
+            skipped.entry(name).or_default().push(at);
+        }
+    }
+    let parts = skipped.into_values().map(|places| {
+        let part = ask(places.iter().map(|at| tickets[*at].clone()).collect());
+        async move { (places, part.await) }
+    });
+    let mut parts: FuturesUnordered<_> = parts.collect();
+    let (mut enough, mut error) = (pin!(enough), None);
+    loop {
+        let part = tokio::select! {
+            biased;
+            part = parts.next() => part,
+            () = &mut enough => None,
+        };
+        match part {
+            None => break,
+            Some((places, Ok(part))) => {
+                for (at, answer) in places.into_iter().zip(part) {
+                    answers[at] = answer;
+                }
+            }
+            Some((_, Err(failed))) => {
+                tracing::debug!(error = %failed, "a part of a batch has failed");
+                error = Some(failed);
+            }
+        }
+    }
+    match error {
+        Some(error) if answers.iter().all(Option::is_none) => Err(error),
+        _ => Ok(answers.into_iter().map(|it| it.unwrap_or(failed)).collect()),
+    }
+}
+
 pub(super) async fn renew(
     link: Arc<Inner>,
     tickets: Vec<Arc<Request>>,
+    patience: Duration,
 ) -> Result<Vec<Renewed>, StoreError> {
+    let shortest = tickets.iter().map(|ticket| ticket.ttl).min();
+    // The other answers come in time for the core, and for their leases.
+    let enough = (patience / 10 * 9).min(shortest.unwrap_or_default() / 4);
+    let enough = async { (link.timer)(enough).await };
+    let ask = |tickets| renew_some(Arc::clone(&link), tickets);
+    in_parts(tickets, |it| &it.name, Renewed::Failed, enough, ask).await
+}
+
+async fn renew_some(
+    link: Arc<Inner>,
+    tickets: Vec<Arc<Request>>,
+) -> Result<Vec<Option<Renewed>>, StoreError> {
     let (asked, came_from) = by_name(tickets.iter().map(|ticket| &ticket.name), |at, asked| {
         let ticket = &tickets[at];
         asked.extend(ticket.id.to_bytes());
@@ -99,18 +173,24 @@ pub(super) async fn renew(
     let answer = only(link.ask(Call::of("renew").bytes(asked), ids).await?)?;
     let text = answer.text("answers")?.unwrap_or_default();
     let rows = text.split_terminator(';').map(|fields| {
+        if fields == "-" {
+            return Ok(None);
+        }
         let mut row = row(&["ticket", "holds", "ttl", "soonest_in", "owner"], fields);
         if let Some(Some(owner)) = row.values.last_mut() {
             *owner = unhex(owner).ok_or_else(unreadable)?;
         }
-        Ok((row.int("ticket")?, table::renewed(&row)?))
+        Ok(Some((row.int("ticket")?, table::renewed(&row)?)))
     });
     let rows: Vec<_> = rows.collect::<Result<_, StoreError>>()?;
     let answers = in_order(rows.into_iter(), came_from)?;
-    for (request, (number, answer)) in tickets.iter().zip(&answers) {
-        note(&link, request, *number, *answer);
+    for (request, answer) in tickets.iter().zip(&answers) {
+        if let Some((number, answer)) = answer {
+            note(&link, request, *number, *answer);
+        }
     }
-    Ok(answers.into_iter().map(|(_, answer)| answer).collect())
+    let answers = answers.into_iter();
+    Ok(answers.map(|it| it.map(|(_, answer)| answer)).collect())
 }
 
 /// Notes whether the ticket still waits.
@@ -118,7 +198,7 @@ fn note(link: &Arc<Inner>, request: &Request, number: Option<i64>, answer: Renew
     match (answer, number) {
         (Renewed::Waiting { valid_for, .. }, Some(number)) => {
             let spot = Spot {
-                name: table::key(&request.name, VERSION),
+                name: table::key(&request.name, VERSION).into(),
                 ticket: number.unsigned_abs(),
             };
             link.store().waits(link, request.id, spot, valid_for);
@@ -131,6 +211,23 @@ pub(super) async fn release(
     link: Arc<Inner>,
     tickets: Vec<Departure>,
 ) -> Result<Vec<Released>, StoreError> {
+    // The other answers come in time for the core.
+    let enough = async { (link.timer)(link.op_timeout / 10 * 9).await };
+    let ask = |tickets| release_some(Arc::clone(&link), tickets);
+    in_parts(
+        tickets,
+        |it| &it.request.name,
+        Released::Failed,
+        enough,
+        ask,
+    )
+    .await
+}
+
+async fn release_some(
+    link: Arc<Inner>,
+    tickets: Vec<Departure>,
+) -> Result<Vec<Option<Released>>, StoreError> {
     let names = tickets.iter().map(|ticket| &ticket.request.name);
     let (asked, came_from) = by_name(names, |at, asked| {
         asked.extend(tickets[at].request.id.to_bytes());
@@ -140,15 +237,19 @@ pub(super) async fn release(
         link.ask(Call::of("release").bytes(asked), Vec::new())
             .await?,
     )?;
-    for ticket in &tickets {
-        link.store().settled(ticket.request.id);
-    }
     let text = answer.text("answers")?.unwrap_or_default();
     let answers = text.chars().map(|was_there| match was_there {
-        '1' => Released::Released,
-        _ => Released::NotFound,
+        '1' => Some(Released::Released),
+        '0' => Some(Released::NotFound),
+        _ => None,
     });
-    in_order(answers, came_from)
+    let answers = in_order(answers, came_from)?;
+    for (ticket, answer) in tickets.iter().zip(&answers) {
+        if answer.is_some() {
+            link.store().settled(ticket.request.id);
+        }
+    }
+    Ok(answers)
 }
 
 pub(super) async fn adopt(

@@ -2,6 +2,8 @@
 //! Here is which tickets of a process wait, and how often to look.
 
 use std::collections::{BTreeSet, HashMap};
+#[cfg(feature = "mysql")]
+use std::ops::Bound;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -22,6 +24,8 @@ pub(crate) struct Looks<L> {
     /// The longest pause.
     latest: Duration,
     waiting: HashMap<Id, Waiting<L>>,
+    /// The same tickets, in the order of their lines.
+    in_order: BTreeSet<(L, Id)>,
     /// No ticket in `waiting` ends before this time, in milliseconds of the boot clock.
     none_ends_before: i64,
     /// When another process last made a change, or a ticket began to wait for another process.
@@ -41,6 +45,7 @@ impl<L: Clone + Ord> Looks<L> {
         Self {
             latest,
             waiting: HashMap::new(),
+            in_order: BTreeSet::new(),
             none_ends_before: 0,
             changed: None,
         }
@@ -52,8 +57,11 @@ impl<L: Clone + Ord> Looks<L> {
     /// have expired.
     pub(crate) fn waits(&mut self, id: Id, line: L, ends: i64, foreign_ahead: bool) {
         self.none_ends_before = self.none_ends_before.min(ends);
-        let before = self.waiting.insert(id, Waiting { line, ends });
-        if before.is_none() && foreign_ahead {
+        let is_new = !self.waiting.contains_key(&id);
+        self.settled(id); // it may stand in another line by now
+        self.in_order.insert((line.clone(), id));
+        self.waiting.insert(id, Waiting { line, ends });
+        if is_new && foreign_ahead {
             self.changed();
         }
     }
@@ -61,7 +69,9 @@ impl<L: Clone + Ord> Looks<L> {
     /// Notes that the ticket does not wait any more: it holds or is gone, and its client knows
     /// that.
     pub(crate) fn settled(&mut self, id: Id) {
-        self.waiting.remove(&id);
+        if let Some(ticket) = self.waiting.remove(&id) {
+            self.in_order.remove(&(ticket.line, id));
+        }
     }
 
     /// Forgets the tickets that have ended. Usually an answer [settles](Self::settled) a ticket
@@ -71,7 +81,14 @@ impl<L: Clone + Ord> Looks<L> {
         if now < self.none_ends_before {
             return;
         }
-        self.waiting.retain(|_, ticket| ticket.ends > now);
+        let in_order = &mut self.in_order;
+        self.waiting.retain(|id, ticket| {
+            let stays = ticket.ends > now;
+            if !stays {
+                in_order.remove(&(ticket.line.clone(), *id));
+            }
+            stays
+        });
         let ends = self.waiting.values().map(|ticket| ticket.ends);
         self.none_ends_before = ends.min().unwrap_or(i64::MAX);
     }
@@ -83,17 +100,20 @@ impl<L: Clone + Ord> Looks<L> {
     /// The lines to look at.
     #[cfg(feature = "sqlite")]
     pub(crate) fn lines(&self) -> BTreeSet<L> {
-        (self.waiting.values())
-            .map(|ticket| ticket.line.clone())
-            .collect()
+        self.in_order.iter().map(|(line, _)| line.clone()).collect()
     }
 
-    /// The tickets that wait, in the order of their lines.
+    /// The first ticket behind a line, or of all if there is no line, in the order of the lines.
     #[cfg(feature = "mysql")]
-    pub(crate) fn tickets(&self) -> BTreeSet<(L, Id)> {
-        (self.waiting.iter())
-            .map(|(id, ticket)| (ticket.line.clone(), *id))
-            .collect()
+    pub(crate) fn first_behind(&self, line: Option<L>) -> Option<&(L, Id)> {
+        match line {
+            Some(line) => {
+                let behind = (line, Id::from_bytes([u8::MAX; 16]));
+                let behind = (Bound::Excluded(behind), Bound::Unbounded);
+                self.in_order.range(behind).next()
+            }
+            None => self.in_order.first(),
+        }
     }
 
     /// Another process has changed something.

@@ -14,6 +14,25 @@ DELIMITER //
 
 SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION' //
 
+-- Fails if the procedures of a later version are there: those serve earlier clients too.
+DROP PROCEDURE IF EXISTS lockcore1_replace //
+CREATE PROCEDURE lockcore1_replace(IN version INT)
+BEGIN
+    DECLARE there INT;
+    -- Its text is SELECT <version> AS version.
+    SELECT MAX(CAST(SUBSTRING_INDEX(SUBSTRING_INDEX(r.ROUTINE_DEFINITION, ' ', 2), ' ', -1) AS SIGNED)) INTO there
+        FROM information_schema.ROUTINES AS r
+        WHERE r.ROUTINE_SCHEMA = DATABASE() AND r.ROUTINE_NAME = 'lockcore1_version';
+    IF there > version THEN
+        SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the procedures of a later version of lockcore are there; they stay';
+    END IF;
+END //
+CALL lockcore1_replace(1) //
+DROP PROCEDURE lockcore1_replace //
+
+-- Made last. So if this file ends in the middle, a client finds that something is missing.
+DROP PROCEDURE IF EXISTS lockcore1_version //
+
 -- One row for each name that was used lately, or that has a stored capacity. Every verb locks this row first. The row stays for
 -- a day after `last`, because `last` keeps the numbers rising.
 CREATE TABLE IF NOT EXISTS lockcore1_names (
@@ -59,15 +78,17 @@ CREATE TABLE IF NOT EXISTS lockcore1_counters (
 
 -- ---- inside
 
--- The law: every verb locks the row of its name before it reads anything else, and several names in ascending order. So verbs
--- wait for each other here only, and never in a circle. A plain read behind it sees what was committed by then.
+-- The law: every verb locks the row of its name before it reads anything else. A verb that has locked a name waits for no other
+-- one: it skips those that are locked. So verbs wait for each other here only, and never in a circle, and a name that somebody has
+-- locked holds up no other. A plain read behind it sees what was committed by then.
 --
 -- An INSERT IGNORE in front would take a shared lock on a row that is there. Two clients that both have it, and both want to lock
 -- the row, would be a deadlock.
 --
--- highest: no ticket that has gone had a greater number   stored: the stored capacity
+-- waits: whether to wait for the row, and to make it if it is missing
+-- highest: no ticket that has gone had a greater number; null if the name is skipped   stored: the stored capacity
 DROP PROCEDURE IF EXISTS lockcore1_take //
-CREATE PROCEDURE lockcore1_take(IN n VARBINARY(700), OUT moment BIGINT, OUT highest BIGINT, OUT stored INT)
+CREATE PROCEDURE lockcore1_take(IN n VARBINARY(700), IN waits BOOLEAN, OUT moment BIGINT, OUT highest BIGINT, OUT stored INT)
 BEGIN
     DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
     -- The setting does not bind the user in whose name the procedures run, if it may do everything.
@@ -75,10 +96,14 @@ BEGIN
         SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1290, MESSAGE_TEXT = 'this server is read-only, and takes no locks';
     END IF;
     SET highest = NULL, stored = NULL;
-    SELECT x.last, x.capacity INTO highest, stored FROM lockcore1_names AS x WHERE x.name = n FOR UPDATE;
-    IF highest IS NULL THEN
-        INSERT INTO lockcore1_names (name) VALUES (n) ON DUPLICATE KEY UPDATE last = last;
+    IF waits THEN
         SELECT x.last, x.capacity INTO highest, stored FROM lockcore1_names AS x WHERE x.name = n FOR UPDATE;
+        IF highest IS NULL THEN
+            INSERT INTO lockcore1_names (name) VALUES (n) ON DUPLICATE KEY UPDATE last = last;
+            SELECT x.last, x.capacity INTO highest, stored FROM lockcore1_names AS x WHERE x.name = n FOR UPDATE;
+        END IF;
+    ELSE
+        SELECT x.last, x.capacity INTO highest, stored FROM lockcore1_names AS x WHERE x.name = n FOR UPDATE SKIP LOCKED;
     END IF;
     SET moment = TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', UTC_TIMESTAMP(6));
 END //
@@ -143,7 +168,7 @@ END //
 -- ---- what clients call
 --
 -- A verb is one transaction, and answers behind its commit. So no answer is of something that was rolled back, and no client
--- that reads slowly keeps a name locked. If a verb fails, it rolls back by itself.
+-- that reads slowly keeps a name locked. If a verb fails, it rolls back by itself. A read is a transaction too, and locks nothing.
 
 -- Takes a ticket. If an earlier attempt with the same id has left one, finds that ticket and renews it.
 --
@@ -163,7 +188,7 @@ BEGIN
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
-    CALL lockcore1_take(n, moment, highest, stored);
+    CALL lockcore1_take(n, TRUE, moment, highest, stored);
     SELECT t.ticket, t.expires_at INTO mine, ends FROM lockcore1_tickets AS t WHERE t.id = i AND t.name = n;
     verb: BEGIN
         IF mine IS NOT NULL THEN
@@ -221,13 +246,14 @@ END //
 -- asked: for each name, in ascending order: its length (2 bytes), the name, the number of its tickets (2 bytes), and for each of
 -- these its id, how many permits it keeps at most (4 bytes), and its ttl (8 bytes)
 -- answers: for each ticket <number>,<holds>,<ttl>,<soonest_in>,<owner in hex, only if somebody asks for the ticket>; without a
--- number it is lost
+-- number it is lost; a single - if its name is skipped
 DROP PROCEDURE IF EXISTS lockcore1_renew //
 CREATE PROCEDURE lockcore1_renew(IN asked MEDIUMBLOB)
 BEGIN
     DECLARE pos BIGINT DEFAULT 1;
     DECLARE begins, step, length, moment, highest, held, soonest, waiter, oldest_place, keeps, lives, number, life BIGINT;
     DECLARE stored, oldest INT;
+    DECLARE waits BOOLEAN;
     DECLARE g BOOLEAN;
     DECLARE i BINARY(16);
     DECLARE n VARBINARY(700);
@@ -237,19 +263,24 @@ BEGIN
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
-    WHILE pos <= LENGTH(asked) DO
+    names: WHILE pos <= LENGTH(asked) DO
         SET length = CONV(HEX(SUBSTR(asked, pos, 2)), 16, 10);
         SET n = SUBSTR(asked, pos + 2, length), begins = pos + length + 4;
         SET pos = begins + 28 * CONV(HEX(SUBSTR(asked, begins - 2, 2)), 16, 10), waiter = NULL, step = begins;
-        CALL lockcore1_take(n, moment, highest, stored);
+        SET waits = COALESCE(waits, pos > LENGTH(asked)); -- if it is the only name
+        CALL lockcore1_take(n, waits, moment, highest, stored);
+        IF highest IS NULL THEN
+            SET answers = CONCAT(answers, REPEAT('-;', (pos - begins) DIV 28));
+            ITERATE names;
+        END IF;
         WHILE step < pos DO
             SET i = SUBSTR(asked, step, 16), keeps = CONV(HEX(SUBSTR(asked, step + 16, 4)), 16, 10);
             SET lives = CONV(HEX(SUBSTR(asked, step + 20, 8)), 16, 10), step = step + 28;
             UPDATE lockcore1_tickets SET expires_at = moment + lives, ttl = lives, permits = LEAST(permits, keeps)
             WHERE id = i AND name = n AND expires_at > moment;
         END WHILE;
-        -- So the renewal of holders that nobody waits for needs no walk.
-        IF EXISTS (SELECT 1 FROM lockcore1_tickets AS t WHERE t.name = n AND NOT t.granted LIMIT 1) THEN
+        -- No ticket that waits stands in front of one that holds. So the renewal of holders that nobody waits for needs no walk.
+        IF (SELECT NOT t.granted FROM lockcore1_tickets AS t WHERE t.name = n ORDER BY t.ticket DESC LIMIT 1) THEN
             -- Nor does a renewal that finds none of its tickets change anything.
             SET step = begins, g = FALSE;
             WHILE step < pos AND NOT g DO
@@ -268,7 +299,7 @@ BEGIN
             SET answers = IF(number IS NULL, CONCAT(answers, ',,,,;'), CONCAT(answers, number, ',', g, ',', life, ',',
                 COALESCE(IF(waiter = number, soonest - moment, NULL), ''), ',', IF(LOCATE(X'0A', own), HEX(own), ''), ';'));
         END WHILE;
-    END WHILE;
+    END WHILE names;
     COMMIT;
     SELECT answers, told;
 END //
@@ -276,13 +307,14 @@ END //
 -- Removes tickets, and grants what fits then.
 --
 -- asked: as for a renewal, but for each ticket its id, and one byte that is 1 to leave a mark for a late enqueue
--- answers: 1 for each ticket that was there, and 0 for each other
+-- answers: for each ticket 1 if it was there, 0 if not, and - if its name is skipped
 DROP PROCEDURE IF EXISTS lockcore1_release //
 CREATE PROCEDURE lockcore1_release(IN asked MEDIUMBLOB)
 BEGIN
     DECLARE pos BIGINT DEFAULT 1;
     DECLARE begins, length, moment, highest, held, soonest, waiter, oldest_place, number, youngest BIGINT;
     DECLARE stored, oldest INT;
+    DECLARE waits BOOLEAN;
     DECLARE i BINARY(16);
     DECLARE n VARBINARY(700);
     DECLARE told, answers MEDIUMTEXT DEFAULT '';
@@ -290,11 +322,16 @@ BEGIN
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
-    WHILE pos <= LENGTH(asked) DO
+    names: WHILE pos <= LENGTH(asked) DO
         SET length = CONV(HEX(SUBSTR(asked, pos, 2)), 16, 10);
         SET n = SUBSTR(asked, pos + 2, length), begins = pos + length + 4;
         SET pos = begins + 17 * CONV(HEX(SUBSTR(asked, begins - 2, 2)), 16, 10), youngest = NULL;
-        CALL lockcore1_take(n, moment, highest, stored);
+        SET waits = COALESCE(waits, pos > LENGTH(asked)); -- if it is the only name
+        CALL lockcore1_take(n, waits, moment, highest, stored);
+        IF highest IS NULL THEN
+            SET answers = CONCAT(answers, REPEAT('-', (pos - begins) DIV 17));
+            ITERATE names;
+        END IF;
         WHILE begins < pos DO
             SET i = SUBSTR(asked, begins, 16), number = NULL;
             IF SUBSTR(asked, begins + 16, 1) = X'01' THEN
@@ -311,11 +348,11 @@ BEGIN
             IF NOT EXISTS (SELECT 1 FROM lockcore1_tickets AS t WHERE t.name = n AND t.ticket > youngest LIMIT 1) THEN
                 CALL lockcore1_went(n, youngest, highest);
             END IF;
-            IF EXISTS (SELECT 1 FROM lockcore1_tickets AS t WHERE t.name = n AND NOT t.granted LIMIT 1) THEN
+            IF (SELECT NOT t.granted FROM lockcore1_tickets AS t WHERE t.name = n ORDER BY t.ticket DESC LIMIT 1) THEN
                 CALL lockcore1_settle(n, moment, stored, highest, held, soonest, waiter, oldest, oldest_place, told);
             END IF;
         END IF;
-    END WHILE;
+    END WHILE names;
     COMMIT;
     SELECT answers, told;
 END //
@@ -335,7 +372,7 @@ BEGIN
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
-    CALL lockcore1_take(n, moment, highest, stored);
+    CALL lockcore1_take(n, TRUE, moment, highest, stored);
     CALL lockcore1_settle(n, moment, stored, highest, held, soonest, waiter, oldest, oldest_place, told);
     -- Not the count of an UPDATE: one that changes nothing counts no row.
     SET given = EXISTS (SELECT 1 FROM lockcore1_tickets AS t WHERE t.name = n AND t.ticket = number AND t.id IN (was, i)
@@ -363,7 +400,7 @@ BEGIN
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
-    CALL lockcore1_take(n, moment, highest, stored);
+    CALL lockcore1_take(n, TRUE, moment, highest, stored);
     SELECT t.receiver INTO heard FROM lockcore1_tickets AS t WHERE t.id = i AND t.name = n AND t.expires_at > moment;
     IF heard IS NOT NULL THEN
         UPDATE lockcore1_tickets SET owner = CONCAT(SUBSTRING_INDEX(owner, X'0A', 1), X'0A', ask) WHERE id = i AND name = n;
@@ -382,28 +419,35 @@ CREATE PROCEDURE lockcore1_look(IN asked MEDIUMBLOB)
 BEGIN
     DECLARE pos BIGINT DEFAULT 1;
     DECLARE moment BIGINT DEFAULT TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', UTC_TIMESTAMP(6));
-    DECLARE length, number, waiter, head, soonest BIGINT;
+    DECLARE length, number, head, soonest BIGINT;
     DECLARE g BOOLEAN;
     DECLARE n VARBINARY(700);
     DECLARE answers MEDIUMTEXT DEFAULT '';
     DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
+    DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    START TRANSACTION READ ONLY;
     WHILE pos <= LENGTH(asked) DO
         SET length = CONV(HEX(SUBSTR(asked, pos, 2)), 16, 10);
         SET n = SUBSTR(asked, pos + 2, length), number = CONV(HEX(SUBSTR(asked, pos + 2 + length, 8)), 16, 10);
-        SET pos = pos + 10 + length, g = NULL, waiter = NULL, head = NULL, soonest = NULL;
+        SET pos = pos + 10 + length, g = NULL, head = NULL, soonest = NULL;
         SELECT t.granted INTO g FROM lockcore1_tickets AS t WHERE t.name = n AND t.ticket = number AND t.expires_at > moment;
         IF NOT g THEN
             SELECT t.ticket INTO head FROM lockcore1_tickets AS t WHERE t.name = n ORDER BY t.ticket LIMIT 1;
-            SELECT t.ticket, t.expires_at INTO waiter, soonest FROM lockcore1_tickets AS t
-                WHERE t.name = n AND NOT t.granted ORDER BY t.ticket LIMIT 1;
-            IF waiter = number THEN
+            SELECT t.granted INTO g FROM lockcore1_tickets AS t
+                WHERE t.name = n AND t.ticket < number ORDER BY t.ticket DESC LIMIT 1;
+            IF g OR head = number THEN -- no other one waits in front
                 SELECT MIN(t.expires_at) INTO soonest FROM lockcore1_tickets AS t WHERE t.name = n AND t.ticket < number;
-            ELSEIF soonest > moment THEN
-                SET soonest = NULL;
+            ELSE
+                SELECT t.expires_at INTO soonest FROM lockcore1_tickets AS t
+                    WHERE t.name = n AND NOT t.granted ORDER BY t.ticket LIMIT 1;
+                IF soonest > moment THEN SET soonest = NULL; END IF;
             END IF;
+            SET g = FALSE;
         END IF;
         SET answers = CONCAT(answers, COALESCE(g, ''), ',', COALESCE(GREATEST(soonest - moment, 0), ''), ',', COALESCE(head, ''), ';');
     END WHILE;
+    COMMIT;
     SELECT answers;
 END //
 
@@ -413,12 +457,16 @@ DROP PROCEDURE IF EXISTS lockcore1_inspect //
 CREATE PROCEDURE lockcore1_inspect(IN n VARBINARY(700))
 BEGIN
     DECLARE moment BIGINT DEFAULT TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', UTC_TIMESTAMP(6));
+    DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    START TRANSACTION READ ONLY;
     SELECT t.ticket,
         t.granted OR SUM(t.permits) OVER (ORDER BY t.ticket ROWS UNBOUNDED PRECEDING) <= COALESCE(x.capacity, t.capacity) AS granted,
         t.permits, COALESCE(x.capacity, t.capacity) AS capacity, t.expires_at - moment AS remaining,
         GREATEST(moment - t.ticket, 0) AS age, t.owner, t.id
     FROM lockcore1_tickets AS t LEFT JOIN lockcore1_names AS x ON x.name = t.name
     WHERE t.name = n AND t.expires_at > moment ORDER BY t.ticket;
+    COMMIT;
 END //
 
 -- Names that have a live ticket, in order, from `begins` to before `ends`, and behind `after_name`.
@@ -426,15 +474,23 @@ DROP PROCEDURE IF EXISTS lockcore1_list //
 CREATE PROCEDURE lockcore1_list(IN begins VARBINARY(3000), IN after_name VARBINARY(3000), IN ends VARBINARY(3000), IN many INT)
 BEGIN
     DECLARE moment BIGINT DEFAULT TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', UTC_TIMESTAMP(6));
+    DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    START TRANSACTION READ ONLY;
     SELECT DISTINCT t.name FROM lockcore1_tickets AS t
     WHERE t.name >= begins AND t.name > after_name AND t.name < ends AND t.expires_at > moment ORDER BY t.name LIMIT many;
+    COMMIT;
 END //
 
 -- The stored capacity of a name, and the id of its last change.
 DROP PROCEDURE IF EXISTS lockcore1_stored //
 CREATE PROCEDURE lockcore1_stored(IN n VARBINARY(700))
 BEGIN
+    DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    START TRANSACTION READ ONLY;
     SELECT MAX(x.capacity) AS capacity, MAX(x.change_id) AS `change` FROM lockcore1_names AS x WHERE x.name = n;
+    COMMIT;
 END //
 
 -- Stores a capacity, or takes it back (c is null). The change counts if `after_id` is the last change so far.
@@ -452,7 +508,7 @@ BEGIN
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
-    CALL lockcore1_take(n, moment, highest, stored);
+    CALL lockcore1_take(n, TRUE, moment, highest, stored);
     CALL lockcore1_settle(n, moment, stored, highest, held, soonest, waiter, oldest, oldest_place, told);
     SELECT x.change_id INTO latest FROM lockcore1_names AS x WHERE x.name = n;
     IF NOT latest <=> i AND latest <=> after_id THEN
@@ -467,6 +523,9 @@ BEGIN
             SET stored = c, latest = i;
             CALL lockcore1_settle(n, moment, stored, highest, held, soonest, waiter, oldest, oldest_place, told);
         END IF;
+    ELSEIF latest <=> i THEN
+        -- An earlier attempt has made the change. A transaction that writes nothing would not wait until that is on the disk.
+        UPDATE lockcore1_names SET changed = moment WHERE name = n;
     END IF;
     COMMIT;
     SELECT other AS in_use, stored AS capacity, latest AS `change`, told;
@@ -482,7 +541,7 @@ BEGIN
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
-    CALL lockcore1_take(n, moment, highest, stored);
+    CALL lockcore1_take(n, TRUE, moment, highest, stored);
     IF NOT EXISTS (SELECT 1 FROM lockcore1_tickets AS t WHERE t.name = n AND t.expires_at > moment) THEN
         SELECT MAX(t.ticket) INTO youngest FROM lockcore1_tickets AS t WHERE t.name = n;
         IF youngest IS NOT NULL THEN
@@ -500,8 +559,12 @@ DROP PROCEDURE IF EXISTS lockcore1_counter //
 CREATE PROCEDURE lockcore1_counter(IN n VARBINARY(700))
 BEGIN
     DECLARE moment BIGINT DEFAULT TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', UTC_TIMESTAMP(6));
+    DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    START TRANSACTION READ ONLY;
     SELECT c.data, c.used, c.life, moment DIV 1000000 AS now, moment AS clock
     FROM (SELECT 1 AS one) AS o LEFT JOIN lockcore1_counters AS c ON c.name = n;
+    COMMIT;
 END //
 
 -- Writes a counter if its data is still `was` (null: no row).
@@ -573,17 +636,23 @@ BEGIN
             END IF;
         END IF;
     END WHILE;
-    -- These read the whole table, so they come once, behind the last name.
-    IF n IS NULL THEN
-        DELETE FROM lockcore1_marks WHERE expires_at <= moment;
-        DELETE FROM lockcore1_counters WHERE used + life < moment DIV 1000000;
-    END IF;
     COMMIT;
+    -- These read the whole table, so they come once, behind the last name. They wait for rows that verbs have locked, so no name
+    -- stays locked meanwhile.
+    IF n IS NULL THEN
+        SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+        START TRANSACTION;
+        DELETE FROM lockcore1_marks WHERE expires_at <= moment;
+        COMMIT;
+        SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+        START TRANSACTION;
+        DELETE FROM lockcore1_counters WHERE used + life < moment DIV 1000000;
+        COMMIT;
+    END IF;
     SELECT n AS last;
 END //
 
--- The version of this text. It changes with every change of a procedure, and is made last: when it is there, all are.
-DROP PROCEDURE IF EXISTS lockcore1_version //
+-- The version of this text. It changes with every change of a procedure. When it is there, all are.
 CREATE PROCEDURE lockcore1_version() SELECT 1 AS version //
 
 DELIMITER ;

@@ -1,0 +1,194 @@
+//! Facts about rows of the tables that a transaction of somebody else has locked.
+
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use libtest_mimic::Trial;
+use tests::eventually::eventually;
+use tests::mysql_server::{DATABASE, MysqlServer, Session};
+
+use super::{client, with_tables};
+use crate::crowd::SHORT;
+use crate::faults::{builder, is_renewed, works_again};
+use crate::store::{DEFAULT, Kind, LEASE, SOON, STALL, Store, begin, give_back, soon, tickets};
+
+pub(crate) fn facts(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, DEFAULT;
+        a_name_that_somebody_else_has_locked_holds_up_no_other_one
+        a_holder_of_a_name_that_somebody_else_has_locked_loses_no_other_name
+        names_that_are_locked_while_their_holder_gives_them_back_are_free_afterwards
+        a_sweep_that_waits_for_a_row_holds_up_no_name
+        a_call_that_was_ended_while_it_waited_is_repeated
+        a_read_leaves_no_transaction_open
+    ]
+}
+
+/// Locks rows, until the session rolls back or ends.
+fn lock(session: &mut Session, rows: &str) {
+    session.run(&format!(
+        "BEGIN; SELECT 1 FROM {DATABASE}.lockcore1_{rows} FOR UPDATE"
+    ));
+}
+
+/// The connections that are in a call while one call waits for a row, each with the number of its
+/// statement.
+fn waiting(server: &MysqlServer) -> Vec<String> {
+    server.query(&format!(
+        "SELECT CONCAT(ID, ' ', QUERY_ID) FROM information_schema.PROCESSLIST \
+         WHERE DB = '{DATABASE}' AND COMMAND = 'Query' AND 1 = (SELECT VARIABLE_VALUE \
+         FROM information_schema.GLOBAL_STATUS \
+         WHERE VARIABLE_NAME = 'INNODB_ROW_LOCK_CURRENT_WAITS')"
+    ))
+}
+
+async fn one_waits(server: &MysqlServer) -> Vec<String> {
+    eventually("a call waits for the row", SOON, async || {
+        waiting(server).len() == 1
+    })
+    .await;
+    waiting(server)
+}
+
+/// The calls of the other name need a connection of their own.
+async fn a_name_that_somebody_else_has_locked_holds_up_no_other_one(_: Store) {
+    let server = MysqlServer::start();
+    let mut session = server.session();
+    let locks = with_tables(&server).await;
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+    lock(&mut session, "names WHERE name = 'test:1:{a}'");
+
+    let waits = begin(locks.mutex("a").wait(STALL));
+    let before = one_waits(&server).await;
+    give_back(locks.mutex("b").acquire().await.unwrap()).await;
+    let after = waiting(&server);
+
+    assert_eq!(
+        before, after,
+        "the call for the other name did not wait for this one"
+    );
+    session.run("ROLLBACK");
+    give_back(waits.await.unwrap().unwrap()).await;
+}
+
+/// The keeper renews all in one call, if it can.
+async fn a_holder_of_a_name_that_somebody_else_has_locked_loses_no_other_name(_: Store) {
+    let server = MysqlServer::start();
+    let mut session = server.session();
+    with_tables(&server).await;
+    let locks = builder(server.url()).build().unwrap();
+    works_again(&locks, "first", STALL).await;
+    let take = |name: &str| {
+        let lock = locks.mutex(name).ttl(SHORT);
+        async move { lock.wait(SOON).acquire().await.unwrap() }
+    };
+    let locked = take("a").await;
+    let mut others = Vec::new();
+    for name in ["b", "c", "d"] {
+        others.push(take(name).await);
+    }
+    lock(&mut session, "names WHERE name = 'test:1:{a}'");
+
+    soon(locked.lost()).await;
+    for guard in &others {
+        is_renewed(guard, SHORT).await;
+        assert!(guard.is_valid());
+    }
+
+    session.run("ROLLBACK");
+    join_all(others.into_iter().map(give_back)).await;
+    works_again(&locks, "a", SOON).await;
+}
+
+async fn names_that_are_locked_while_their_holder_gives_them_back_are_free_afterwards(_: Store) {
+    let server = MysqlServer::start();
+    let mut session = server.session();
+    let locks = with_tables(&server).await;
+    let mut guards = Vec::new();
+    for name in ["a", "b", "c"] {
+        guards.push(locks.mutex(name).ttl(LEASE).acquire().await.unwrap());
+    }
+    lock(&mut session, "names WHERE name = 'test:1:{b}'");
+
+    // The keeper gives all back, in one call if it can.
+    drop(guards);
+    let left = || server.query(&format!("SELECT name FROM {DATABASE}.lockcore1_tickets"));
+    eventually("the others are free", SOON, async || {
+        left() == ["test:1:{b}"]
+    })
+    .await;
+    session.run("ROLLBACK");
+
+    eventually("all are free", SOON, async || left().is_empty()).await;
+    locks.shutdown(SOON).await.unwrap();
+}
+
+/// The sweep removes the name, and then waits for the mark.
+async fn a_sweep_that_waits_for_a_row_holds_up_no_name(_: Store) {
+    let server = Arc::new(MysqlServer::start());
+    let mut session = server.session();
+    let locks = with_tables(&server).await;
+    server.query(&format!(
+        "INSERT INTO {DATABASE}.lockcore1_names (name, last) VALUES ('test:1:{{old}}', 1); \
+         INSERT INTO {DATABASE}.lockcore1_marks VALUES (X'00', 'test:1:{{old}}', 1)"
+    ));
+    lock(&mut session, "marks");
+    let sweeps = {
+        let server = Arc::clone(&server);
+        tokio::task::spawn_blocking(move || {
+            let sweep = format!("USE {DATABASE}; CALL lockcore1_sweep('')");
+            server.query(&sweep)
+        })
+    };
+    let before = one_waits(&server).await;
+
+    let guard = locks.mutex("old").acquire().await.unwrap();
+
+    assert_eq!(waiting(&server), before, "the sweep still waits");
+    session.run("ROLLBACK");
+    assert_eq!(sweeps.await.unwrap(), ["NULL"]);
+    give_back(guard).await;
+    let marks = format!("SELECT COUNT(*) FROM {DATABASE}.lockcore1_marks WHERE expires_at = 1");
+    assert_eq!(server.query(&marks), ["0"]);
+}
+
+async fn a_call_that_was_ended_while_it_waited_is_repeated(_: Store) {
+    let server = MysqlServer::start();
+    let mut session = server.session();
+    let locks = with_tables(&server).await;
+    for what in ["CONNECTION", "QUERY"] {
+        give_back(locks.mutex("a").acquire().await.unwrap()).await;
+        lock(&mut session, "names WHERE name = 'test:1:{a}'");
+        let waits = begin(locks.mutex("a").wait(STALL));
+        let waiting = one_waits(&server).await;
+        let (connection, _) = waiting[0].split_once(' ').unwrap();
+
+        server.query(&format!("KILL {what} {connection}"));
+        session.run("ROLLBACK");
+
+        let guard = waits.await.unwrap().unwrap();
+        tickets(&locks, "a", 1).await;
+        give_back(guard).await;
+    }
+}
+
+/// As behind a proxy whose connections do not commit by themselves.
+async fn a_read_leaves_no_transaction_open(_: Store) {
+    let server = MysqlServer::start();
+    let locks = client(&server);
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    locks.counter("a").add(1).await.unwrap();
+    let mut session = server.session();
+    session.run(&format!("USE {DATABASE}; SET autocommit = 0"));
+    for call in [
+        "look(X'000a746573743a313a7b617d0000000000000001')",
+        "inspect('test:1:{another}')",
+        "list('', '', 'z', 10)",
+        "stored('test:1:{a}')",
+        "counter('test:1:{a}')",
+    ] {
+        session.run(&format!("CALL lockcore1_{call}"));
+        let open = session.run("SELECT @@in_transaction");
+        assert_eq!(open, ["0"], "{call}");
+    }
+    give_back(guard).await;
+}
