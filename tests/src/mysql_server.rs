@@ -94,7 +94,7 @@ impl MysqlServer {
     /// `default`, which has the rights of [`USER`]. With `clients`, this user needs a client
     /// certificate of this authority.
     pub fn with_tls(identity: &Identity, clients: Option<&Authority>, versions: &[&str]) -> Self {
-        let mut daemon = Self::daemon();
+        let daemon = Self::daemon();
         let file = |name: &str| daemon.folder().join(name);
         let (certificate, key, authority) = (file("cert.pem"), file("key.pem"), file("ca.pem"));
         place(&identity.certificate, &certificate);
@@ -109,7 +109,7 @@ impl MysqlServer {
             place(clients.file(), &authority);
             extra.push(format!("--ssl-ca={}", authority.display()));
         }
-        daemon = Self::prepared(daemon, |data| template().copy_to(data));
+        template().copy_to(&file("data"));
         let server = Self::run(daemon, extra, None);
         let demand = clients.map_or("SSL", |_| "X509");
         server.query(&format!(
@@ -241,7 +241,8 @@ impl MysqlServer {
         clock: impl FnOnce(&Path) -> Option<FakeClock>,
         fill: impl FnOnce(&Path),
     ) -> Self {
-        let daemon = Self::prepared(Self::daemon(), fill);
+        let daemon = Self::daemon();
+        fill(&daemon.folder().join("data"));
         let clock = clock(daemon.folder());
         Self::run(daemon, extra, clock)
     }
@@ -250,11 +251,6 @@ impl MysqlServer {
         Self::available().unwrap_or_else(|reason| panic!("{reason}"));
         let daemon = Daemon::on_ram_disk("this MariaDB server", "my-");
         give_away(daemon.folder());
-        daemon
-    }
-
-    fn prepared(daemon: Daemon, fill: impl FnOnce(&Path)) -> Daemon {
-        fill(&daemon.folder().join("data"));
         daemon
     }
 

@@ -2,8 +2,8 @@
 //! that these programs must know about each store. To add a store, write a file beside this one and
 //! add a line to [`ALL`].
 //!
-//! [`Store`] describes a store whose server need not run. [`Server`] is a running server. Both
-//! traits have few default methods, because each store should state how it differs.
+//! [`Store`] describes a store whose server need not run. [`Server`] is a running server. A
+//! default of these traits is what most stores do, so that a store states only its exceptions.
 
 pub mod cluster;
 pub mod durable;
@@ -73,7 +73,9 @@ pub trait Store: fmt::Debug + Send + Sync {
 
     /// Whether a forked child can open a client of its own while its parent has one. If not, the
     /// error of the child's client says so.
-    fn serves_forked_children(&self) -> bool;
+    fn serves_forked_children(&self) -> bool {
+        true
+    }
 
     /// A server for the caller alone.
     fn start(&self) -> Box<dyn Server>;
@@ -162,6 +164,19 @@ pub struct Timings {
     pub cuts_unheard_grants: bool,
 }
 
+impl Timings {
+    /// A server that keeps leases, and asks the first in line to recheck when the lease before it
+    /// ends.
+    fn of_a_server(follows_the_dead: Duration) -> Self {
+        Self {
+            answers: Answers::AServer,
+            follows_the_dead,
+            tells_when_to_recheck: true,
+            cuts_unheard_grants: false,
+        }
+    }
+}
+
 /// Where the answer to a request comes from. This decides what may happen before the answer
 /// arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -227,7 +242,9 @@ pub trait ServerProcess: fmt::Debug + Send + Sync {
     fn kill(&self);
 
     /// The text that an error contains when the server is down. The error also contains the port.
-    fn says_when_down(&self) -> &'static str;
+    fn says_when_down(&self) -> &'static str {
+        "refused"
+    }
 
     /// Bytes by which a proxy recognises requests.
     fn marks(&self) -> Marks;

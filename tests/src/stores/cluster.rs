@@ -41,10 +41,6 @@ impl Store for Cluster {
         Redis.timings()
     }
 
-    fn serves_forked_children(&self) -> bool {
-        true
-    }
-
     fn start(&self) -> Box<dyn Server> {
         Box::new(Alone(Nodes::of_one()))
     }
@@ -148,10 +144,6 @@ impl ServerProcess for Alone {
 
     fn kill(&self) {
         self.node().kill();
-    }
-
-    fn says_when_down(&self) -> &'static str {
-        "refused"
     }
 
     fn marks(&self) -> Marks {

@@ -46,10 +46,6 @@ impl Store for Durable {
         Redis.timings()
     }
 
-    fn serves_forked_children(&self) -> bool {
-        true
-    }
-
     fn start(&self) -> Box<dyn Server> {
         Box::new(Pair::start())
     }

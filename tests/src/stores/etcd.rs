@@ -6,9 +6,7 @@ use std::time::Duration;
 use lockcore::backend::{self, Backend, Capability};
 use lockcore::{Builder, Error, Locks};
 
-use super::{
-    Answers, Histories, Manner, Marks, Schemes, Server, ServerProcess, Stage, Store, Timings, Tls,
-};
+use super::{Histories, Manner, Marks, Schemes, Server, ServerProcess, Stage, Store, Timings, Tls};
 use crate::certificates::{Authority, Identity};
 use crate::etcd_server::EtcdServer;
 
@@ -33,17 +31,11 @@ impl Store for Etcd {
 
     fn timings(&self) -> Timings {
         Timings {
-            answers: Answers::AServer,
+            tells_when_to_recheck: false,
             // A lease of one second gets two from the server. The server looks for leases that have
             // ended twice a second.
-            follows_the_dead: Duration::from_secs(2),
-            tells_when_to_recheck: false,
-            cuts_unheard_grants: false,
+            ..Timings::of_a_server(Duration::from_secs(2))
         }
-    }
-
-    fn serves_forked_children(&self) -> bool {
-        true
     }
 
     fn start(&self) -> Box<dyn Server> {
@@ -144,10 +136,6 @@ impl ServerProcess for EtcdServer {
 
     fn kill(&self) {
         self.kill();
-    }
-
-    fn says_when_down(&self) -> &'static str {
-        "refused"
     }
 
     /// The value of a ticket begins with its permits and its capacity.

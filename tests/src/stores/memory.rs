@@ -36,10 +36,6 @@ impl Store for Memory {
         }
     }
 
-    fn serves_forked_children(&self) -> bool {
-        true
-    }
-
     fn start(&self) -> Box<dyn Server> {
         Box::new(testing::Store::new())
     }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use lockcore::backend::{self, Backend, Capability};
 
 use super::{
-    Answers, Histories, Manner, Marks, Schemes, Server, ServerProcess, Shared, Stage, Store, Suite,
-    Timings, Tls,
+    Histories, Manner, Marks, Schemes, Server, ServerProcess, Shared, Stage, Store, Suite, Timings,
+    Tls,
 };
 use crate::certificates::{Authority, Identity};
 use crate::mysql_server::{DATABASE, MysqlServer, USER};
@@ -39,16 +39,7 @@ impl Store for Mysql {
     }
 
     fn timings(&self) -> Timings {
-        Timings {
-            answers: Answers::AServer,
-            follows_the_dead: Duration::from_millis(300),
-            tells_when_to_recheck: true,
-            cuts_unheard_grants: false,
-        }
-    }
-
-    fn serves_forked_children(&self) -> bool {
-        true
+        Timings::of_a_server(Duration::from_millis(300))
     }
 
     fn start(&self) -> Box<dyn Server> {
@@ -132,10 +123,6 @@ impl ServerProcess for MysqlServer {
 
     fn kill(&self) {
         self.kill();
-    }
-
-    fn says_when_down(&self) -> &'static str {
-        "refused"
     }
 
     /// A call is a text.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use lockcore::backend::{self, Capability};
 
 use super::redis::{Redis, USER, grant_at_node};
-use super::{Answers, Histories, Marks, Server, ServerProcess, Shared, Store, Timings};
+use super::{Histories, Marks, Server, ServerProcess, Shared, Store, Timings};
 use crate::ports::free_port;
 use crate::redis_quorum::{Quorum, url};
 use crate::redis_server::RedisServer;
@@ -31,16 +31,11 @@ impl Store for RedisQuorum {
 
     fn timings(&self) -> Timings {
         Timings {
-            answers: Answers::AServer,
-            // The time includes a pause between two requests of a waiter.
-            follows_the_dead: Duration::from_millis(600),
             tells_when_to_recheck: false,
             cuts_unheard_grants: true,
+            // The time includes a pause between two requests of a waiter.
+            ..Timings::of_a_server(Duration::from_millis(600))
         }
-    }
-
-    fn serves_forked_children(&self) -> bool {
-        true
     }
 
     /// Two of three nodes run, so both are needed. A fact breaks the first of them.
@@ -137,10 +132,6 @@ impl ServerProcess for Needed {
 
     fn kill(&self) {
         self.nodes.nodes[0].kill();
-    }
-
-    fn says_when_down(&self) -> &'static str {
-        "refused"
     }
 
     fn marks(&self) -> Marks {

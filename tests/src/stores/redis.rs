@@ -6,9 +6,7 @@ use std::time::Duration;
 
 use lockcore::backend::{self, Backend, Capability};
 
-use super::{
-    Answers, Histories, Manner, Marks, Schemes, Server, ServerProcess, Stage, Store, Timings, Tls,
-};
+use super::{Histories, Manner, Marks, Schemes, Server, ServerProcess, Stage, Store, Timings, Tls};
 use crate::certificates::{Authority, Identity};
 use crate::faketime::{Clock, FakeClock};
 use crate::redis_server::RedisServer;
@@ -37,15 +35,9 @@ impl Store for Redis {
 
     fn timings(&self) -> Timings {
         Timings {
-            answers: Answers::AServer,
-            follows_the_dead: Duration::from_millis(200),
-            tells_when_to_recheck: true,
             cuts_unheard_grants: true,
+            ..Timings::of_a_server(Duration::from_millis(200))
         }
-    }
-
-    fn serves_forked_children(&self) -> bool {
-        true
     }
 
     fn start(&self) -> Box<dyn Server> {
@@ -242,10 +234,6 @@ impl ServerProcess for RedisServer {
 
     fn kill(&self) {
         self.kill();
-    }
-
-    fn says_when_down(&self) -> &'static str {
-        "refused"
     }
 
     fn marks(&self) -> Marks {

@@ -37,10 +37,6 @@ impl Store for Sentinel {
         Redis.timings()
     }
 
-    fn serves_forked_children(&self) -> bool {
-        true
-    }
-
     /// One server, and a sentinel that never replaces it. So only the fact changes the server.
     fn start(&self) -> Box<dyn Server> {
         let server = RedisServer::start();
@@ -143,10 +139,6 @@ impl ServerProcess for Alone {
 
     fn kill(&self) {
         self.server.kill();
-    }
-
-    fn says_when_down(&self) -> &'static str {
-        "refused"
     }
 
     fn marks(&self) -> Marks {

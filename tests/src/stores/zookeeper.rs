@@ -9,8 +9,7 @@ use lockcore::{Builder, Error, Locks};
 use tokio::runtime::Runtime;
 
 use super::{
-    Answers, Histories, Manner, Marks, Schemes, Server, ServerProcess, Stage, Store, Suite,
-    Timings, Tls,
+    Histories, Manner, Marks, Schemes, Server, ServerProcess, Stage, Store, Suite, Timings, Tls,
 };
 use crate::certificates::{Authority, Identity};
 use crate::zookeeper_server::ZooKeeperServer;
@@ -40,11 +39,9 @@ impl Store for ZooKeeper {
 
     fn timings(&self) -> Timings {
         Timings {
-            answers: Answers::AServer,
-            // The server checks at intervals which sessions have ended.
-            follows_the_dead: Duration::from_secs(1),
             tells_when_to_recheck: false,
-            cuts_unheard_grants: false,
+            // The server checks at intervals which sessions have ended.
+            ..Timings::of_a_server(Duration::from_secs(1))
         }
     }
 
