@@ -86,6 +86,12 @@ impl Barrier {
         Self(self.0.ttl(ttl))
     }
 
+    /// A text for traces and [metrics](crate::guide::metrics): see
+    /// [`Lock::label`](crate::Lock::label).
+    pub fn label(self, label: &'static str) -> Self {
+        Self(self.0.label(label))
+    }
+
     /// Waits until all parties wait. Then the round is complete, and the calls of all parties
     /// return.
     ///

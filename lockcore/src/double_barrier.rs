@@ -84,6 +84,12 @@ impl DoubleBarrier {
         Self(self.0.ttl(ttl))
     }
 
+    /// A text for traces and [metrics](crate::guide::metrics): see
+    /// [`Lock::label`](crate::Lock::label).
+    pub fn label(self, label: &'static str) -> Self {
+        Self(self.0.label(label))
+    }
+
     /// Waits until all parties have come, and enters with them.
     ///
     /// # Errors

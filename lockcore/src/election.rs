@@ -117,6 +117,12 @@ impl Election {
         self
     }
 
+    /// A text for traces and [metrics](crate::guide::metrics): see [`Lock::label`].
+    pub fn label(mut self, label: &'static str) -> Self {
+        self.lock = self.lock.label(label);
+        self
+    }
+
     /// The text that [`Locks::inspect`] shows for the leader and for the candidates that wait: see
     /// [`Lock::owner`]. Default: the client's default.
     pub fn owner(mut self, text: impl Into<String>) -> Self {

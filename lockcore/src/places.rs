@@ -204,6 +204,11 @@ impl Places {
         self
     }
 
+    pub(crate) fn label(mut self, label: &'static str) -> Self {
+        self.place = self.place.label(label);
+        self
+    }
+
     /// Takes a place, and waits until all parties of the round have one. If the future is dropped,
     /// the keeper releases the place.
     pub(crate) async fn gather(&self) -> Result<Party, Error> {

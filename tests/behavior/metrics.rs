@@ -45,6 +45,7 @@ pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
         a_request_counts_by_its_outcome
         a_connection_that_breaks_counts_as_down_and_then_as_made_again
         a_task_that_is_not_polled_counts_as_waiting_until_it_is_dropped
+        parties_and_candidates_count_with_their_label
         a_client_that_ends_in_an_outage_leaves_no_clean_up_in_the_gauge
     ]
 }
@@ -493,6 +494,30 @@ async fn a_task_that_is_not_polled_counts_as_waiting_until_it_is_dropped(store: 
     assert_eq!(metrics.value("lockcore_waiting", &[]), 0);
     assert_eq!(metrics.acquisitions("cancelled"), 1);
     give_back(guard).await;
+}
+
+async fn parties_and_candidates_count_with_their_label(store: Store) {
+    let metrics = Metrics::of(&store);
+    let (_kit, locks) = kit(&store);
+
+    let loaded = locks.barrier("a", 1).label("loaded");
+    loaded.wait_for_all().await.unwrap();
+    let computing = locks.double_barrier("b", 1).label("computing");
+    let inside = computing.enter().await.unwrap();
+    let leader = locks.election("c").label("leader").campaign().await;
+
+    for label in ["loaded", "computing", "leader"] {
+        let grants = metrics.value("lockcore_acquisitions_total", &[("lock", label)]);
+        assert_eq!(grants, 1, "{label}");
+    }
+    assert_eq!(metrics.acquisitions("granted"), 3);
+    inside.leave().await.unwrap();
+    leader.unwrap().resign().await.unwrap();
+    for label in ["loaded", "computing", "leader"] {
+        metrics
+            .becomes(0, "lockcore_held", &[("lock", label)])
+            .await;
+    }
 }
 
 async fn a_client_that_ends_in_an_outage_leaves_no_clean_up_in_the_gauge(store: Store) {
