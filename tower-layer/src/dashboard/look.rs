@@ -66,7 +66,8 @@ pub(super) async fn look(locks: &Locks, prefix: &str, wanted: &Wanted) -> Look {
 }
 
 async fn names(locks: &Locks, begin: &str) -> Result<Look, Error> {
-    let page = u32::try_from(MOST_NAMES).unwrap_or(u32::MAX);
+    // One name more, so that one page shows whether there are more names than fit.
+    let page = u32::try_from(MOST_NAMES + 1).unwrap_or(u32::MAX);
     let mut pages = locks.list(begin).with_summaries().page_size(page);
     let mut names = Vec::new();
     while names.len() <= MOST_NAMES

@@ -1,8 +1,6 @@
 //! What the live view knows, and what keys do to it.
 
-use std::cmp::Reverse;
-
-use lockcore::inspect::{NameInUse, Summary, TicketInfo};
+use lockcore::inspect::{NameInUse, TicketInfo};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use crate::show;
@@ -157,21 +155,14 @@ impl View {
 
     fn order(&mut self) {
         let sort = self.sort;
-        let unknown = Summary::default();
-        let is = |used: &NameInUse| used.summary.as_ref().unwrap_or(&unknown).clone();
-        self.used.sort_by(|one, other| {
-            let (one_is, other_is) = (is(one), is(other));
-            let by_name = || one.name.cmp(&other.name);
-            match sort {
-                Sort::Waiters => Reverse(one_is.waiters).cmp(&Reverse(other_is.waiters)),
-                Sort::LongestWait => {
-                    Reverse(one_is.longest_wait).cmp(&Reverse(other_is.longest_wait))
-                }
-                Sort::Since => Reverse(one_is.since).cmp(&Reverse(other_is.since)),
-                Sort::Name => by_name(),
-            }
-            .then_with(by_name)
-        });
+        let size = |used: &NameInUse| match (sort, &used.summary) {
+            (Sort::Waiters, Some(line)) => (line.waiters, None),
+            (Sort::LongestWait, Some(line)) => (0, line.longest_wait),
+            (Sort::Since, Some(line)) => (0, line.since),
+            (Sort::Name, _) | (_, None) => (0, None),
+        };
+        // The largest first.
+        (self.used).sort_by(|one, other| (size(other), &one.name).cmp(&(size(one), &other.name)));
     }
 
     /// Moves the cursor to this place, or to the last one.
@@ -285,6 +276,7 @@ impl View {
 pub(super) mod tests {
     use std::time::Duration;
 
+    use lockcore::inspect::Summary;
     use ratatui::crossterm::event::KeyCode;
 
     use super::*;
