@@ -11,6 +11,7 @@
 //!                                                 the ways to run Redis: a quorum of 5, a cluster of 3
 //! target/release/bench memory: --only w1 --runs 5
 //! target/release/bench redis --only slopes --runs 1
+//! target/release/bench memory: redis --only metrics
 //! ```
 //!
 //! To run the peers too, build them first:
@@ -28,6 +29,7 @@
 //! | file | |
 //! |---|---|
 //! | `pairs.rs` `contention.rs` `handover.rs` `herd.rs` `leases.rs` | the workloads W1 and W2, W3 and W4, W5, W6, W7, each with its bars |
+//! | `metrics.rs` | what metrics cost |
 //! | `slopes.rs` | how the costs grow with leases, names and waiters |
 //! | `store.rs` | the store under test: the server, and the requests that it received |
 //! | `program.rs` | starts `load`, and reads its report |
@@ -52,6 +54,7 @@ mod floor_zookeeper;
 mod handover;
 mod herd;
 mod leases;
+mod metrics;
 mod pairs;
 mod program;
 mod slopes;
@@ -106,6 +109,8 @@ enum Workload {
     W5,
     W6,
     W7,
+    /// What metrics cost; only if it is asked for
+    Metrics,
     /// How the costs grow; only if it is asked for, because it takes ten minutes for each run
     Slopes,
 }
@@ -151,6 +156,7 @@ impl Bench {
             Workload::W4 | Workload::W5 => {}
             Workload::W6 => herd::many_waiters(self, table),
             Workload::W7 => leases::many_leases(self, table),
+            Workload::Metrics => metrics::pairs(self, table),
             Workload::Slopes => slopes::measure(self, table),
         }
     }
@@ -211,7 +217,8 @@ fn main() -> ExitCode {
         }
         let mut table = Table::default();
         for workload in Workload::value_variants() {
-            let by_default = arguments.only.is_empty() && *workload != Workload::Slopes;
+            let by_default = arguments.only.is_empty()
+                && !matches!(workload, Workload::Metrics | Workload::Slopes);
             if by_default || arguments.only.contains(workload) {
                 bench.work(*workload, &mut table);
             }

@@ -19,6 +19,7 @@
 //! | `handover.rs` | `w5`: from the release in one process to the waiter in another |
 //! | `herd.rs` | `w6`, `give-up`: the cost of a release with many waiters, and of a waiter that gives up |
 //! | `leases.rs` | `w7`: many leases kept alive |
+//! | `recorder.rs` | the recorder of `--metrics` |
 //! | `client.rs` | used by all modes: locks, failures, the report, lines to and from the driver |
 
 #![allow(
@@ -32,6 +33,7 @@ mod handover;
 mod herd;
 mod leases;
 mod pairs;
+mod recorder;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -71,6 +73,9 @@ struct Arguments {
     /// compared use 30s
     #[arg(long, global = true, default_value = "30s", value_parser = humantime::parse_duration)]
     ttl: Duration,
+    /// The process has a recorder of metrics
+    #[arg(long, global = true)]
+    metrics: bool,
     /// Number of threads of the runtime; one for each core if not given
     #[arg(long)]
     threads: Option<usize>,
@@ -217,6 +222,9 @@ fn redacted(url: &str) -> String {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    if arguments.metrics {
+        metrics::set_global_recorder(recorder::InMemory).unwrap();
+    }
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     if let Some(threads) = arguments.threads {
         runtime.worker_threads(threads.max(1));
