@@ -150,14 +150,6 @@ impl EtcdEnsemble {
         }
     }
 
-    /// Ends all cuts.
-    pub fn heal(&self) {
-        for bridge in &*self.bridges {
-            bridge.proxy.restore();
-            bridge.proxy.thaw();
-        }
-    }
-
     /// Starts a member again that was killed. Returns when all members know a leader.
     pub fn restart(&self, member: &EtcdServer) {
         member.spawn();
