@@ -234,25 +234,8 @@ mod tests {
         ];
 
         for script in scripts() {
-            for call in script.source.split("sub(").skip(1) {
-                let call = call.split(')').next().unwrap_or_default();
-                let places = call.split(", ").skip(1).map(|place| {
-                    let place = place.trim_start_matches("at + ").parse::<usize>();
-                    place.unwrap_or_else(|_| panic!("{call} names no places"))
-                });
-                match places.collect::<Vec<_>>()[..] {
-                    [from, to] => assert!(spans.contains(&[from, to]), "{call}"),
-                    [from] => assert!(tails.contains(&from), "{call}"),
-                    _ => panic!("{call}"),
-                }
-            }
-            for call in script.source.split("string.byte(").skip(1) {
-                let call = call.replacen("at + ", "", 1);
-                let known = bytes
-                    .map(|(at, byte)| [format!(", {at}) == {byte}"), format!(", {at}) ~= {byte}")]);
-                let is_known = |known: &String| call[..call.len().min(20)].contains(known);
-                assert!(known.as_flattened().iter().any(is_known), "{}", &call[..20]);
-            }
+            check_pieces(script, &spans, &tails);
+            check_bytes(script, &bytes);
         }
         let enqueue = &ENQUEUE.source;
         assert!(enqueue.contains(&format!("#number == {NUMBER}")));
@@ -261,5 +244,35 @@ mod tests {
         assert!(enqueue.contains(&format!("#was == {NUMBER}")));
         assert!(enqueue.contains(&format!("#was > {behind_head}")));
         assert!(enqueue.contains(&format!("in_line and {behind_head}")));
+    }
+
+    /// Checks that a script cuts a value only at these spans, or from these places to its end.
+    fn check_pieces(script: &Script, spans: &[[usize; 2]], tails: &[usize]) {
+        for call in script.source.split("sub(").skip(1) {
+            let call = call.split(')').next().unwrap_or_default();
+            let places = call.split(", ").skip(1).map(|place| {
+                let place = place.trim_start_matches("at + ").parse::<usize>();
+                place.unwrap_or_else(|_| panic!("{call} names no places"))
+            });
+            match places.collect::<Vec<_>>()[..] {
+                [from, to] => assert!(spans.contains(&[from, to]), "{call}"),
+                [from] => assert!(tails.contains(&from), "{call}"),
+                _ => panic!("{call}"),
+            }
+        }
+    }
+
+    /// Checks that a script compares single bytes only at these places, and with these values.
+    fn check_bytes(script: &Script, bytes: &[(usize, &str)]) {
+        for call in script.source.split("string.byte(").skip(1) {
+            let call = call.replacen("at + ", "", 1);
+            let is_known = |(at, byte): &(usize, &str)| {
+                let known = [format!(", {at}) == {byte}"), format!(", {at}) ~= {byte}")];
+                known
+                    .iter()
+                    .any(|known| call[..call.len().min(20)].contains(known))
+            };
+            assert!(bytes.iter().any(is_known), "{}", &call[..20]);
+        }
     }
 }

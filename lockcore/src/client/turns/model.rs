@@ -277,6 +277,7 @@ impl State {
             self.client_steps(at, rules, &mut next);
             self.store_steps(at, rules, &mut next);
             self.faults(at, rules, &mut next);
+            self.consequences(at, &mut next);
         }
         next.retain(|(state, _)| state.faults <= rules.faults);
         next
@@ -458,7 +459,11 @@ impl State {
             state.tickets[at].in_line = false;
             state.gap = rules.loss_is_gap;
         });
-        // These are consequences of an earlier fault.
+    }
+
+    /// What an earlier fault leads to.
+    fn consequences(&self, at: usize, next: &mut Vec<(Self, bool)>) {
+        let ticket = self.tickets[at];
         if matches!(ticket.stage, Died | Moved) && ticket.in_line && !ticket.over {
             let mut state = *self;
             state.tickets[at].over = true;
