@@ -48,6 +48,8 @@ pub(super) struct Model {
     adopted: HashMap<usize, usize>,
     /// The names for which a capacity was stored at some time.
     resized: [bool; NAMES],
+    /// The names in whose line permits became free at some time.
+    freed: [bool; NAMES],
     /// The wake-ups that the store must have sent since the last check, and the clients that get
     /// them.
     to_wake: Vec<(usize, Wake)>,
@@ -103,6 +105,7 @@ impl Model {
             enqueued: HashSet::new(),
             adopted: HashMap::new(),
             resized: [false; NAMES],
+            freed: [false; NAMES],
             to_wake: Vec::new(),
             to_look: Vec::new(),
             told_to_look: Vec::new(),
@@ -264,7 +267,7 @@ impl Model {
         let wish = self.wishes[ticket];
         let (known, holds) = self.queues[wish.name].find(self.ids[ticket]).unwrap();
         if holds {
-            known.payload.told = true;
+            let was_told = std::mem::replace(&mut known.payload.told, true);
             self.note_exclusive(ticket, number)?;
             let (id, valid_for) = (self.ids[ticket], ttl);
             let not_yet = Enqueued::Waiting {
@@ -274,8 +277,9 @@ impl Model {
                 ahead: None,
             };
             // A store that follows the line by its events may answer before the event that tells of
-            // the grant. Then the wake-up has to come.
-            if self.capability.sessions && wish.wait && answer == not_yet {
+            // free permits. Then the wake-up has to come.
+            let may_follow = self.capability.sessions && self.freed[wish.name] && wish.wait;
+            if may_follow && !was_told && answer == not_yet {
                 self.to_wake.push((wish.client, Wake::new(id, number)));
                 return Ok(());
             }
@@ -340,6 +344,7 @@ impl Model {
 
     fn shrink(&mut self, ticket: usize, most: Option<u32>) {
         if let Some(most) = most {
+            self.freed[self.wishes[ticket].name] = true;
             self.queues[self.wishes[ticket].name].shrink(self.ids[ticket], most);
         }
     }
@@ -409,6 +414,7 @@ impl Model {
         }
         let was_first = self.queues[wish.name].is_first_in_line(self.ids[ticket]);
         let (found, _) = self.queues[wish.name].remove(self.ids[ticket]);
+        self.freed[wish.name] |= found;
         if looks {
             self.settle(wish.name, Some(ticket));
         }
@@ -450,7 +456,9 @@ impl Model {
             self.marks.retain(|ticket, _| !of_client(*ticket));
         }
         for ticket in (0..self.wishes.len()).filter(|ticket| of_client(*ticket)) {
-            self.queues[self.wishes[ticket].name].remove(self.ids[ticket]);
+            let name = self.wishes[ticket].name;
+            let (found, _) = self.queues[name].remove(self.ids[ticket]);
+            self.freed[name] |= found;
         }
         for name in 0..NAMES {
             self.settle(name, None);

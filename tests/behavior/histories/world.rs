@@ -7,9 +7,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lockcore::backend::Namespace;
 use lockcore::backend::{
-    Backend, Capability, Connection, Departure, EventSink, Fault, Id, News, Released, Resize,
-    ResizeOp, ResizeOutcome, Resized, Wake,
+    Backend, Capability, Connection, Departure, EventSink, Fault, Id, Listing, News, Released,
+    Resize, ResizeOp, ResizeOutcome, Resized, Wake,
 };
+use lockcore::inspect::Summary;
 use tests::eventually::eventually;
 use tests::stores::{Histories, Manner, Stage};
 
@@ -17,6 +18,12 @@ use super::model::Model;
 use super::{CLIENTS, History, Key, NAMES, NAMESPACE, Order, STATED, STRIDE, Step, With};
 use crate::hostile::random_id;
 use crate::store::{PATIENCE, SOON};
+
+/// One look in so many also lists the names.
+const LISTED: usize = 4;
+
+/// How far the same age may be apart in two answers.
+const NEAR: Duration = Duration::from_millis(STRIDE / 2);
 
 /// A store whose clock the test moves, and its clients. It plays one history after another, each
 /// with new names.
@@ -326,12 +333,17 @@ impl World {
     }
 
     fn heard(&self, model: &mut Model) -> Result<Vec<(usize, Wake)>, String> {
+        let in_its_own_way = self.manner.tells_in_its_own_way;
         let wake = |(client, news)| match news {
-            // The keeper's connection looks for the tickets that it renews for a client without a
+            // The keeper's connection may look for the tickets that it renews for a client without a
             // connection.
-            News::Granted(wake) if client == CLIENTS && model.is_unheard(wake.id) => None,
+            News::Granted(wake)
+                if in_its_own_way && client == CLIENTS && model.is_unheard(wake.id) =>
+            {
+                None
+            }
             News::Granted(wake) => Some(Ok((client, wake))),
-            News::Recheck(..) if self.manner.tells_in_its_own_way => None,
+            News::Recheck(..) if in_its_own_way => None,
             News::Recheck(id, after) => {
                 model.told_to_look.push((client, id, after));
                 None
@@ -362,7 +374,38 @@ impl World {
         for (name, look) in looks {
             model.seen.push((name, look.await.unwrap().unwrap()));
         }
+        if self.capability.lists && model.looks.is_multiple_of(LISTED) {
+            self.list(model).await?;
+        }
         self.heard(model)
+    }
+
+    /// Compares the summaries of the names with the lines that `inspect` has shown. A name without a
+    /// summary is one for which the core asks with `inspect`.
+    async fn list(&self, model: &Model) -> Result<(), String> {
+        let namespace = Namespace::new(NAMESPACE).unwrap();
+        let mut listing = Listing::new(namespace, format!("{}-", self.histories), 1_000);
+        listing.summaries = true;
+        let mut listed = Vec::new();
+        loop {
+            let page = self.keeper.list(listing.clone()).await.unwrap();
+            listed.extend(page.names);
+            listing.after = page.next;
+            if listing.after.is_none() {
+                break;
+            }
+        }
+        for (name, line) in &model.seen {
+            let name = format!("{}-{name}", self.histories);
+            let mut found = listed.iter().filter(|used| used.name == name).peekable();
+            let is_listed = found.peek().is_some() || line.is_empty();
+            let expected = Summary::of(line);
+            let mut summaries = found.filter_map(|used| used.summary.as_ref());
+            if !is_listed || !summaries.all(|shown| is_like(shown, &expected)) {
+                return Err(format!("lists {listed:?}, and inspect shows {line:?}"));
+            }
+        }
+        Ok(())
     }
 
     async fn disconnect(&mut self, client: usize) {
@@ -410,6 +453,22 @@ impl World {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap() + self.stage.ahead();
         now.as_micros() as u64
     }
+}
+
+/// Whether two summaries of one line, made one after the other, have the same tickets. Time passes in
+/// steps that are longer than [`NEAR`], so an expired ticket would be seen.
+fn is_like(shown: &Summary, expected: &Summary) -> bool {
+    let is_near = |shown: Option<Duration>, expected: Option<Duration>| match (shown, expected) {
+        (Some(shown), Some(expected)) => shown.abs_diff(expected) < NEAR,
+        (shown, expected) => shown == expected,
+    };
+    let counts = |line: &Summary| (line.holders, line.waiters);
+    counts(shown) == counts(expected)
+        && counts(shown) != (0, 0)
+        && shown.owner == expected.owner
+        && shown.owner_text == expected.owner_text
+        && is_near(shown.since, expected.since)
+        && is_near(shown.longest_wait, expected.longest_wait)
 }
 
 /// The id of one change of a stored capacity.

@@ -125,7 +125,7 @@ impl Model {
         };
         if answer.outcome == ResizeOutcome::Applied {
             queue.resize(capacity);
-            self.resized[name] = true;
+            (self.resized[name], self.freed[name]) = (true, true);
             self.settle(name, None);
         }
         let is_mismatch = matches!(answer.outcome, ResizeOutcome::Mismatch { .. });
