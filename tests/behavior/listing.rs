@@ -24,19 +24,13 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     if !store.capability().lists {
         return Vec::new();
     }
-    let mut facts = crate::store_facts![store, crate::store::DEFAULT;
+    crate::store_facts![store, crate::store::DEFAULT;
         every_name_of_the_namespace_that_is_held_or_waited_for_is_listed
         a_listing_that_was_dropped_goes_on_where_it_was
         a_prefix_that_no_name_can_have_is_refused
+        names_are_summed_up_without_a_request_for_each
         lines_that_the_store_does_not_sum_up_are_inspected
-    ];
-    // MySQL leaves the summaries to the core, which inspects each name.
-    if store.name() != "mysql" {
-        facts.extend(crate::store_facts![store, crate::store::DEFAULT;
-            names_are_summed_up_without_a_request_for_each
-        ]);
-    }
-    facts
+    ]
 }
 
 pub(crate) fn facts_of_redis(store: Kind) -> Vec<Trial> {

@@ -322,15 +322,18 @@ pub(super) async fn inspect(link: Arc<Inner>, name: Name) -> Result<Vec<TicketIn
     rows.iter().map(table::inspected).collect()
 }
 
-pub(super) async fn list(link: Arc<Inner>, mut listing: Listing) -> Result<Page, StoreError> {
+pub(super) async fn list(link: Arc<Inner>, listing: Listing) -> Result<Page, StoreError> {
     let begins = table::keys_like(&listing.namespace, VERSION, &listing.prefix);
-    let call = Call::of("list")
+    let procedure = match listing.summaries {
+        true => "overview",
+        false => "list",
+    };
+    let call = Call::of(procedure)
         .bytes(&begins)
         .bytes(listing.after.as_deref().unwrap_or_default())
         .bytes(table::behind(&begins))
         .number(listing.limit);
     let rows = link.ask(call, Vec::new()).await?;
-    listing.summaries = false; // the core inspects each name
     table::page(&rows, &listing)
 }
 

@@ -469,16 +469,79 @@ BEGIN
     COMMIT;
 END //
 
--- Names that have a live ticket, in order, from `begins` to before `ends`, and behind `after_name`.
+-- Names that have a live ticket, in order, from `begins` to before `ends`, and behind `after_name`: a list of texts in JSON, in
+-- hexadecimal. One look into the index for each name, however many tickets it has.
+DROP PROCEDURE IF EXISTS lockcore1_page //
+CREATE PROCEDURE lockcore1_page(IN begins VARBINARY(3000), IN after_name VARBINARY(3000), IN ends VARBINARY(3000), IN many INT,
+    IN moment BIGINT, OUT page MEDIUMTEXT CHARACTER SET utf8mb4)
+BEGIN
+    DECLARE n, pos VARBINARY(3000) DEFAULT after_name;
+    DECLARE CONTINUE HANDLER FOR NOT FOUND SET n = NULL;
+    SET page = '';
+    names: WHILE many > 0 DO
+        SELECT t.name INTO n FROM lockcore1_tickets AS t
+            WHERE t.name >= begins AND t.name > pos AND t.name < ends ORDER BY t.name LIMIT 1;
+        IF n IS NULL THEN LEAVE names; END IF;
+        SET pos = n;
+        IF EXISTS (SELECT 1 FROM lockcore1_tickets AS t WHERE t.name = n AND t.expires_at > moment) THEN
+            SET page = CONCAT(page, IF(page = '', '"', ',"'), HEX(n), '"'), many = many - 1;
+        END IF;
+    END WHILE names;
+    SET page = CONCAT('[', page, ']');
+END //
+
+-- The names of such a page.
 DROP PROCEDURE IF EXISTS lockcore1_list //
 CREATE PROCEDURE lockcore1_list(IN begins VARBINARY(3000), IN after_name VARBINARY(3000), IN ends VARBINARY(3000), IN many INT)
 BEGIN
     DECLARE moment BIGINT DEFAULT TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', UTC_TIMESTAMP(6));
+    DECLARE page MEDIUMTEXT CHARACTER SET utf8mb4;
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION READ ONLY;
-    SELECT DISTINCT t.name FROM lockcore1_tickets AS t
-    WHERE t.name >= begins AND t.name > after_name AND t.name < ends AND t.expires_at > moment ORDER BY t.name LIMIT many;
+    CALL lockcore1_page(begins, after_name, ends, many, moment, page);
+    SELECT UNHEX(j.name) AS name FROM JSON_TABLE(page, '$[*]' COLUMNS (name VARCHAR(1400) PATH '$')) AS j ORDER BY name;
+    COMMIT;
+END //
+
+-- The same, each with a summary of its line: how many tickets hold and wait, the owner and the age of the oldest that holds, and
+-- the greatest age of those that wait. All tickets of a line are read for this, so a line with more than about 100 is not summed
+-- up. The other lines are summed up until about 4,000 tickets are read, the shortest first. The remaining names have nulls.
+DROP PROCEDURE IF EXISTS lockcore1_overview //
+CREATE PROCEDURE lockcore1_overview(IN begins VARBINARY(3000), IN after_name VARBINARY(3000), IN ends VARBINARY(3000),
+    IN many INT)
+BEGIN
+    DECLARE moment BIGINT DEFAULT TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', UTC_TIMESTAMP(6));
+    DECLARE page MEDIUMTEXT CHARACTER SET utf8mb4;
+    DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
+    SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
+    START TRANSACTION READ ONLY;
+    CALL lockcore1_page(begins, after_name, ends, many, moment, page);
+    WITH used AS (
+        SELECT UNHEX(j.name) AS name
+        FROM JSON_TABLE(page, '$[*]' COLUMNS (name VARCHAR(1400) PATH '$')) AS j
+    ), lengths AS (
+        SELECT u.name, 1 + (SELECT t.place FROM lockcore1_tickets AS t WHERE t.name = u.name ORDER BY t.ticket DESC LIMIT 1)
+                         - (SELECT t.place FROM lockcore1_tickets AS t WHERE t.name = u.name ORDER BY t.ticket LIMIT 1) AS tickets
+        FROM used AS u
+    ), sums AS (
+        SELECT l.name, l.tickets, SUM(l.tickets) OVER (ORDER BY l.tickets ROWS UNBOUNDED PRECEDING) AS up_to_here FROM lengths AS l
+    ), places AS (
+        SELECT STRAIGHT_JOIN s.name, t.ticket,
+            t.granted OR SUM(t.permits) OVER (PARTITION BY s.name ORDER BY t.ticket ROWS UNBOUNDED PRECEDING)
+                <= COALESCE(x.capacity, t.capacity) AS granted
+        FROM sums AS s JOIN lockcore1_tickets AS t ON t.name = s.name LEFT JOIN lockcore1_names AS x ON x.name = s.name
+        WHERE s.tickets <= 100 AND s.up_to_here <= 4000 AND t.expires_at > moment
+    ), sides AS (
+        SELECT p.name, SUM(p.granted) AS holders, SUM(NOT p.granted) AS waiters,
+            MIN(CASE WHEN p.granted THEN p.ticket END) AS holder, MIN(CASE WHEN NOT p.granted THEN p.ticket END) AS waiter
+        FROM places AS p GROUP BY p.name
+    )
+    SELECT u.name, l.holders, l.waiters, t.owner, GREATEST(moment - l.holder, 0) AS since,
+        GREATEST(moment - l.waiter, 0) AS longest_wait
+    FROM used AS u LEFT JOIN sides AS l ON l.name = u.name
+        LEFT JOIN lockcore1_tickets AS t ON t.name = l.name AND t.ticket = l.holder
+    ORDER BY u.name;
     COMMIT;
 END //
 
