@@ -19,6 +19,8 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         names_that_are_locked_while_their_holder_gives_them_back_are_free_afterwards
         a_sweep_that_waits_for_a_row_holds_up_no_name
         a_call_that_was_ended_while_it_waited_is_repeated
+        a_call_that_waited_for_too_long_is_repeated_on_its_connection
+        a_release_that_meets_a_deadlock_is_carried_out
         a_read_leaves_no_transaction_open
     ]
 }
@@ -169,6 +171,54 @@ async fn a_call_that_was_ended_while_it_waited_is_repeated(_: Store) {
         tickets(&locks, "a", 1).await;
         give_back(guard).await;
     }
+}
+
+/// The client waits for the answer for longer than the call waits for the row.
+async fn a_call_that_waited_for_too_long_is_repeated_on_its_connection(_: Store) {
+    let server = MysqlServer::start();
+    let mut session = server.session();
+    let locks = with_tables(&server).await;
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+    lock(&mut session, "names WHERE name = 'test:1:{a}'");
+    let waits = begin(locks.mutex("a").wait(STALL));
+    let first = one_waits(&server).await;
+    let (connection, _) = first[0].split_once(' ').unwrap();
+
+    eventually("another call of the connection waits", STALL, async || {
+        let now = waiting(&server);
+        now.len() == 1 && now != first && now[0].split_once(' ').unwrap().0 == connection
+    })
+    .await;
+
+    session.run("ROLLBACK");
+    give_back(waits.await.unwrap().unwrap()).await;
+    tickets(&locks, "a", 0).await;
+}
+
+/// Somebody else locks the ticket and then the name, and has written more, so the server rolls the
+/// release back.
+async fn a_release_that_meets_a_deadlock_is_carried_out(_: Store) {
+    let server = MysqlServer::start();
+    let mut session = server.session();
+    let locks = with_tables(&server).await;
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    session.run(&format!(
+        "CREATE TABLE {DATABASE}.others (number INT); BEGIN; \
+         INSERT INTO {DATABASE}.others SELECT seq FROM {DATABASE}.seq_1_to_1000; \
+         SELECT 1 FROM {DATABASE}.lockcore1_tickets FOR UPDATE"
+    ));
+    let release = tokio::spawn(give_back(guard));
+    one_waits(&server).await;
+
+    let locked = session.run(&format!(
+        "SELECT name FROM {DATABASE}.lockcore1_names WHERE name = 'test:1:{{a}}' FOR UPDATE"
+    ));
+
+    assert_eq!(locked, ["test:1:{a}"], "the other one was not rolled back");
+    one_waits(&server).await;
+    session.run("ROLLBACK");
+    release.await.unwrap();
+    tickets(&locks, "a", 0).await;
 }
 
 /// As behind a proxy whose connections do not commit by themselves.

@@ -39,6 +39,9 @@ const LATEST_LOOK: Duration = Duration::from_millis(100);
 /// may wait at the server for rows that somebody has locked.
 const STUCK: Duration = Duration::from_millis(20);
 
+/// A call that meets a deadlock is made so many more times.
+const DEADLOCKS: u32 = 2;
+
 /// What the links of a client share.
 #[derive(Debug)]
 pub(super) struct Store {
@@ -447,7 +450,17 @@ async fn work(inner: Arc<Inner>, mut wire: Wire, is_first: bool) {
 /// Makes a call, and tells of the grants that its answer names.
 async fn carry_out(store: &Store, wire: &mut Wire, job: &Job) -> Result<Vec<Row>, Failure> {
     let _under_way = store.settled.begin_call();
-    let rows = wire.ask(&job.text).await?;
+    let mut answer = wire.ask(&job.text).await;
+    // The server has rolled the call back, because somebody who has locked rows of these tables waited
+    // for it, too. It is carried out when the other one is done. The core repeats most verbs, but it
+    // tells the caller of a release that fails. So this is not left to it.
+    for _ in 0..DEADLOCKS {
+        match answer {
+            Err(Failure::Refused { code: 1213, .. }) => answer = wire.ask(&job.text).await,
+            _ => break,
+        }
+    }
+    let rows = answer?;
     // If the caller has gone, nobody learns anything from the answer.
     let answered = match job.reply.is_closed() {
         true => &[][..],

@@ -22,8 +22,9 @@
 //!   read, which stands behind the lock of the name, so it would be as new. But the lock of a row
 //!   that is missing would also lock the gap, and two clients that make a name would be a deadlock.
 //! - **Deadlocks.** A verb locks rows of one name only behind the row of this name, and when it has
-//!   locked a name, it waits for no other one. So there is no circle. If the server finds one all
-//!   the same, the verb is rolled back, and the core asks again.
+//!   locked a name, it waits for no other one. So there is no circle. If somebody else locks
+//!   rows of the tables and the server finds a circle, it rolls the verb back, which is then made
+//!   again.
 //! - **Waiting.** Somebody else may have locked the row of a name. A call for this name waits for a
 //!   second, or for less time than an operation may take, and then fails. A call for several names
 //!   skips the name, and other calls get another connection, so it holds up no other name. A client
