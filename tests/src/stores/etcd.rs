@@ -107,8 +107,12 @@ impl Server for EtcdServer {
     }
 
     fn litter(&self, namespace: &str) -> Vec<String> {
-        // The key of a client stays as long as the client.
-        let stays = |key: &String| key.contains(":counters/") || key.contains(":clients/");
+        // The key of a client stays as long as the client, and the last change of a capacity that was
+        // removed for two minutes.
+        let stays = |key: &String| {
+            let [counter, client] = [":counters/", ":clients/"].map(|part| key.contains(part));
+            counter || client || key.ends_with("/resized")
+        };
         let mut keys = self.keys(&format!("{namespace}:"));
         keys.retain(|key| !stays(key));
         keys

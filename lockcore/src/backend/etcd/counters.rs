@@ -17,9 +17,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use tonic::Status;
-
-use super::errors::{failed, is_without_lease, not_changed};
+use super::errors::{failed, not_changed};
 use super::messages::{is_absent, one, put, txn, was_written};
 use super::session::At;
 use crate::backend::{Count, Counted, Fault, StoreError};
@@ -59,8 +57,7 @@ pub(super) async fn count(at: Arc<At>, count: Arc<Count>) -> Result<Counted, Sto
             let (compare, write) = (was_written(&key, kv.mod_revision), put(&key, value, lease));
             let written = at.link.txn(txn(vec![compare], vec![write], Vec::new()));
             let written = written.await;
-            written
-                .map_err(|status| revoked(&at, &status).unwrap_or_else(|| not_changed(status)))?;
+            written.map_err(|status| at.revoked(&status).unwrap_or_else(|| not_changed(status)))?;
             return Ok(answer);
         }
         Carried::Changed { answer, .. } => answer,
@@ -83,7 +80,7 @@ pub(super) async fn count(at: Arc<At>, count: Arc<Count>) -> Result<Counted, Sto
                 "etcd: another client has changed the counter at this moment",
             ));
         }
-        Err(status) => revoked(&at, &status).unwrap_or_else(|| failed(status)),
+        Err(status) => at.revoked(&status).unwrap_or_else(|| failed(status)),
     };
     if !refused.is_halfway() {
         return Err(refused);
@@ -97,19 +94,9 @@ pub(super) async fn count(at: Arc<At>, count: Arc<Count>) -> Result<Counted, Sto
     }
 }
 
-/// The error, if somebody has revoked the lease of a write. The client looks for another one then.
-fn revoked(at: &At, status: &Status) -> Option<StoreError> {
-    is_without_lease(status).then(|| {
-        let mut state = at.session.state();
-        state.of_counters.clear();
-        state.known.clear();
-        StoreError::conflict("etcd: the lease of the counter was revoked")
-    })
-}
-
 /// A lease that lasts for this time and half as much again, at least. If the future is dropped
 /// between the grant and the write of the key, the lease stays without a key until it ends.
-async fn lease(at: &At, keep: Duration) -> Result<i64, StoreError> {
+pub(super) async fn lease(at: &At, keep: Duration) -> Result<i64, StoreError> {
     let (class, least) = (keep.as_secs().next_power_of_two(), keep + keep / 2);
     let known = at.session.state().of_counters.get(&class).copied();
     if let Some(lease) = known

@@ -4,6 +4,8 @@
 //! | key | value | lease |
 //! |---|---|---|
 //! | `/p/lock:1:{order:42}/t<id>` | a ticket: [`Ticket`] | the client's own |
+//! | `/p/lock:1:{order:42}/capacity` | a stored capacity: [`Stored`] | none |
+//! | `/p/lock:1:{order:42}/resized` | that of a capacity that was removed | the one for marks, or one for counters |
 //! | `/p/lock:1:gone/<id>` | empty: the ticket was released before its enqueue | one for all marks of a client |
 //! | `/p/lock:1:clients/<lease>` | empty: what the enqueues of a client compare | the client's own |
 //! | `/p/lock:1:counters/{order:42}` | a counter: `counting::Record` | one for counters of this lifetime |
@@ -77,6 +79,11 @@ impl Layout {
     }
 }
 
+/// The beginning of the keys of all tickets of a line.
+pub(super) fn tickets(line: &str) -> String {
+    format!("{line}t")
+}
+
 /// The key of the ticket that was enqueued with this id.
 pub(super) fn ticket(line: &str, id: Id) -> String {
     format!("{line}t{id}")
@@ -86,6 +93,50 @@ pub(super) fn ticket(line: &str, id: Id) -> String {
 pub(super) fn id_of(line: &str, key: &[u8]) -> Option<Id> {
     let id = key.strip_prefix(line.as_bytes())?.strip_prefix(b"t")?;
     Id::parse(std::str::from_utf8(id).ok()?)
+}
+
+/// The key of a stored capacity.
+pub(super) fn capacity(line: &str) -> String {
+    format!("{line}capacity")
+}
+
+/// The key of a stored capacity that was removed.
+pub(super) fn resized(line: &str) -> String {
+    format!("{line}resized")
+}
+
+/// What is known of the capacity of a name: `<capacity or "none"> <through> <change>`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stored {
+    /// `None` after it was removed.
+    pub(super) capacity: Option<u32>,
+    /// The number of the youngest ticket that held at the last change. All tickets up to this number
+    /// hold.
+    pub(super) through: i64,
+    /// The id of the last change.
+    pub(super) change: Id,
+}
+
+impl Stored {
+    pub(super) fn encode(&self) -> String {
+        let capacity = match self.capacity {
+            Some(capacity) => capacity.to_string(),
+            None => "none".to_owned(),
+        };
+        format!("{capacity} {} {}", self.through, self.change)
+    }
+
+    pub(super) fn decode(value: &[u8]) -> Option<Self> {
+        let mut parts = std::str::from_utf8(value).ok()?.split(' ');
+        Some(Self {
+            capacity: match parts.next()? {
+                "none" => None,
+                capacity => Some(capacity.parse().ok()?),
+            },
+            through: parts.next()?.parse().ok()?,
+            change: Id::parse(parts.next()?)?,
+        })
+    }
 }
 
 /// The value of a ticket's key: `<permits> <capacity> <ttl> <since>[ <number>]`, the owner on the
@@ -241,6 +292,19 @@ mod tests {
                 assert!(!other.starts_with(line), "{other} is in {line}");
             }
         }
+    }
+
+    #[test]
+    fn a_stored_capacity_is_read_as_it_was_written() {
+        for capacity in [None, Some(7)] {
+            let stored = Stored {
+                capacity,
+                through: 42,
+                change: Id::parse(&"7".repeat(32)).unwrap(),
+            };
+            assert_eq!(Stored::decode(stored.encode().as_bytes()), Some(stored));
+        }
+        assert_eq!(Stored::decode(b"7 x"), None);
     }
 
     #[test]

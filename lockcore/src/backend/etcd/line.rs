@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use super::layout::{self, Ticket};
+use super::layout::{self, Stored, Ticket};
 use super::messages::{Event, KeyValue};
 use crate::queue::granted_of;
-use crate::request::Id;
+use crate::request::{FULL, Id};
 
 /// A copy of a line: as it was read once, with all events since then.
 ///
@@ -24,7 +24,13 @@ pub(super) struct Copy {
     /// By their numbers, so the oldest is the first.
     places: BTreeMap<i64, Place>,
     numbers: HashMap<Id, i64>,
+    /// The stored capacity, and what is left of one that was removed.
+    stored: Kept,
+    removed: Kept,
 }
+
+/// A record about the capacity, with the revision at which its key was written. 0 if there is none.
+type Kept = (i64, Option<Stored>);
 
 /// A ticket in a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +50,8 @@ impl Copy {
             told: revision,
             places: BTreeMap::new(),
             numbers: HashMap::new(),
+            stored: (0, None),
+            removed: (0, None),
         };
         for kv in listed {
             copy.put(kv);
@@ -79,6 +87,10 @@ impl Copy {
     }
 
     fn put(&mut self, kv: &KeyValue) {
+        if let Some(kept) = self.kept(&kv.key) {
+            *kept = (kv.mod_revision, Stored::decode(&kv.value));
+            return;
+        }
         let Some(id) = layout::id_of(&self.line, &kv.key) else {
             return;
         };
@@ -97,7 +109,20 @@ impl Copy {
         self.places.insert(number, place);
     }
 
+    /// The record that this key has.
+    fn kept(&mut self, key: &[u8]) -> Option<&mut Kept> {
+        match key.strip_prefix(self.line.as_bytes())? {
+            b"capacity" => Some(&mut self.stored),
+            b"resized" => Some(&mut self.removed),
+            _ => None,
+        }
+    }
+
     fn delete(&mut self, key: &[u8]) -> Option<Id> {
+        if let Some(kept) = self.kept(key) {
+            *kept = (0, None);
+            return None;
+        }
         let id = layout::id_of(&self.line, key)?;
         let number = self.numbers.remove(&id)?;
         // If the ticket was adopted, the key of its adopter has come first, and has the place. Then
@@ -112,7 +137,10 @@ impl Copy {
     /// The tickets that hold, with their numbers, oldest first.
     pub(super) fn holders(&self) -> impl Iterator<Item = (i64, Place)> {
         let terms = self.places.values();
-        let holders = granted_of(terms.map(|place| (place.permits, place.capacity)), None, 0);
+        let terms = terms.map(|place| (place.permits, place.capacity));
+        let through = self.last_change().map_or(0, |change| change.through);
+        let held = self.places.range(..=through).count();
+        let holders = granted_of(terms, self.stored(), held);
         let places = self.places.iter().take(holders);
         places.map(|(number, place)| (*number, *place))
     }
@@ -135,10 +163,45 @@ impl Copy {
         self.numbers.get(&id).copied()
     }
 
-    /// The capacity that counts: that of the oldest ticket.
+    /// The capacity that counts: the stored one, or that of the oldest ticket.
     pub(super) fn capacity(&self) -> Option<u32> {
         let oldest = self.places.first_key_value();
-        oldest.map(|(_, place)| place.capacity)
+        self.stored().or(oldest.map(|(_, place)| place.capacity))
+    }
+
+    /// The capacity in use, if a request with this one does not go with it.
+    pub(super) fn mismatch(&self, capacity: u32) -> Option<u32> {
+        match self.stored() {
+            Some(stored) => (capacity == FULL.get()).then_some(stored),
+            None => self.capacity().filter(|in_use| *in_use != capacity),
+        }
+    }
+
+    /// The stored capacity.
+    pub(super) fn stored(&self) -> Option<u32> {
+        self.stored.1.and_then(|stored| stored.capacity)
+    }
+
+    /// The last change of the stored capacity, if it is remembered.
+    pub(super) fn last_change(&self) -> Option<Stored> {
+        self.stored.1.or(self.removed.1)
+    }
+
+    /// Whether all tickets that hold would hold without the record of a change too.
+    pub(super) fn holds_without_change(&self) -> bool {
+        let terms = self.places.values();
+        let terms = terms.map(|place| (place.permits, place.capacity));
+        granted_of(terms, None, 0) == self.holders().count()
+    }
+
+    /// The revisions at which the keys of the stored capacity, and of a removed one, were written.
+    pub(super) fn changes(&self) -> [i64; 2] {
+        [self.stored.0, self.removed.0]
+    }
+
+    /// The tickets, oldest first.
+    pub(super) fn places(&self) -> impl Iterator<Item = (i64, Place)> {
+        self.places.iter().map(|(number, place)| (*number, *place))
     }
 
     pub(super) fn len(&self) -> usize {
@@ -251,6 +314,42 @@ mod tests {
         assert_eq!((copy.number(id(1)), copy.number(id(7))), (None, Some(8)));
         assert_eq!(copy.apply(&[went(id(7), 12)]), [id(7)]);
         assert_eq!(holders(&copy), [id(2)]);
+    }
+
+    fn resized(key: &str, value: &str, at: i64) -> Event {
+        let key = format!("{LINE}{key}").into();
+        let (mod_revision, value) = (at, format!("{value} {}", id(9)).into());
+        event(
+            0,
+            KeyValue {
+                key,
+                mod_revision,
+                value,
+                ..KeyValue::default()
+            },
+        )
+    }
+
+    #[test]
+    fn a_smaller_capacity_takes_nothing_back_and_a_larger_one_lets_waiters_in() {
+        let tickets = [8, 9, 10].map(|at| kv(id(at as u32), at, at, 1));
+        let mut copy = Copy::new(LINE, 10, &tickets);
+        assert_eq!(holders(&copy), [id(8), id(9)]);
+        copy.apply(&[resized("capacity", "3 9", 11)]);
+        assert_eq!(holders(&copy), [id(8), id(9), id(10)]);
+        copy.apply(&[resized("capacity", "1 10", 12), came(id(12), 13)]);
+        assert_eq!(holders(&copy), [id(8), id(9), id(10)]);
+        assert_eq!(
+            (copy.mismatch(7), copy.mismatch(FULL.get())),
+            (None, Some(1))
+        );
+        // It is removed: the record of the last change stays for a while.
+        let mut gone = went(id(0), 14);
+        gone.kv.as_mut().unwrap().key = format!("{LINE}capacity").into();
+        copy.apply(&[resized("resized", "none 10", 14), gone]);
+        assert_eq!((copy.stored(), copy.capacity()), (None, Some(2)));
+        assert_eq!(holders(&copy), [id(8), id(9), id(10)]);
+        assert_eq!(copy.changes(), [0, 14]);
     }
 
     #[test]

@@ -136,6 +136,9 @@ pub(super) struct Compare {
     pub(super) key: Vec<u8>,
     #[prost(oneof = "Revision", tags = "5,6")]
     pub(super) revision: Option<Revision>,
+    /// The condition is on all keys up to this one. It is true if there are none.
+    #[prost(bytes = "vec", tag = "64")]
+    pub(super) range_end: Vec<u8>,
 }
 
 #[derive(Clone, PartialEq, Oneof)]
@@ -364,6 +367,7 @@ pub(super) fn was_created(key: &str, at: i64) -> Compare {
         target: CREATE,
         key: key.into(),
         revision: Some(Revision::Created(at)),
+        range_end: Vec::new(),
     }
 }
 
@@ -375,6 +379,25 @@ pub(super) fn was_written(key: &str, at: i64) -> Compare {
         target: MOD,
         key: key.into(),
         revision: Some(Revision::Modified(at)),
+        range_end: Vec::new(),
+    }
+}
+
+/// The condition that there are no keys with this beginning.
+pub(super) fn are_absent(beginning: &str) -> Compare {
+    Compare {
+        range_end: behind(beginning),
+        ..is_absent(beginning)
+    }
+}
+
+/// The condition that no key with this beginning was written after this revision.
+pub(super) fn are_unwritten(beginning: &str, since: i64) -> Compare {
+    const LESS: i32 = 2;
+    Compare {
+        result: LESS,
+        range_end: behind(beginning),
+        ..was_written(beginning, since + 1)
     }
 }
 

@@ -13,6 +13,7 @@ mod line;
 mod link;
 mod messages;
 mod proof;
+mod resize;
 mod session;
 mod standing;
 mod tickets;
@@ -25,7 +26,7 @@ use url::Url;
 
 use super::{
     Adoption, Answer, Backend, BoxFuture, Capability, Connection, Count, Counted, Departure,
-    Enqueued, EventSink, Listing, Page, Released, Renewed, StoreError, TicketInfo,
+    Enqueued, EventSink, Listing, Page, Released, Renewed, Resize, Resized, StoreError, TicketInfo,
 };
 use crate::error::Error;
 use crate::name::Name;
@@ -90,6 +91,7 @@ impl Backend for Etcd {
             .in_flight(IN_FLIGHT)
             .renewals_in_flight(RENEWALS_IN_FLIGHT)
             .adopts(true)
+            .resizes(true)
             .asks_back(true)
             .lists(true)
             .counters(true)
@@ -192,9 +194,12 @@ impl Connection for EtcdConnection {
         Box::pin(tickets::adopt(self.at(), adoption))
     }
 
-    /// Nothing remains of a name without tickets.
-    fn forget(&self, _: Name) -> Answer<()> {
-        Box::pin(std::future::ready(Ok(())))
+    fn resize(&self, resize: Arc<Resize>) -> Answer<Resized> {
+        Box::pin(resize::resize(self.at(), resize))
+    }
+
+    fn forget(&self, name: Name) -> Answer<()> {
+        Box::pin(resize::forget(self.at(), name))
     }
 
     fn count(&self, count: Arc<Count>) -> Answer<Counted> {

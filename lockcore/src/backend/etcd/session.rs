@@ -15,7 +15,7 @@ use super::errors::{failed, is_without_lease, not_changed};
 use super::layout::Layout;
 use super::link::{Driver, Link};
 use super::messages::{
-    LeaseKeepAliveRequest, LeaseKeepAliveResponse, TxnRequest, TxnResponse, WatchRequest,
+    KeyValue, LeaseKeepAliveRequest, LeaseKeepAliveResponse, TxnRequest, TxnResponse, WatchRequest,
     WatchResponse, put, txn,
 };
 use super::proof::Proof;
@@ -248,12 +248,29 @@ impl Session {
 }
 
 impl At {
+    /// Whether another connection has taken over, from the key of the client as it is now.
+    pub(super) fn is_replaced(&self, client: Option<&KeyValue>) -> bool {
+        client.is_none_or(|kv| kv.mod_revision != self.epoch)
+    }
+
     /// Carries out a transaction. If the servers do not know the lease, it is over.
     pub(super) async fn txn(&self, txn: TxnRequest) -> Result<TxnResponse, StoreError> {
         let answer = self.link.txn(txn).await;
         answer.map_err(|status| match is_without_lease(&status) {
             true => self.session.end(ENDED),
             false => failed(status),
+        })
+    }
+
+    /// The error, if somebody has revoked a lease of marks or of counters that was to be used. The next
+    /// attempt looks for another one.
+    pub(super) fn revoked(&self, status: &Status) -> Option<StoreError> {
+        is_without_lease(status).then(|| {
+            let mut state = self.session.state();
+            state.marks = None;
+            state.of_counters.clear();
+            state.known.clear();
+            StoreError::conflict("etcd: a lease was revoked at this moment")
         })
     }
 }

@@ -69,19 +69,29 @@ pub(super) async fn enqueue(at: Arc<At>, request: Arc<Request>) -> Result<Enqueu
     let line = session.layout.line(&request.name);
     let key = layout::ticket(&line, request.id);
     let mark = session.layout.mark(request.name.namespace(), request.id);
-    let Some(is_followed) = begin(session, &request, &line) else {
+    let Some(followed) = begin(session, &request, &line) else {
         // An earlier delete of this ticket may be under way. If this enqueue granted the ticket, that
         // delete would end the lock of its holder.
         return withdraw(&at, &request, &key, Enqueued::Gone).await;
     };
     let ticket = Ticket::of(&request, request.ttl.min(session.ttl), millis());
     let mut success = vec![put(&key, ticket.encode(), session.lease)];
-    if !is_followed {
-        success.push(Op::Range(all_below(&line)));
+    let client = session.client_key();
+    let failure = vec![
+        Op::Range(one(&mark)),
+        Op::Range(all_below(&line)),
+        Op::Range(one(&client)),
+    ];
+    let mut compare = vec![
+        is_absent(&key),
+        is_absent(&mark),
+        was_written(&client, at.epoch),
+    ];
+    match followed {
+        None => success.push(Op::Range(all_below(&line))),
+        // The copy may be behind a change of the capacity.
+        Some(changed) => compare.push(was_written(&layout::capacity(&line), changed)),
     }
-    let failure = vec![Op::Range(one(&mark)), Op::Range(all_below(&line))];
-    let client = was_written(&session.client_key(), at.epoch);
-    let compare = vec![is_absent(&key), is_absent(&mark), client];
     let answer = at.txn(txn(compare, success, failure)).await;
     let answer = answer.inspect_err(|error| not_enqueued(session, request.id, error))?;
     let revision = answer.revision();
@@ -92,6 +102,7 @@ pub(super) async fn enqueue(at: Arc<At>, request: Arc<Request>) -> Result<Enqueu
         return stands(&at, &request, (&line, &key), (revision, revision), listed).await;
     }
     let (marks, listed) = (ranges.next(), ranges.next().unwrap_or_default());
+    let client = ranges.next().unwrap_or_default().pop();
     if marks.is_some_and(|marks| !marks.is_empty()) {
         session.state().mine.remove(&request.id);
         return Ok(Enqueued::Gone);
@@ -106,15 +117,26 @@ pub(super) async fn enqueue(at: Arc<At>, request: Arc<Request>) -> Result<Enqueu
         // The ticket is of an earlier lease of this client, which nobody keeps.
         Some(_) => withdraw(&at, &request, &key, Enqueued::Gone).await,
         None => {
-            let error = replaced();
+            let error = match at.is_replaced(client.as_ref()) {
+                false => {
+                    let now = Clock::BOOT.now();
+                    let granted = session.state().read(&line, (revision, &listed), false, now);
+                    session.tell(Told {
+                        granted,
+                        ..Told::default()
+                    });
+                    StoreError::conflict("etcd: the capacity was changed at this moment")
+                }
+                true => replaced(),
+            };
             not_enqueued(session, request.id, &error);
             Err(error)
         }
     }
 }
 
-/// This connection takes no tickets any more.
-fn replaced() -> StoreError {
+/// This connection takes no tickets and stores no capacities any more.
+pub(super) fn replaced() -> StoreError {
     let text = "etcd: another connection of this client has taken over, or its key was changed";
     StoreError::replace(Fault::Retry, text)
 }
@@ -125,18 +147,20 @@ fn changed() -> StoreError {
     StoreError::new(Fault::Retry, text)
 }
 
-/// Notes that an enqueue is about to be sent. Returns whether the line is followed, so that its
-/// events tell whether the ticket holds. A request that does not wait needs its answer now. `None`
-/// if a delete of this ticket was sent.
-fn begin(session: &Session, request: &Request, line: &str) -> Option<bool> {
+/// Notes that an enqueue is about to be sent. If the line is followed, so that its events tell whether
+/// the ticket holds, returns the revision at which its stored capacity was written. A request that does
+/// not wait needs its answer now. `None` if a delete of this ticket was sent.
+fn begin(session: &Session, request: &Request, line: &str) -> Option<Option<i64>> {
     let mut state = session.state();
     if state.mine.get(&request.id).is_some_and(|mine| mine.leaving) {
         return None;
     }
     state.asks(request, line, request.ttl.min(session.ttl));
     let followed = state.line(line, Clock::BOOT.now()).filter(|_| request.wait);
-    Some(followed.is_some_and(|line| {
-        line.copy.capacity() == Some(request.capacity.get()) && line.copy.len() < MOST_TICKETS
+    let copy = followed.map(|line| &line.copy);
+    Some(copy.and_then(|copy| {
+        let goes = copy.capacity().is_some() && copy.mismatch(request.capacity.get()).is_none();
+        (goes && copy.len() < MOST_TICKETS).then(|| copy.changes()[0])
     }))
 }
 
@@ -190,13 +214,10 @@ async fn stands(
     let (session, id, now) = (&at.session, request.id, Clock::BOOT.now());
     let copy = (listed.as_ref()).map(|listed| Copy::new(line, revision, listed));
     let holds = copy.as_ref().is_some_and(|copy| copy.holds(id));
-    if let Some(copy) = copy.filter(|_| !holds) {
-        let capacity = copy
-            .capacity()
-            .filter(|used| *used != request.capacity.get());
-        let refused = match capacity {
+    if let Some(copy) = copy {
+        let refused = match copy.mismatch(request.capacity.get()) {
             Some(in_use) => Some(Enqueued::CapacityMismatch { in_use }),
-            None if !request.wait || copy.len() > MOST_TICKETS => {
+            None if !holds && (!request.wait || copy.len() > MOST_TICKETS) => {
                 let retry_in = copy.soonest();
                 Some(Enqueued::Busy { retry_in })
             }
@@ -363,7 +384,7 @@ async fn remove_alone(at: &At, tickets: &[Departure]) -> Result<Vec<Released>, S
 }
 
 /// The lease for marks. All marks of a client have one lease, which is replaced after a minute.
-async fn marks(at: &At) -> Result<i64, StoreError> {
+pub(super) async fn marks(at: &At) -> Result<i64, StoreError> {
     let now = Clock::BOOT.now();
     let known = at.session.state().marks;
     match known {
@@ -441,9 +462,15 @@ pub(super) async fn list(at: Arc<At>, listing: Listing) -> Result<Page, StoreErr
     let revision = answer.header.map_or(0, |header| header.revision);
     let names = lines.iter().filter_map(|listed| {
         let line = line_of(&listed[0])?;
+        let slashed = format!("{line}/");
+        // A stored capacity stays while the name is not in use.
+        let is_ticket = |kv: &KeyValue| layout::id_of(&slashed, &kv.key).is_some();
+        if !listed.iter().any(is_ticket) {
+            return None;
+        }
         let mut used = NameInUse::of_key(layout.name_of(line)?, READABLE)?;
         if listing.summaries && !is_cut {
-            used.summary = Some(Summary::of(&shown(&format!("{line}/"), revision, listed)));
+            used.summary = Some(Summary::of(&shown(&slashed, revision, listed)));
         }
         Some(used)
     });
@@ -452,9 +479,9 @@ pub(super) async fn list(at: Arc<At>, listing: Listing) -> Result<Page, StoreErr
     Ok(Page::new(names.collect(), next.map(Into::into)))
 }
 
-/// The line of a ticket, without the slash at its end.
-fn line_of(ticket: &KeyValue) -> Option<&str> {
-    let (line, _) = std::str::from_utf8(&ticket.key).ok()?.rsplit_once('/')?;
+/// The line of a key, without the slash at its end.
+fn line_of(kv: &KeyValue) -> Option<&str> {
+    let (line, _) = std::str::from_utf8(&kv.key).ok()?.rsplit_once('/')?;
     Some(line)
 }
 

@@ -143,15 +143,17 @@ async fn take(
         was_written(&client, at.epoch),
     ];
     let reads = vec![Op::Range(one(&mark)), Op::Range(one(&client))];
-    let answer = at.txn(txn(compare, writes, reads)).await?;
+    // If the lease of the client has ended, the next beat notices.
+    let answer = at.link.txn(txn(compare, writes, reads)).await;
+    let answer = answer.map_err(|status| at.revoked(&status).unwrap_or_else(|| failed(status)))?;
     if answer.succeeded {
         return Ok(true);
     }
     let mut read = answer.into_ranges().map(|mut kvs| kvs.pop());
     let (mark, client) = (read.next().flatten(), read.next().flatten());
-    match client {
+    match at.is_replaced(client.as_ref()) {
         _ if mark.is_some() => Ok(false),
-        Some(kv) if kv.mod_revision == at.epoch => Err(changed()),
-        _ => Err(replaced()),
+        true => Err(replaced()),
+        false => Err(changed()),
     }
 }
