@@ -207,6 +207,18 @@ impl EtcdServer {
         revision[..end.unwrap()].parse().unwrap()
     }
 
+    /// How many requests about keys the server has received: reads, writes and transactions.
+    pub fn requests(&self) -> u64 {
+        let told = self.told("/metrics").unwrap();
+        let of_keys = |line: &&str| {
+            line.starts_with("grpc_server_started_total")
+                && line.contains("grpc_service=\"etcdserverpb.KV\"")
+        };
+        let counts = told.lines().filter(of_keys);
+        let counts = counts.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap());
+        counts.sum::<f64>() as u64
+    }
+
     /// Writes until the disk quota is used up.
     pub fn fill(&self) {
         let much = "x".repeat(100_000);
@@ -292,7 +304,7 @@ impl EtcdServer {
         self.tls.as_ref().map_or(self.port, |tls| tls.plain)
     }
 
-    pub(crate) fn pid(&self) -> u32 {
+    pub fn pid(&self) -> u32 {
         self.daemon.pid()
     }
 

@@ -209,7 +209,7 @@ fn server_time(rows: &[Row], out: &Path) -> Result<(), Box<dyn Error>> {
 fn requests(rows: &[Row], out: &Path) -> Result<(), Box<dyn Error>> {
     let mut found: Vec<Line> = Vec::new();
     let is_asked = |row: &&Row| {
-        let each = ["scripts per release", "packets per release"];
+        let each = ["scripts per release", "requests per release"];
         row.workload.starts_with("W6")
             && row.workload.ends_with("strict")
             && each.contains(&&*row.figure)

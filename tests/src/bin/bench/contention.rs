@@ -8,7 +8,7 @@ use tests::measure::now;
 use tests::process::Process;
 use tests::turns::{self, Contention, Turn};
 
-use crate::floor::Turns;
+use crate::floor::{SECOND, Turns};
 use crate::program::{self, Policy, SOON, last_line, load};
 use crate::store::Asked;
 use crate::table::{Bar, Samples, Table};
@@ -78,6 +78,7 @@ impl Contest {
             let key = format!("{workload}-{}-{}-{run}", policy.name(), now());
             let folder = tempfile::tempdir().unwrap();
             let out = |process: usize| folder.path().join(process.to_string());
+            let second = store.terms.floor.and_then(|floor| floor.second);
             match store.terms.floor.map(|floor| &floor.turns) {
                 None => {}
                 Some(Turns::Here(contend)) => samples.add("floor", contend(*tasks, *secs)),
@@ -91,6 +92,13 @@ impl Contest {
                         samples.add("floor packets", packets);
                     }
                     store.forget(&key);
+                    if second.is_some() {
+                        let key = format!("{SECOND}{key}");
+                        let second = run_all(bench, *processes, |process| {
+                            floor::contend(&store.url, *tasks, *secs, &key, &out(process))
+                        });
+                        samples.add("second", second.contention.true_hand_overs_s);
+                    }
                 }
             }
             if let Some((name, _)) = program::peer(store, "w3") {
@@ -152,6 +160,12 @@ impl Contest {
                 .row(&what, BESIDE_A_PEER, samples.median("true"), "/s")
                 .floor(name, samples.median("peer"))
                 .bar(sixty.then_some(Bar::TimesFloor(60.0)));
+        }
+        let second = store.terms.floor.and_then(|floor| floor.second);
+        if let Some((name, beside)) = second.zip(samples.median("second")) {
+            table
+                .row(&what, BESIDE_A_PEER, samples.median("true"), "/s")
+                .floor(name, Some(beside));
         }
         table.row(&what, "hand-overs", samples.median("all"), "/s");
         let fair = match policy {
@@ -219,7 +233,7 @@ fn add_requests(
     }
     if let Some(packets) = samples.median("packets") {
         table
-            .row(what, "packets per hand-over", packets, "")
+            .row(what, "requests per hand-over", packets, "")
             .floor(floor_name, samples.median("floor packets"));
     }
     if let Some(cpu) = samples.median("server cpu") {
@@ -323,7 +337,8 @@ impl Outcome {
         }
     }
 
-    /// The packets that a ZooKeeper server received for each acquisition. `None` for other stores.
+    /// The requests that a server received for each acquisition. `None` for Redis, whose commands are
+    /// counted, and if nothing is counted.
     fn packets_each(&self) -> Option<f64> {
         let asked = self.asked.as_ref().filter(|asked| asked.redis.is_none())?;
         Some(asked.requests / self.each())

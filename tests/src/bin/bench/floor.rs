@@ -38,7 +38,12 @@ pub(crate) struct Floor {
     /// The name of the thing that the floor hands over in place of a lock.
     pub(crate) turn: &'static str,
     pub(crate) turns: Turns,
+    /// The name of a second thing to hand over, if there is one. Its keys begin with [`SECOND`].
+    pub(crate) second: Option<&'static str>,
 }
+
+/// The beginning of the keys of a [second](Floor::second) thing.
+pub(crate) const SECOND: &str = "second-";
 
 /// Which tasks hand the thing over.
 pub(crate) enum Turns {

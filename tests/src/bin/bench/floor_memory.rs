@@ -18,6 +18,7 @@ pub(crate) const FLOOR: Floor = Floor {
     many: |_, tasks, secs| floor::many(ready(Map::default()), tasks, secs),
     turn: "tokio Mutex",
     turns: Turns::Here(|tasks, secs| floor::contend_here(Map::of_tasks(tasks), secs)),
+    second: None,
 };
 
 const SHARDS: usize = 16;

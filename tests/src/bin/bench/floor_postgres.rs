@@ -21,6 +21,7 @@ pub(crate) const FLOOR: Floor = Floor {
         },
         obey: |runtime, url, key| obey_here(runtime, Advisory::of_tasks(url, key, 1)),
     },
+    second: None,
 };
 
 /// A row of a table. With many tasks, the copies share one connection, as the tasks of a client of

@@ -23,6 +23,7 @@ pub(crate) const FLOOR: Floor = Floor {
         },
         obey: |runtime, url, key| obey_here(runtime, List::of_tasks(url, key, 1)),
     },
+    second: None,
 };
 
 const LEASE_MS: u64 = 30_000;

@@ -24,6 +24,7 @@ pub(crate) const FLOOR: Floor = Floor {
         },
         obey: |runtime, url, key| obey_here(runtime, Recipe::of_tasks(url, key, 1)),
     },
+    second: None,
 };
 
 const PORT: u16 = 2181;

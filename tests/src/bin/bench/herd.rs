@@ -60,7 +60,7 @@ pub(crate) fn many_waiters(bench: &Bench, table: &mut Table) {
                 );
             }
             if let Some(packets) = samples.median("packets") {
-                table.row(&what, "packets per release", packets, "");
+                table.row(&what, "requests per release", packets, "");
             }
             if let Some(idle) = samples.median("idle") {
                 table.row(&what, "idle", idle, "requests/s");

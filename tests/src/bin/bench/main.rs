@@ -35,6 +35,7 @@
 //! | `program.rs` | starts `load`, and reads its report |
 //! | `floor.rs` | the parts that all floors share, and their processes |
 //! | `floor_redis.rs` `floor_memory.rs` | the least that a lock can cost there |
+//! | `floor_etcd.rs` | a key that is written and deleted, and two locks (the peers) |
 //! | `floor_postgres.rs` | a row that is flushed to the disk, and an advisory lock (the peer) |
 //! | `floor_zookeeper.rs` | the cost with its client library, step by step and as a lock (the peer) |
 //! | `terms.rs` | the floors, peers and bars of each store |
@@ -47,6 +48,7 @@
 
 mod contention;
 mod floor;
+mod floor_etcd;
 mod floor_memory;
 mod floor_postgres;
 mod floor_redis;
@@ -76,7 +78,7 @@ use table::Table;
 #[derive(Parser)]
 #[command(name = "bench", args_conflicts_with_subcommands = true)]
 struct Arguments {
-    /// redis, durable, sentinel, cluster, quorum, zookeeper, postgres or sqlite for servers or a file that
+    /// redis, durable, sentinel, cluster, quorum, zookeeper, etcd, postgres or sqlite for servers or a file that
     /// the bench starts itself; or URLs, for example memory: or redis://host
     #[arg(default_values = ["redis", "memory:"])]
     stores: Vec<String>,

@@ -104,7 +104,7 @@ fn measure_one(bench: &Bench, table: &mut Table, policy: program::Policy, cold: 
         table.row(what, "server CPU per pair", cpu, "µs");
     }
     if let Some(packets) = samples.median("packets") {
-        table.row(what, "packets per pair", packets, "");
+        table.row(what, "requests per pair", packets, "");
     }
     table
         .row(what, "errors", samples.most("errors"), "")

@@ -95,7 +95,7 @@ fn hand_over(bench: &Bench, waiters: usize, table: &mut Table) {
     let figures = [
         ("per release", "release", "µs"),
         ("in scripts per release", "scripts", "µs"),
-        ("packets per release", "packets", ""),
+        ("requests per release", "packets", ""),
     ];
     rows(table, &what, &samples, &figures);
 }
@@ -109,7 +109,7 @@ fn give_up(bench: &Bench, waiters: usize, table: &mut Table) {
     }
     let figures = [
         ("in scripts per waiter", "scripts", "µs"),
-        ("packets per waiter", "packets", ""),
+        ("requests per waiter", "packets", ""),
     ];
     rows(table, &what, &samples, &figures);
 }

@@ -5,6 +5,7 @@ use std::cell::RefCell;
 
 use lockcore::backend::{self, Capability};
 use redis::{Client, Connection};
+use tests::etcd_server::EtcdServer;
 use tests::measure::cpu_seconds_of;
 use tests::redis_cluster::Cluster;
 use tests::redis_quorum::Quorum;
@@ -88,7 +89,8 @@ impl Servers {
         }
     }
 
-    fn zookeeper(&self) -> Option<&ZooKeeperServer> {
+    /// A server of another kind.
+    fn one<S: Server>(&self) -> Option<&S> {
         match self {
             Self::One(server) => server.downcast(),
             _ => None,
@@ -203,8 +205,14 @@ impl Store {
 
     /// The counts of the servers now. `None` for a store without counts, or without access to them.
     pub(crate) fn reading(&self) -> Option<Reading> {
-        let zookeeper = self.servers.as_ref().and_then(Servers::zookeeper);
-        if let Some(server) = zookeeper {
+        let servers = self.servers.as_ref();
+        if let Some(server) = servers.and_then(Servers::one::<EtcdServer>) {
+            return Some(Reading {
+                cpu_s: cpu_seconds_of(server.pid()),
+                counts: Counts::Etcd(server.requests()),
+            });
+        }
+        if let Some(server) = servers.and_then(Servers::one::<ZooKeeperServer>) {
             return Some(Reading {
                 cpu_s: cpu_seconds_of(server.pid()),
                 counts: Counts::ZooKeeper(server.packets()),
@@ -231,6 +239,11 @@ impl Store {
         let (earlier, later) = (earlier.as_ref()?, self.reading()?);
         let cpu_s = later.cpu_s - earlier.cpu_s;
         match (&earlier.counts, later.counts) {
+            (Counts::Etcd(earlier), Counts::Etcd(later)) => Some(Asked {
+                requests: (later - earlier) as f64,
+                cpu_s,
+                redis: None,
+            }),
             (Counts::ZooKeeper(earlier), Counts::ZooKeeper(later)) => Some(Asked {
                 requests: later.since(*earlier).received as f64,
                 cpu_s,
@@ -270,6 +283,8 @@ enum Counts {
         commands: CommandStats,
         micros: CommandStats,
     },
+    /// Requests about keys.
+    Etcd(u64),
     ZooKeeper(Packets),
 }
 

@@ -4,7 +4,7 @@
 use crate::floor::Floor;
 use crate::program::Policy;
 use crate::table::Bar;
-use crate::{floor_memory, floor_postgres, floor_redis, floor_zookeeper};
+use crate::{floor_etcd, floor_memory, floor_postgres, floor_redis, floor_zookeeper};
 
 pub(crate) struct Terms {
     /// The number of pairs of W1 in one run.
@@ -92,6 +92,17 @@ pub(crate) fn of(scheme: &str) -> Terms {
                 default: Some(Bar::TimesFloor(50.0)),
             },
             hand_over: Some(Bar::OfFloor(0.75)),
+            ..UNKNOWN
+        },
+        "etcd" => Terms {
+            leases: 30_000,
+            floor: Some(&floor_etcd::FLOOR),
+            pair: Some(Bar::OfFloor(1.2)),
+            four_processes: ByPolicy {
+                strict: Some(Bar::TimesFloor(3.0)),
+                default: Some(Bar::AtLeast(50_000.0)),
+            },
+            hand_over: Some(Bar::AtMost(1_000.0)),
             ..UNKNOWN
         },
         "postgres" => Terms {
