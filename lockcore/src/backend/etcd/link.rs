@@ -251,9 +251,7 @@ impl Link {
         let answer: Result<LeaseTimeToLiveResponse, _> = self
             .call("/etcdserverpb.Lease/LeaseTimeToLive", question)
             .await;
-        let LeaseTimeToLiveResponse { ttl, granted } = answer.map_err(not_changed)?;
-        let ttl = ttl.min(granted).max(0);
-        Ok(Duration::from_secs(ttl.unsigned_abs()))
+        Ok(answer.map_err(not_changed)?.certain())
     }
 
     pub(super) async fn status(&self) -> Result<StatusResponse, StoreError> {

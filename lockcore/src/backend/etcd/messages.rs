@@ -2,6 +2,8 @@
 //! are those of `rpc.proto` and `kv.proto`:
 //! <https://github.com/etcd-io/etcd/tree/main/api>.
 
+use std::time::Duration;
+
 use prost::{Message, Oneof};
 
 #[derive(Clone, PartialEq, Message)]
@@ -225,6 +227,13 @@ pub(super) struct LeaseTimeToLiveResponse {
     pub(super) granted: i64,
 }
 
+impl LeaseTimeToLiveResponse {
+    /// For how long the lease lives at least. Zero if there is no such lease.
+    pub(super) fn certain(&self) -> Duration {
+        Duration::from_secs(self.ttl.min(self.granted).max(0).unsigned_abs())
+    }
+}
+
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct WatchRequest {
     #[prost(oneof = "WatchOp", tags = "1,2")]
@@ -436,6 +445,21 @@ impl TxnResponse {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// It answers so until it knows that it leads.
+    #[test]
+    fn a_new_leader_that_tells_of_centuries_is_not_believed() {
+        for (ttl, granted, certain) in [
+            (7, 10, 7),
+            (10, 10, 10),
+            (9_223_372_036, 10, 10),
+            (0, 10, 0),
+            (-1, 0, 0),
+        ] {
+            let answer = LeaseTimeToLiveResponse { ttl, granted };
+            assert_eq!(answer.certain().as_secs(), certain, "{answer:?}");
+        }
+    }
 
     #[test]
     fn the_end_of_a_range_is_behind_every_key_with_its_beginning() {
