@@ -1,8 +1,10 @@
 //! Tests with a server whose disk quota is used up.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use libtest_mimic::Trial;
 use lockcore::ErrorKind;
 use lockcore::backend::{
@@ -20,6 +22,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_full_server_keeps_locks_and_takes_releases
         a_release_that_a_full_server_cannot_mark_stays_final
         a_client_that_reconnects_to_a_full_server_keeps_its_locks
+        what_a_server_refuses_when_it_becomes_full_is_not_there
     ]
 }
 
@@ -104,4 +107,46 @@ async fn a_client_that_reconnects_to_a_full_server_keeps_its_locks(_: Store) {
         server.keys("test:1:{").is_empty()
     })
     .await;
+}
+
+/// The server carries out the requests that it has let in before it noticed, and refuses them too.
+async fn what_a_server_refuses_when_it_becomes_full_is_not_there(_: Store) {
+    const TASKS: usize = 64;
+    let server = Arc::new(small());
+    let locks = client(&server);
+    let counted: Arc<Vec<AtomicI64>> = Arc::new((0..TASKS).map(|_| AtomicI64::new(0)).collect());
+    let tasks = (0..TASKS).map(|task| {
+        let (locks, counted) = (locks.clone(), Arc::clone(&counted));
+        tokio::spawn(async move {
+            let counter = locks.counter(format!("c{task}"));
+            while counter.add(1).await.is_ok() {
+                counted[task].fetch_add(1, Ordering::Relaxed);
+            }
+        })
+    });
+    let takers = (0..TASKS).map(|task| {
+        let locks = locks.clone();
+        tokio::spawn(async move {
+            let lock = locks.mutex(format!("n{task}"));
+            while let Ok(guard) = lock.acquire().await {
+                give_back(guard).await;
+            }
+        })
+    });
+    let tasks: Vec<_> = tasks.chain(takers).collect();
+    let filled = Arc::clone(&server);
+    tokio::task::spawn_blocking(move || filled.fill())
+        .await
+        .unwrap();
+    join_all(tasks).await;
+
+    eventually("no ticket is left", SOON, async || {
+        server.keys("test:1:{").is_empty()
+    })
+    .await;
+    server.make_room();
+    for (task, counted) in counted.iter().enumerate() {
+        let count = locks.counter(format!("c{task}")).get().await.unwrap().count;
+        assert_eq!(count, counted.load(Ordering::Relaxed), "c{task}");
+    }
 }

@@ -23,6 +23,8 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_lock_with_a_short_ttl_ends_beside_one_with_a_long_ttl
         a_ticket_that_is_kept_after_its_detach_does_not_end_with_its_own_lease
         a_client_with_a_shorter_lease_adopts_and_renews
+        a_release_is_marked_after_somebody_has_revoked_the_lease_of_marks
+        a_counter_is_read_after_somebody_has_revoked_the_lease_of_counters
     ]
 }
 
@@ -179,4 +181,63 @@ async fn a_client_with_a_shorter_lease_adopts_and_renews(_: Store) {
     is_renewed(&adopted, ttl).await;
     give_back(adopted).await;
     works_again(&long, "a", SOON).await;
+}
+
+/// A mark says that a release has come before its enqueue. The marks of a client share a lease.
+async fn a_release_is_marked_after_somebody_has_revoked_the_lease_of_marks(_: Store) {
+    let server = EtcdServer::start();
+    let store = backend::open(&server.url()).unwrap();
+    let events = EventSink::new(1, namespace(), |_| ());
+    let connection = store.connect(events).await.unwrap();
+    let request = |number: u32| {
+        let name = Name::new(namespace(), "a").unwrap();
+        let id = Id::parse(&format!("{number:032}")).unwrap();
+        Arc::new(Request::new(name, id, FULL, FULL, Duration::from_secs(2)))
+    };
+    let release = |number| connection.release(vec![Departure::new(request(number), true)]);
+    let own = server.leases();
+    assert_eq!(release(1).await.unwrap(), [Released::NotFound]);
+    let of_marks = added(&server, &own);
+    server.ctl(&["lease", "revoke", &of_marks]);
+
+    // The core repeats it too.
+    eventually("the release is marked", SOON, async || {
+        release(2).await.is_ok()
+    })
+    .await;
+
+    let late = connection.enqueue(request(2), PATIENCE).await;
+    assert!(matches!(late, Ok(Enqueued::Gone)), "{late:?}");
+    let next = connection.enqueue(request(3), PATIENCE).await;
+    assert!(matches!(next, Ok(Enqueued::Granted { .. })), "{next:?}");
+}
+
+/// A read prolongs the life of a counter whose lease is too short.
+async fn a_counter_is_read_after_somebody_has_revoked_the_lease_of_counters(_: Store) {
+    const KEY: &str = "test:1:counters/{a}";
+    let server = EtcdServer::start();
+    let locks = client(&server);
+    let counter = locks.counter("a");
+    locks.ready(SOON).await.unwrap();
+    let own = server.leases();
+    counter.add(1).await.unwrap();
+    let shared = added(&server, &own);
+
+    let value = server.ctl(&["get", KEY, "--print-value-only"]);
+    let granted = server.ctl(&["lease", "grant", "60"]);
+    let short = granted.split(' ').nth(1).unwrap();
+    server.ctl(&["put", KEY, value.trim_end(), &format!("--lease={short}")]);
+    server.ctl(&["lease", "revoke", &shared]);
+    assert_eq!(counter.get().await.unwrap().count, 1);
+
+    server.ctl(&["lease", "revoke", short]);
+    assert_eq!(counter.get().await.unwrap().count, 1);
+}
+
+/// The only lease that was not there before.
+fn added(server: &EtcdServer, before: &[String]) -> String {
+    let mut leases = server.leases();
+    leases.retain(|lease| !before.contains(lease));
+    let [lease] = leases.try_into().unwrap();
+    lease
 }
