@@ -1,7 +1,8 @@
-//! Tests with etcd servers that are full, lose leases or keys, or get requests late. Each fact has
-//! its own servers. This file has what the groups of facts share. The groups are the files of this
-//! folder.
+//! Tests with etcd servers that are full, lose leases or keys, or get requests late, and of requests
+//! that come at the same moment. Each fact has its own servers. This file has what the groups of facts
+//! share. The groups are the files of this folder.
 
+mod capacities;
 mod ensembles;
 mod full;
 mod late;
@@ -18,6 +19,7 @@ use crate::store::Kind;
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     let groups = [
+        capacities::facts,
         ensembles::facts,
         full::facts,
         late::facts,
