@@ -58,12 +58,11 @@ impl Locks {
     /// The costs differ. On **Redis** the listing walks over *all* keys of the database, even with
     /// a prefix (`SCAN`; never `KEYS`). A step has ten keys per name of a page, and at most a
     /// thousand. The server serves other requests between two steps. In a cluster the listing walks
-    /// over each master. On
-    /// **ZooKeeper** each page reads all names of the namespace, in one answer. With more than
-    /// about ten thousand names this answer exceeds a server's limit (`jute.maxbuffer`, one
-    /// megabyte), and the request fails. On **SQLite** the listing reads only the names with the
-    /// prefix, by an index. In **memory** each page reads all names. Acquire and release do not
-    /// cost more because of the listing.
+    /// over each master. On **ZooKeeper** each page reads all names of the namespace, in one answer.
+    /// With more than about ten thousand names this answer exceeds a server's limit
+    /// (`jute.maxbuffer`, one megabyte), and the request fails. On **SQLite** the listing reads only
+    /// the names with the prefix, by an index. In **memory** each page reads all names. Acquire and
+    /// release do not cost more because of the listing.
     ///
     /// # Examples
     ///
@@ -119,10 +118,14 @@ impl NamesInUse {
     /// Each name gets a [summary](NameInUse::summary): how many hold and wait, and for how long. A
     /// name without one is too long for the list.
     ///
-    /// The stores send the summaries of short lines with the page. A line that is longer than a few
-    /// dozen tickets is [inspected](Locks::inspect): one more request for each of these names, and
-    /// up to 16 at a time. So are all lines of a store that cannot sum up, such as one from outside
-    /// of this crate.
+    /// The stores send the summaries of short lines with the page: lines of up to a few dozen
+    /// tickets, or of a hundred on SQLite and PostgreSQL, until a page has about 4,000 tickets. The
+    /// other lines are [inspected](Locks::inspect): one more request for each of these names, and up
+    /// to 16 at a time. So are all lines of a store that cannot sum up: MySQL, and a store from
+    /// outside of this crate.
+    ///
+    /// With 1,000 names in use, a waiter at every tenth, and pages of 1,000 names, a list takes 2
+    /// requests on Redis and PostgreSQL, 3 on etcd, 16 on ZooKeeper, and about 1,000 on MySQL.
     pub fn with_summaries(mut self) -> Self {
         self.listing.summaries = true;
         self
