@@ -2,7 +2,6 @@
 //! situations that a client cannot create at will. The groups of facts are in the folder
 //! `redis_scripts`. This file has what they share.
 
-mod ahead;
 mod batches;
 mod cost;
 mod damaged;
@@ -29,7 +28,6 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         denied::facts,
         interrupted::facts,
         short_cuts::facts,
-        ahead::facts,
     ];
     groups.into_iter().flat_map(|facts| facts(store)).collect()
 }

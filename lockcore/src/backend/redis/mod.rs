@@ -127,10 +127,8 @@ impl Backend for Redis {
             .longest_ttl(LONGEST_TTL)
             // See `durable`.
             .wake_ups_grant(durability.is_none())
-            // The scripts can name the ticket ahead, but a failover, the end of a log, or an
-            // eviction may lose a waiter and keep the ticket ahead. The model of turns has a page on
-            // this.
-            .names_ahead(false)
+            // It names no tickets ahead. A failover, the end of a log, or an eviction may lose a
+            // waiter and keep the ticket ahead: see the model of turns.
             .asks_back(true)
             .lists(true)
             .adopts(true)

@@ -39,15 +39,12 @@ pub(super) async fn enqueue(
             "+{ttl:012}{id}:{permits:010}:{capacity:010}:{channel}:{owner}"
         ));
         call.write_arg_fmt(format_args!("{seen:016}"));
-        match (request.wait, request.name_ahead) {
-            (false, _) => call.write_arg_fmt(0),
-            (true, true) => call.write_arg_fmt(1),
-            (true, false) => {}
+        if !request.wait {
+            call.write_arg_fmt(0);
         }
     };
     let reply = run(socket, &layout::ENQUEUE, namespace, 1, write).await?;
     let driver = Arc::clone(&socket.connection().driver);
-    let mut ahead = None;
     let reply = match reply {
         ticket @ Value::BulkString(_) => {
             driver.has_waited.store(false, Ordering::Relaxed);
@@ -55,12 +52,6 @@ pub(super) async fn enqueue(
                 ticket: redis::from_redis_value(ticket).map_err(unreadable)?,
                 valid_for: request.ttl,
             });
-        }
-        Value::Array(mut reply) if reply.len() == 5 => {
-            let name = reply.pop().unwrap_or(Value::Nil);
-            let name: String = redis::from_redis_value(name).map_err(unreadable)?;
-            ahead = Id::parse(&name);
-            numbers(Value::Array(reply))?
         }
         reply => numbers(reply)?,
     };
@@ -71,7 +62,7 @@ pub(super) async fn enqueue(
                 ticket: ticket.unsigned_abs(),
                 valid_for: duration(ttl),
                 recheck_in: known(recheck),
-                ahead,
+                ahead: None,
             })
         }
         [2, retry] => Ok(Enqueued::Busy {
@@ -332,7 +323,7 @@ impl<'a> Record<'a> {
         let (capacity, rest) = rest.split_at_checked(layout::CAPACITY)?;
         let (permits, capacity) = (permits.parse().ok()?, capacity.parse().ok()?);
         let is_told = rest.starts_with('=');
-        let (_channel, owner) = rest.strip_prefix([':', '=', '>'])?.split_once(':')?;
+        let (_channel, owner) = rest.strip_prefix([':', '='])?.split_once(':')?;
         Some(Self {
             id: Id::parse(id)?,
             expires,

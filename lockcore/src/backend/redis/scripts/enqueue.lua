@@ -5,12 +5,10 @@
 --       2 the highest ticket number that the client has seen, in 16 digits. A client of a quorum
 --         sends a number that is ahead of the clocks of all nodes. So every node assigns the next
 --         number, and by this the client has chosen it
---       3 '0' for a request that does not wait; '1' for one that waits, and asks for the ticket
---         right ahead; absent for any other
+--       3 '0' for a request that does not wait; absent for one that waits
 --       last 'asking' if the slot of the name is being moved to this node of a cluster
 -- Reply number of the ticket, as text            granted, for the ttl
---       {1, ticket, ttl in ms, recheck in ms}     waiting; -1: no recheck. If the request asks for
---                                                 the ticket right ahead, its id may follow
+--       {1, ticket, ttl in ms, recheck in ms}     waiting; -1: no recheck
 --       {2, ms until the first holder expires}    busy, or too many waiters; -1: unknown
 --       {3, capacity in use}                      another capacity is in use; or a capacity is
 --                                                 stored, and the request is not for a semaphore
@@ -79,7 +77,7 @@ local now = (micros - micros % 1000) / 1000
 local ttl, id = tonumber(sub(ARGV[1], 1, 13)), sub(ARGV[1], 14, 45)
 local permits, capacity = sub(ARGV[1], 47, 56), sub(ARGV[1], 58, 67)
 local rows, ends = key .. ':line', key .. ':ends'
-local MOST_TICKETS, FULL = 10000, '1073741824'
+local MOST_TICKETS, FULL = 10000, 1073741824
 
 -- Whether the state has a line, and behind how many bytes it has the record of the only holder.
 local in_line = was and string.byte(was, 17) == 76 -- 'L'
@@ -126,29 +124,16 @@ repeat
   end
   if ARGV[3] == '0' then break end
 
-  -- `ahead` is the record of the ticket right ahead, if the request asks for its name.
-  local names, value, ahead = ARGV[3] == '1' and permits == FULL
+  local value
   if in_line then
-    local known
-    if soonest or names and first ~= next then
-      known = redis.call('HMGET', rows, id, first, soonest or id, string.format('%013d', next - 1))
-      if soonest and not known[3] then break end -- the rows were evicted
-      ahead = known[4]
-    else
-      known = redis.call('HMGET', rows, id, first)
-    end
+    local known = redis.call('HMGET', rows, id, first, soonest or id)
+    if soonest and not known[3] then break end -- the rows were evicted
     if known[1] or first ~= next and not (known[2] and end_of(known[2]) > now) then break end
     if next - first + (soonest and out or 1) >= MOST_TICKETS then break end
     value = number .. sub(was, 17, 43) .. string.format('%013d', next + 1) .. sub(was, 57)
   else
     if redis.call('EXISTS', rows, ends) ~= 0 then break end
     value = number .. 'L000000000000000000000000010000000000002' .. out .. capacity .. was
-  end
-  if names then
-    if first == next then ahead = not soonest and sub(was, at + 1) end
-    -- Both ask for everything, and both are of the same client.
-    names = ahead and sub(ahead, 63, 72) == FULL and string.match(ahead, '^[^:]+', 85) == string.match(record, '^[^:]+', 85)
-    if names then record = sub(record, 1, 83) .. '>' .. sub(record, 85) end
   end
   if soonest or first ~= next and not is_new_day then
     redis.call('SET', key, value, 'KEEPTTL')
@@ -160,7 +145,7 @@ repeat
     redis.call('HSET', rows, next, record, id, next)
     redis.call('PEXPIRE', rows, DAY_MS)
   end
-  return {1, number, ttl, first == next and until_ms - now or -1, names and sub(ahead, 30, 61) or nil}
+  return {1, number, ttl, first == next and until_ms - now or -1}
 until true
 
 -- include fields.lua
@@ -245,7 +230,7 @@ local function take()
   grant(line)
   local alone = line.out == 0
   if line.stored then
-    if capacity == tonumber(FULL) then return 3 end
+    if capacity == FULL then return 3 end
   elseif not alone and line.capacity ~= capacity then
     return 3
   end

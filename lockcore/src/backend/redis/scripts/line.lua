@@ -398,12 +398,7 @@ local UNHEARD_MS = 2000
 
 -- Returns the record with a shortened lease, for a grant whose wake-up no connection has received.
 -- The waiter may be dead. If it is dead, the others wait for two seconds instead of its whole ttl.
---
--- The lease of a waiter that was named the ticket ahead is never shortened. Its client may have been
--- told of the end of that ticket in another way, and then believes that it holds until the end of
--- its lease.
 local function cut_short(line, record)
-  if string.byte(record, 84) == 62 then return record end -- '>'
   local ends = math.min(end_of(record), line.now + UNHEARD_MS)
   line.unheard = math.max(line.unheard or 0, ends)
   return with_expiry(record, ends)

@@ -10,9 +10,7 @@
 --
 -- In front of the channel there may be '=' in place of ':'. It says that the client has chosen the
 -- number. With ':', this server has assigned it. A client of a quorum asks several servers for one
--- ticket. The ticket's number is then the greatest number that is written with '='. There may also be
--- '>'. It says that this server has assigned the number, and has named the ticket right ahead to the
--- client. The lease of such a ticket is never made shorter by others: see cut_short() in line.lua.
+-- ticket. The ticket's number is then the greatest number that is written with '='.
 --
 -- The expiry is a time of the server's clock in ms. If it begins with '+', it is counted in ms from
 -- the ticket's number. In this form the number is the time of the grant, in microseconds of the
