@@ -132,8 +132,9 @@ impl<S: Server> Server for Shared<S> {
 pub enum Suite {
     /// All facts that its capability allows.
     Whole,
-    /// All but the groups that test only the core, above the contract of a store. These run on
-    /// another store with the same capability, and on this one only with `--long`.
+    /// All but the groups that test only the core, above the contract of a store, and under strict
+    /// order only the facts about exclusion. The others run on another store with the same
+    /// capability, and on this one only with `--long`.
     Verbs,
     /// Only the facts about exclusion. The store is another form of a store that runs all facts. It
     /// has another kind of connection or a special setting, or its client needs more than a URL.
