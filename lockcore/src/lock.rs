@@ -474,12 +474,7 @@ impl Lock {
         self.take_within(wait, Duration::MAX)
     }
 
-    /// As [`take`](Self::take), but gives up after `most`.
-    pub(crate) async fn take_within(
-        &self,
-        wait: Option<Wait>,
-        most: Duration,
-    ) -> Result<Guard, Error> {
+    async fn take_within(&self, wait: Option<Wait>, most: Duration) -> Result<Guard, Error> {
         // The store in memory never makes its caller wait. Without this call, a loop over locks
         // would never yield its thread.
         tokio::task::coop::consume_budget().await;

@@ -8,7 +8,7 @@ use std::future::Future;
 use std::ops::Deref;
 use std::time::Duration;
 
-use futures_util::future::{join_all, maybe_done, poll_immediate, select_all};
+use futures_util::future::{join_all, select_all};
 
 use crate::acquire::pending::LAST_MOMENT;
 use crate::backend::AskedBack;
@@ -22,9 +22,8 @@ pub use crate::any::AnyLock;
 /// Several locks that are taken together, all or none of them. Made by
 /// [`Locks::all`](crate::Locks::all).
 ///
-/// The caller waits for the locks one after the other, in the order of their names, and never for
-/// one while it holds a later one. So two callers with some locks in common never wait for each
-/// other in a circle.
+/// The locks are taken one after the other, in the order of their names. So two callers with some
+/// locks in common never wait for each other in a circle.
 ///
 /// If a mutex or a read/write lock is in the list twice, it is locked once. If one of the two
 /// entries is the write side, the write side is locked, with the settings of this entry. Otherwise
@@ -98,11 +97,7 @@ impl MultiLock {
         self
     }
 
-    /// Takes all locks, or none. First it asks for all of them at the same time. If all are free,
-    /// that takes one round trip. If not, it keeps those in front of the first one that is not free,
-    /// gives the others back, and then waits for one after the other. Locks with a
-    /// [`min_hold`](Lock::min_hold) or [`max_hold`](Lock::max_hold) are taken one after the other
-    /// from the beginning.
+    /// Takes all locks, or none.
     ///
     /// # Errors
     ///
@@ -124,9 +119,8 @@ impl MultiLock {
         self.take(wait).await
     }
 
-    /// Takes all locks if all are free, in one round trip each. They are not asked for at the same
-    /// time: if two callers did that, each could get one lock and find the other taken. See
-    /// [`Lock::try_acquire`] for locks that this client is still releasing.
+    /// Takes all locks if all are free, in one round trip each. See [`Lock::try_acquire`] for locks
+    /// that this client is still releasing.
     ///
     /// # Errors
     ///
@@ -182,15 +176,9 @@ impl MultiLock {
         }
         let clock = first.clock();
         let began = clock.now();
-        // A lock with a `min_hold` cannot be given back early.
-        let at_once = self.locks.len() > 1 && !self.locks.iter().any(Lock::is_limited);
-        if let Some(wait) = wait.filter(|_| at_once) {
-            self.take_free(wait, guards).await?;
-        }
-        let taken = guards.len();
-        for lock in &self.locks[taken..] {
+        for lock in &self.locks {
             let left = match wait {
-                Some(Wait::For(all)) if at_once || !guards.is_empty() => {
+                Some(Wait::For(all)) if !guards.is_empty() => {
                     let spent = began.until(clock.now());
                     match all.checked_sub(spent) {
                         Some(left) if !left.is_zero() => Some(Wait::For(left)),
@@ -213,44 +201,6 @@ impl MultiLock {
                 })?,
             };
             guards.push(guard);
-        }
-        Ok(())
-    }
-
-    /// Asks for all locks at the same time, and takes those in front of the first one that is not
-    /// free.
-    ///
-    /// If the future is dropped, so are the requests in flight, and each cleans up after itself.
-    async fn take_free(&self, wait: Wait, guards: &mut Vec<Guard>) -> Result<(), Error> {
-        let most = match wait {
-            Wait::For(wait) => wait,
-            Wait::Forever => Duration::MAX,
-        };
-        let mut asked = Vec::with_capacity(self.locks.len());
-        for lock in &self.locks {
-            let mut taken = Box::pin(maybe_done(lock.take_within(None, most)));
-            // This sends the request. If the process itself knows that the lock is not free, the
-            // locks behind it are not asked for: they would be given back.
-            let _ = poll_immediate(&mut taken).await;
-            let is_refused = matches!(taken.as_mut().output_mut(), Some(Err(_)));
-            asked.push(taken);
-            if is_refused {
-                break;
-            }
-        }
-        join_all(asked.iter_mut().map(|taken| taken.as_mut())).await;
-        for (lock, taken) in self.locks.iter().zip(&mut asked) {
-            let Some(taken) = taken.as_mut().take_output() else {
-                break;
-            };
-            match taken {
-                Ok(guard) => guards.push(guard),
-                // The caller waits for this one in line. The guards of those behind it are dropped
-                // before that, so nobody waits in a circle.
-                Err(error) if error.kind() == ErrorKind::Busy => break,
-                Err(error) if error.is_outage() && lock.waits_through_outages() => break,
-                Err(error) => return Err(error),
-            }
         }
         Ok(())
     }

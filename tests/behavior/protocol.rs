@@ -10,7 +10,6 @@ mod keepers;
 mod leases;
 mod limits;
 mod player;
-mod several;
 mod turns;
 
 use std::sync::Arc;
@@ -32,7 +31,6 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         breaks::facts,
         gathering::facts,
         limits::facts,
-        several::facts,
         turns::facts,
     ];
     groups.into_iter().flat_map(|facts| facts(store)).collect()
