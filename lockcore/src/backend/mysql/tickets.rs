@@ -152,8 +152,7 @@ pub(super) async fn renew(
 ) -> Result<Vec<Renewed>, StoreError> {
     let shortest = tickets.iter().map(|ticket| ticket.ttl).min();
     // The other answers come in time for the core, and for their leases.
-    let enough = (patience / 10 * 9).min(shortest.unwrap_or_default() / 4);
-    let enough = async { (link.timer)(enough).await };
+    let enough = (link.timer)((patience / 10 * 9).min(shortest.unwrap_or_default() / 4));
     let ask = |tickets| renew_some(Arc::clone(&link), tickets);
     in_parts(tickets, |it| &it.name, Renewed::Failed, enough, ask).await
 }
@@ -212,7 +211,7 @@ pub(super) async fn release(
     tickets: Vec<Departure>,
 ) -> Result<Vec<Released>, StoreError> {
     // The other answers come in time for the core.
-    let enough = async { (link.timer)(link.op_timeout / 10 * 9).await };
+    let enough = (link.timer)(link.op_timeout / 10 * 9);
     let ask = |tickets| release_some(Arc::clone(&link), tickets);
     in_parts(
         tickets,
