@@ -13,8 +13,8 @@ use super::link::{Inner, Spot};
 use super::looks::put_name;
 use crate::backend::table::{self, Row as _};
 use crate::backend::{
-    Adoption, Departure, Enqueued, Listing, Page, Released, Renewed, Resize, ResizeOp, Resized,
-    StoreError, TicketInfo,
+    Adoption, Departure, Enqueued, Fault, Listing, Page, Released, Renewed, Resize, ResizeOp,
+    Resized, StoreError, TicketInfo,
 };
 use crate::name::Name;
 use crate::request::{Id, Request};
@@ -135,12 +135,19 @@ where
             }
             Some((_, Err(failed))) => {
                 tracing::debug!(error = %failed, "a part of a batch has failed");
-                error = Some(failed);
+                // If one outcome is unknown, that of the batch is.
+                if error
+                    .as_ref()
+                    .is_none_or(|error: &StoreError| error.fault() != Fault::Unknown)
+                {
+                    error = Some(failed);
+                }
             }
         }
     }
     match error {
-        Some(error) if answers.iter().all(Option::is_none) => Err(error),
+        // The outcome of a part that is under way is unknown.
+        Some(error) if parts.is_empty() && answers.iter().all(Option::is_none) => Err(error),
         _ => Ok(answers.into_iter().map(|it| it.unwrap_or(failed)).collect()),
     }
 }
