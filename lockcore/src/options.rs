@@ -86,8 +86,10 @@ pub enum Fair {
     /// come before them.
     ///
     /// If a shared ticket ends early, those that still wait for it go to the end of the line. It ends
-    /// early if it is lost, asked back, detached or downgraded, or if the connection broke and the
-    /// store has not confirmed the ticket since. If each request must keep its own place, give the
-    /// locks an [owner text](crate::Lock::owner).
+    /// early if it is lost, asked back, detached, downgraded or extended, or if less than half of its
+    /// ttl is left, or if the connection broke and the store has not confirmed the ticket since. It
+    /// ends too if the task that stands in line for it gives up, and the next one is in another
+    /// runtime. If each request must keep its own place, give the locks an [owner
+    /// text](crate::Lock::owner).
     Strict,
 }

@@ -10,10 +10,9 @@
 //! behind each other. So one ticket that they use one after the other keeps the same order. To the
 //! store and to other processes it is an ordinary ticket, so whatever is lost, it excludes as one.
 //!
-//! The order is lost with the ticket. If the ticket ends early or may not be used any more (after a
-//! gap in the connection, or because it was asked back, detached or downgraded), those of the group
-//! that still wait take a ticket at the end of the line. Tickets of their own would have kept their
-//! places.
+//! The order is lost with the ticket. If the ticket ends early or may not be used any more, those of
+//! the group that still wait take a ticket at the end of the line. Tickets of their own would have
+//! kept their places. [`Fair::Strict`](crate::Fair::Strict) lists the reasons.
 //!
 //! A request that may not join the group that gathers, because the group is full or has another ttl,
 //! begins the next one behind it. A request that shares no ticket does not wait for a group, so it may

@@ -229,7 +229,8 @@ impl Lanes {
                 state.lanes += 1;
                 let mut lane = Lane::new(ttl, self.shared.op_timeout);
                 let leader = lane.begin_leader(exclusive, now, &mut state.leaders);
-                go = go.or(groups.close(now));
+                let closed = groups.close(now);
+                go = go.or(closed); // one group gathers, so one of the two is `None`
                 groups.begin(state.lanes, lane, now);
                 let lane = state.lanes;
                 let leader = Leader::new(self, Which { name, lane }, exclusive, leader);
@@ -354,6 +355,9 @@ impl Lanes {
     }
 
     fn wait_to_ask(&self, role: &Role) -> Option<(oneshot::Receiver<()>, Instant)> {
+        if self.bound.is_some() {
+            return None; // only the requests of a strict order gather
+        }
         let mut state = self.state();
         let groups = state.names.get_mut(&role.name)?;
         if !groups.gathers(role.lane) {
@@ -728,8 +732,8 @@ impl Drop for Share {
     }
 }
 
-/// The last user of a ticket releases it at the store. Meanwhile requests
-/// [gather](super::groups).
+/// The last user of a ticket releases it at the store. A [group](super::groups) that gathers goes on
+/// to do so meanwhile.
 pub(crate) struct Leaving(Share);
 
 impl Drop for Leaving {
