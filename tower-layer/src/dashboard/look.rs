@@ -75,9 +75,9 @@ async fn names(locks: &Locks, begin: &str) -> Result<Look, Error> {
     {
         names.extend(page);
     }
+    let more = names.len() > MOST_NAMES;
     names.sort();
     names.dedup_by(|one, other| one.name == other.name && one.is_whole == other.is_whole);
-    let more = names.len() > MOST_NAMES;
     names.truncate(MOST_NAMES);
     let waiters = |used: &NameInUse| used.summary.as_ref().map_or(0, |summary| summary.waiters);
     names.sort_by_key(|used| std::cmp::Reverse(waiters(used)));

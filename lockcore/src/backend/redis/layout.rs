@@ -230,7 +230,6 @@ mod tests {
             (record(":", ":")[0], "58"),
             (record("expires", "expires")[0], "43"),
             (record(": behind capacity", ": behind capacity")[0], "61"), // =
-            (record(": behind capacity", ": behind capacity")[0], "62"), // >
         ];
 
         for script in scripts() {

@@ -45,6 +45,7 @@ local function add_line(name, was, at, stored)
   left = left - rows
   rows = redis.pcall('HGETALL', key .. ':line')
   local solo = #was > at and string.sub(was, at + 1) or nil
+  if rows == 0 and not solo then return end -- the rows were evicted
   add_tickets(name, rows, tonumber(string.sub(was, 31, 43)), tonumber(string.sub(was, 57, 66)), solo, stored)
 end
 
