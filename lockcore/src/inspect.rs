@@ -121,11 +121,11 @@ impl NamesInUse {
     /// The stores send the summaries of short lines with the page: lines of up to a few dozen
     /// tickets, or of a hundred on SQLite and PostgreSQL, until a page has about 4,000 tickets. The
     /// other lines are [inspected](Locks::inspect): one more request for each of these names, and up
-    /// to 16 at a time. So are all lines of a store that cannot sum up: MySQL, and a store from
+    /// to 16 at a time. So are all lines of a store that cannot sum up, for example one from
     /// outside of this crate.
     ///
     /// With 1,000 names in use, a waiter at every tenth, and pages of 1,000 names, a list takes 2
-    /// requests on Redis and PostgreSQL, 3 on etcd, 16 on ZooKeeper, and about 1,000 on MySQL.
+    /// requests on Redis, PostgreSQL and MySQL, 3 on etcd, and 16 on ZooKeeper.
     pub fn with_summaries(mut self) -> Self {
         self.listing.summaries = true;
         self
