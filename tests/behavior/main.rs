@@ -96,7 +96,7 @@ fn main() {
     let mut arguments = Arguments::from_args();
     // A fact computes for about a sixth of its time. For the rest it waits.
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
-    arguments.test_threads.get_or_insert(4 * cores);
+    arguments.test_threads.get_or_insert((4 * cores).min(32));
     let conclusion = libtest_mimic::run(&arguments, trials);
     if !arguments.list {
         tests::fact::print_the_slowest();
@@ -165,12 +165,14 @@ fn facts_of(store: Kind) -> Vec<Trial> {
     trials
 }
 
-/// Whether a fact runs on this store under its policy. A policy is a matter of the core: a store
-/// sees the same verbs under each of them. So under [`Fair::Strict`](lockcore::Fair::Strict) a store
-/// beside another one with its capability has only the facts about exclusion.
+/// Whether a fact runs on this store under its policy. A policy is a matter of the core: to a store,
+/// [`Fair::Strict`](lockcore::Fair::Strict) only means more tickets of one client in a line. So under
+/// it, a store beside another one with its capability has only the facts of exclusion and of crowds.
 fn runs_on(store: Kind, fact: &Trial) -> bool {
     let is_strict = fact.name().contains("::strict::");
-    store.suite() == Suite::Whole || !is_strict || fact.name().contains("::exclusion::")
+    let remains = ["::exclusion::", "::stress::"];
+    let remains = remains.iter().any(|group| fact.name().contains(group));
+    store.suite() == Suite::Whole || !is_strict || remains
 }
 
 /// The facts that use only what every store does in the same way. They run on one store of each

@@ -191,10 +191,10 @@ async fn a_pair_is_two_calls_of_a_few_statements(_: Store) {
     let mut session = server.session();
     let locks = with_tables(&server).await;
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
-    let [first, second] = [(); 2].map(|()| statements(&mut session));
     let mut of_a_pair = [0; 2];
     // A sweep may come in between.
     for _ in 0..5 {
+        let [first, second] = [(); 2].map(|()| statements(&mut session));
         let before = statements(&mut session);
         for _ in 0..PAIRS {
             give_back(locks.mutex("a").acquire().await.unwrap()).await;

@@ -133,7 +133,7 @@ pub enum Suite {
     /// All facts that its capability allows.
     Whole,
     /// All but the groups that test only the core, above the contract of a store, and under strict
-    /// order only the facts about exclusion. The others run on another store with the same
+    /// order only the facts about exclusion and crowds. The others run on another store with the same
     /// capability, and on this one only with `--long`.
     Verbs,
     /// Only the facts about exclusion. The store is another form of a store that runs all facts. It

@@ -412,7 +412,8 @@ async fn few_of_a_crowd_are_in_front_of_a_renewal_if_enqueues_are_answered_late(
     let first = locks.mutex("crowd").acquire().await.unwrap();
     let mut crowd = tokio::task::JoinSet::new();
     for _ in 0..CROWD {
-        let lock = locks.mutex("crowd").wait(Wait::Forever);
+        // With an owner text, each waiter takes a ticket of its own.
+        let lock = locks.mutex("crowd").owner("crowd").wait(Wait::Forever);
         crowd.spawn(async move { lock.acquire().await });
     }
 
