@@ -14,6 +14,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
         a_user_with_the_rights_of_the_guide_needs_no_others
         a_login_that_the_server_has_forgotten_is_made_again
+        a_login_that_ends_while_a_lock_is_held_is_made_again
     ]
 }
 
@@ -66,4 +67,25 @@ async fn a_login_that_the_server_has_forgotten_is_made_again(_: Store) {
     assert!(guard.is_valid());
     works_again(&locks, "b", SOON).await;
     give_back(guard).await;
+}
+
+/// The server forgets a login that nobody has used for a second or two. The client uses its own every
+/// three seconds.
+async fn a_login_that_ends_while_a_lock_is_held_is_made_again(_: Store) {
+    let ttl = Duration::from_secs(18);
+    let mut server = EtcdServer::with(&["--auth-token-ttl=1"]);
+    server.let_in(USER, "test:1:");
+    let url = server.url_with_user(USER, SECRET);
+    let [holder, waiter] = [(); 2].map(|()| patient(&url).ttl(ttl).build().unwrap());
+    let guard = holder.mutex("a").acquire().await.unwrap();
+    let waits = begin(waiter.mutex("a").wait(3 * SOON));
+    tickets(&holder, "a", 2).await;
+
+    for _ in 0..2 {
+        is_renewed(&guard, ttl).await;
+    }
+
+    assert!(guard.is_valid() && !waits.is_finished());
+    give_back(guard).await;
+    give_back(soon(waits).await.unwrap().unwrap()).await;
 }
