@@ -37,7 +37,7 @@ impl Guard {
     /// Finish all writes before this call. A late write of this process has the same token as the
     /// writes of the adopter, so the resource cannot tell them apart.
     ///
-    /// This works on memory, SQLite, PostgreSQL, Redis and etcd. On ZooKeeper a ticket belongs to the
+    /// This works on memory, SQLite, PostgreSQL, MySQL, Redis and etcd. On ZooKeeper a ticket belongs to the
     /// session of its client, and it cannot move to another session. A quorum of servers has no such operation
     /// either: see [`Capability::adopts`](crate::backend::Capability::adopts).
     ///

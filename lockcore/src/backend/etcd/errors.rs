@@ -26,10 +26,9 @@ pub(super) fn failed(status: Status) -> StoreError {
     match status.code() {
         // The member refuses this before it begins. Another member may have a leader.
         Code::Unavailable if says("no leader") => StoreError::replace(Fault::Retry, text),
-        // The token of this connection is too old, or the rights were changed since.
-        Code::Unauthenticated if says("invalid auth token") => {
-            StoreError::replace(Fault::Retry, text)
-        }
+        // The login has ended, and so has the one that was made in its place.
+        _ if is_login_forgotten(&status) => StoreError::replace(Fault::Retry, text),
+        // The rights were changed since the login.
         Code::InvalidArgument if says("revision of auth store is old") => {
             StoreError::replace(Fault::Retry, text)
         }
@@ -50,6 +49,11 @@ pub(super) fn failed(status: Status) -> StoreError {
         ),
         _ => StoreError::new(Fault::Unknown, text),
     }
+}
+
+/// Whether the server has refused a request because it does not know the token of its login any more.
+pub(super) fn is_login_forgotten(status: &Status) -> bool {
+    status.code() == Code::Unauthenticated && status.message().contains("invalid auth token")
 }
 
 /// The failure of a request that changes nothing. Its outcome is never unknown.

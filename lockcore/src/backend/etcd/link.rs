@@ -4,10 +4,11 @@
 //! time. So requests that are sent one after the other may be carried out in any order. Whoever
 //! needs an order waits for the answer of the first, or puts both into one transaction.
 
+use std::fmt;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -30,7 +31,7 @@ use tonic_prost::ProstCodec;
 use super::config::{Member, Settings};
 #[cfg(feature = "etcd-tls")]
 use super::encrypted::Encrypted;
-use super::errors::{failed, not_changed, not_connected};
+use super::errors::{failed, is_login_forgotten, not_changed, not_connected};
 use super::messages::{
     AuthenticateRequest, AuthenticateResponse, DeleteRequest, DeleteResponse, LeaseGrantRequest,
     LeaseGrantResponse, LeaseRevokeRequest, LeaseRevokeResponse, LeaseTimeToLiveRequest,
@@ -159,13 +160,19 @@ async fn begin(
             requests,
             scheme,
             place: place.into(),
-            token: None,
+            login: None,
         },
         ended: driver.abort_handle(),
     };
     let usable = async {
         if let Some((name, password)) = &settings.login {
-            link.log_in(name, password).await?;
+            let token = link.log_in(name, password).await.map_err(failed)?;
+            link.service.login = Some(Arc::new(Login {
+                name: name.clone(),
+                password: password.clone(),
+                token: Mutex::new(token),
+                again: tokio::sync::Mutex::default(),
+            }));
         }
         link.term(probe).await
     };
@@ -176,20 +183,35 @@ async fn begin(
 }
 
 impl Link {
-    async fn log_in(&mut self, name: &str, password: &str) -> Result<(), StoreError> {
+    /// Returns the token of a new login.
+    async fn log_in(&self, name: &str, password: &str) -> Result<HeaderValue, Status> {
         let login = AuthenticateRequest {
             name: name.to_owned(),
             password: password.to_owned(),
         };
-        let answer: AuthenticateResponse = self
-            .call("/etcdserverpb.Auth/Authenticate", login)
-            .await
-            .map_err(failed)?;
-        let mut token = HeaderValue::from_str(&answer.token).map_err(|_| {
-            StoreError::new(Fault::Config, "etcd: the token of the login is no text")
-        })?;
+        // The server refuses a login that comes with a token that has ended.
+        let service = Service {
+            login: None,
+            ..self.service.clone()
+        };
+        let answer: AuthenticateResponse =
+            send(service, "/etcdserverpb.Auth/Authenticate", login).await?;
+        let mut token = HeaderValue::from_str(&answer.token)
+            .map_err(|_| Status::unauthenticated("the token of the login is no text"))?;
         token.set_sensitive(true);
-        self.service.token = Some(token);
+        Ok(token)
+    }
+
+    /// Logs in again, if no other request has done so since this token was used.
+    ///
+    /// A login takes the server a tenth of a second, so of many requests only one makes it. If the
+    /// future is dropped, the next request goes on.
+    async fn log_in_again(&self, login: &Login, used: &HeaderValue) -> Result<(), Status> {
+        let _turn = login.again.lock().await;
+        if login.token() == *used {
+            let token = self.log_in(&login.name, &login.password).await?;
+            *login.token.lock().unwrap_or_else(PoisonError::into_inner) = token;
+        }
         Ok(())
     }
 
@@ -261,20 +283,24 @@ impl Link {
         answer.map_err(not_changed)
     }
 
-    /// Sends a request when this is first polled.
+    /// Sends a request when this is first polled. If the server has forgotten the login, it refuses
+    /// the request before it begins. Then this logs in once, and sends the request again.
     async fn call<Q, A>(&self, path: &'static str, question: Q) -> Result<A, Status>
     where
-        Q: Message + 'static,
+        Q: Message + Clone + 'static,
         A: Message + Default + 'static,
     {
-        let mut grpc = self.grpc();
-        grpc.ready().await.map_err(Self::closed)?;
-        let codec = ProstCodec::<Q, A>::default();
-        let path = PathAndQuery::from_static(path);
-        let answer = grpc
-            .unary(tonic::Request::new(question), path, codec)
-            .await?;
-        Ok(answer.into_inner())
+        let Some(login) = &self.service.login else {
+            return send(self.service.clone(), path, question).await;
+        };
+        let used = login.token();
+        match send(self.service.clone(), path, question.clone()).await {
+            Err(status) if is_login_forgotten(&status) => {
+                self.log_in_again(login, &used).await?;
+                send(self.service.clone(), path, question).await
+            }
+            outcome => outcome,
+        }
     }
 
     /// Opens a stream in both directions. Resolves when the server has sent something on it.
@@ -287,21 +313,33 @@ impl Link {
         Q: Message + 'static,
         A: Message + Default + 'static,
     {
-        let mut grpc = self.grpc();
-        grpc.ready().await.map_err(Self::closed)?;
+        let mut grpc = ready(self.service.clone()).await?;
         let codec = ProstCodec::<Q, A>::default();
         let path = PathAndQuery::from_static(path);
         let questions = tonic::Request::new(UnboundedReceiverStream::new(questions));
         Ok(grpc.streaming(questions, path, codec).await?.into_inner())
     }
+}
 
-    fn grpc(&self) -> Grpc<Service> {
-        Grpc::new(self.service.clone()).max_decoding_message_size(LONGEST_ANSWER)
-    }
+async fn send<Q, A>(service: Service, path: &'static str, question: Q) -> Result<A, Status>
+where
+    Q: Message + 'static,
+    A: Message + Default + 'static,
+{
+    let mut grpc = ready(service).await?;
+    let codec = ProstCodec::<Q, A>::default();
+    let path = PathAndQuery::from_static(path);
+    let answer = grpc
+        .unary(tonic::Request::new(question), path, codec)
+        .await?;
+    Ok(answer.into_inner())
+}
 
-    fn closed(error: hyper::Error) -> Status {
-        Status::from_error(Box::new(error))
-    }
+async fn ready(service: Service) -> Result<Grpc<Service>, Status> {
+    let mut grpc = Grpc::new(service).max_decoding_message_size(LONGEST_ANSWER);
+    let ready = grpc.ready().await;
+    ready.map_err(|error| Status::from_error(Box::new(error)))?;
+    Ok(grpc)
 }
 
 /// The connection as the library for gRPC uses it. It does not connect again.
@@ -310,8 +348,30 @@ struct Service {
     requests: SendRequest<Body>,
     scheme: &'static str,
     place: Arc<str>,
-    /// Of the login.
-    token: Option<HeaderValue>,
+    login: Option<Arc<Login>>,
+}
+
+/// The login of a connection. A server forgets it when nobody has used it for some minutes.
+struct Login {
+    name: String,
+    password: String,
+    /// What requests are sent with.
+    token: Mutex<HeaderValue>,
+    /// Held by a request that logs in again.
+    again: tokio::sync::Mutex<()>,
+}
+
+impl Login {
+    fn token(&self) -> HeaderValue {
+        let token = self.token.lock().unwrap_or_else(PoisonError::into_inner);
+        token.clone()
+    }
+}
+
+impl fmt::Debug for Login {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Login").finish_non_exhaustive()
+    }
 }
 
 impl GrpcService<Body> for Service {
@@ -333,8 +393,8 @@ impl GrpcService<Body> for Service {
         let headers = request.headers_mut();
         // A member without a leader refuses the request at once, and ends the streams.
         headers.insert("hasleader", HeaderValue::from_static("true"));
-        if let Some(token) = &self.token {
-            headers.insert("token", token.clone());
+        if let Some(login) = &self.login {
+            headers.insert("token", login.token());
         }
         Box::pin(self.requests.send_request(request))
     }

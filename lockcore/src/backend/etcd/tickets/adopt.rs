@@ -15,16 +15,17 @@ use crate::backend::etcd::messages::{
     KeyValue, Op, all_below, delete, is_absent, one, put, txn, was_written,
 };
 use crate::backend::etcd::session::At;
-use crate::backend::{Adoption, Enqueued, StoreError};
-use crate::clock::Clock;
+use crate::backend::{Adoption, Enqueued, Fault, StoreError};
+use crate::clock::{Clock, Instant};
 use crate::request::Request;
 
 /// Gives a held ticket a lease of its own. The next renewal takes it back.
 ///
 /// The core begins no renewal until it knows the outcome. One that has begun earlier does not take the
-/// ticket back, because it has not seen the note that this makes first. If the future is dropped, the
-/// write may be carried out later, but not after a renewal has taken the ticket back or after a
-/// release, because it compares the revision of the key. A lease without a key ends by itself.
+/// ticket back, because it has not seen the note that this makes in front of the write. If the future
+/// is dropped, the write may be carried out later, but not after a renewal has taken the ticket back
+/// or after a release, because it compares the revision of the key. A lease without a key ends by
+/// itself.
 pub(in crate::backend::etcd) async fn detach(
     at: Arc<At>,
     request: Arc<Request>,
@@ -32,10 +33,6 @@ pub(in crate::backend::etcd) async fn detach(
     let session = &at.session;
     let key = layout::ticket(&session.layout.line(&request.name), request.id);
     let until = Clock::BOOT.now().after(2 * request.ttl);
-    match session.state().mine.get_mut(&request.id) {
-        Some(mine) if !mine.lost && !mine.leaving => mine.detached = Some(until),
-        _ => return Err(changed()),
-    }
     let found = at.link.range(one(&key)).await?.kvs.into_iter().next();
     let kv = found.ok_or_else(changed)?;
     let whole = request.ttl.as_secs() + u64::from(request.ttl.subsec_nanos() > 0);
@@ -43,14 +40,39 @@ pub(in crate::backend::etcd) async fn detach(
         .link
         .grant(i64::try_from(whole).unwrap_or(i64::MAX))
         .await?;
+    // Until here nothing was written that may arrive late. A renewal that finds the note writes the
+    // key, which a full server refuses.
+    let note = |note: Option<Instant>| match session.state().mine.get_mut(&request.id) {
+        Some(mine) if !mine.lost && !mine.leaving => {
+            mine.detached = note;
+            Ok(())
+        }
+        _ => Err(changed()),
+    };
+    note(Some(until))?;
     let value = String::from_utf8_lossy(&kv.value).into_owned();
     let compare = vec![was_written(&key, kv.mod_revision)];
     let written = at
         .link
         .txn(txn(compare, vec![put(&key, value, lease)], Vec::new()));
-    match written.await.map_err(failed)?.succeeded {
-        true => Ok(()),
-        false => Err(changed()),
+    match written.await.map_err(failed) {
+        Ok(written) if written.succeeded => Ok(()),
+        Ok(_) => {
+            if let Err(error) = at.link.revoke(lease).await {
+                tracing::debug!(%error, "a lease without a key was not revoked, and ends by itself");
+            }
+            Err(changed())
+        }
+        Err(error) if error.is_halfway() => {
+            // The server is full. It has answered, so this is not carried out later.
+            let found = at.link.range(one(&key)).await?.kvs.into_iter().next();
+            if found.is_some_and(|kv| kv.lease == lease) {
+                return Ok(());
+            }
+            note(None)?;
+            Err(StoreError::new(Fault::Refused, error.to_string()))
+        }
+        Err(error) => Err(error),
     }
 }
 

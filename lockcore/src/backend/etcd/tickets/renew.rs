@@ -142,6 +142,8 @@ impl<'a> Round<'a> {
         (mine.permits, mine.ttl) = (ticket.permits, ticket.ttl);
         *owner = Some(ticket.owner);
         if let Some(known) = known {
+            // Another renewal has taken the ticket back, or it is to be detached again.
+            mine.detached = mine.detached.filter(|at| known.detached == Some(*at));
             (known.permits, known.ttl) = (mine.permits, mine.ttl);
             known.seen = Some(self.now);
         }
@@ -200,7 +202,7 @@ impl<'a> Round<'a> {
         let mut state = self.at.session.state();
         if let Some(known) = state.mine.get_mut(&self.tickets[index].id) {
             (known.permits, known.ttl) = (ticket.permits, ticket.ttl);
-            if mine.detached.is_some() {
+            if mine.detached.is_some() && known.detached == mine.detached {
                 known.detached = None;
             }
         }
