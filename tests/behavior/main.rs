@@ -96,7 +96,7 @@ fn main() {
     let mut arguments = Arguments::from_args();
     // A fact computes for about a sixth of its time. For the rest it waits.
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
-    arguments.test_threads.get_or_insert((4 * cores).min(32));
+    arguments.test_threads.get_or_insert((3 * cores).min(32));
     let conclusion = libtest_mimic::run(&arguments, trials);
     if !arguments.list {
         tests::fact::print_the_slowest();

@@ -304,6 +304,9 @@ async fn the_error_of_somebody_who_has_no_lock_yet_does_not_say_that_it_was_held
         locks.mutex("").try_acquire().await.unwrap_err(),
     ];
     for fault in [Fault::Refused, Fault::Config] {
+        // A store for each. A client may count in the background after a failure.
+        let kit = Kit::new();
+        let locks = kit.client().unwrap();
         kit.fail_next(Verb::Enqueue, fault);
         errors.push(locks.mutex("c").acquire().await.unwrap_err());
         // The candidate has the mutex, and cannot tell the observers. It has not begun to lead.

@@ -72,7 +72,7 @@ impl World {
     /// Plays a history. An error names the first step after which the store differs from the rule.
     pub(super) async fn play(&mut self, history: &History) -> Result<(), String> {
         let mut outcome = Ok(());
-        for _ in 0..5 {
+        for _ in 0..20 {
             self.connect_all().await;
             self.histories += 1;
             let began = Instant::now();

@@ -646,7 +646,7 @@ fn a_page_is_summed_up_until_it_has_read_enough_tickets_and_the_shortest_lines_c
         .file
         .run(
             "WITH RECURSIVE line (line, tickets) AS (
-                 SELECT 0, 101 UNION ALL SELECT line + 1, iif(line < 50, 100, 1) FROM line WHERE line < 55
+                 SELECT 0, 101 UNION ALL SELECT line + 1, CASE WHEN line < 50 THEN 100 ELSE 1 END FROM line WHERE line < 55
              )
              INSERT INTO names (key, name, last)
              SELECT line + 1, format('test:1:{%d-%02d}', tickets, line), tickets FROM line;
