@@ -174,6 +174,14 @@ impl Store {
         self.settled.note(id);
     }
 
+    /// Notes that a ticket holds, and tells its client so if it has waited.
+    pub(super) fn granted(&self, wake: Wake) {
+        match self.link_of(wake.id) {
+            Some(link) => link.granted(wake),
+            None => self.settled(wake.id),
+        }
+    }
+
     /// The link that tells of a grant of this ticket: the one on which it waits. After a
     /// reconnection, a ticket that was not renewed yet waits on none. `None` if its client knows of
     /// the grant.

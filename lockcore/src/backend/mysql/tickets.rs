@@ -14,7 +14,7 @@ use super::looks::put_name;
 use crate::backend::table::{self, Row as _};
 use crate::backend::{
     Adoption, Departure, Enqueued, Fault, Listing, Page, Released, Renewed, Resize, ResizeOp,
-    Resized, StoreError, TicketInfo,
+    Resized, StoreError, TicketInfo, Wake,
 };
 use crate::name::Name;
 use crate::request::{Id, Request};
@@ -160,13 +160,16 @@ pub(super) async fn renew(
     let shortest = tickets.iter().map(|ticket| ticket.ttl).min();
     // The other answers come in time for the core, and for their leases.
     let enough = (link.timer)((patience / 10 * 9).min(shortest.unwrap_or_default() / 4));
-    let ask = |tickets| renew_some(Arc::clone(&link), tickets);
+    let whole = tickets.len();
+    let ask = |tickets| renew_some(Arc::clone(&link), tickets, whole);
     in_parts(tickets, |it| &it.name, Renewed::Failed, enough, ask).await
 }
 
+/// Renews these tickets of a batch, which has so many as a whole.
 async fn renew_some(
     link: Arc<Inner>,
     tickets: Vec<Arc<Request>>,
+    whole: usize,
 ) -> Result<Vec<Option<Renewed>>, StoreError> {
     let (asked, came_from) = by_name(tickets.iter().map(|ticket| &ticket.name), |at, asked| {
         let ticket = &tickets[at];
@@ -190,25 +193,27 @@ async fn renew_some(
     });
     let rows: Vec<_> = rows.collect::<Result<_, StoreError>>()?;
     let answers = in_order(rows.into_iter(), came_from)?;
+    // The answers wait for those of other names, which are locked.
+    let is_late = tickets.len() < whole || answers.iter().any(Option::is_none);
     for (request, answer) in tickets.iter().zip(&answers) {
         if let Some((number, answer)) = answer {
-            note(&link, request, *number, *answer);
+            note(&link, request, *number, *answer, is_late);
         }
     }
     let answers = answers.into_iter();
     Ok(answers.map(|it| it.map(|(_, answer)| answer)).collect())
 }
 
-/// Notes whether the ticket still waits.
-fn note(link: &Arc<Inner>, request: &Request, number: Option<i64>, answer: Renewed) {
-    match (answer, number) {
-        (Renewed::Waiting { valid_for, .. }, Some(number)) => {
-            let spot = Spot {
-                name: table::key(&request.name, VERSION).into(),
-                ticket: number.unsigned_abs(),
-            };
+/// Notes whether the ticket still waits. If its client gets the answer late, it is told of a grant at
+/// once, and learns of it twice.
+fn note(link: &Arc<Inner>, request: &Request, number: Option<i64>, answer: Renewed, is_late: bool) {
+    match (answer, number.map(i64::unsigned_abs)) {
+        (Renewed::Waiting { valid_for, .. }, Some(ticket)) => {
+            let name = table::key(&request.name, VERSION).into();
+            let spot = Spot { name, ticket };
             link.store().waits(link, request.id, spot, valid_for);
         }
+        (_, Some(ticket)) if is_late => link.store().granted(Wake::new(request.id, ticket)),
         _ => link.store().settled(request.id),
     }
 }
