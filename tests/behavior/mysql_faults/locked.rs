@@ -233,6 +233,7 @@ async fn a_read_leaves_no_transaction_open(_: Store) {
         "look(X'000a746573743a313a7b617d0000000000000001')",
         "inspect('test:1:{another}')",
         "list('', '', 'z', 10)",
+        "overview('', '', 'z', 10)",
         "stored('test:1:{a}')",
         "counter('test:1:{a}')",
     ] {
