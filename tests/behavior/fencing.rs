@@ -14,7 +14,7 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{ConnectOptions as _, Connection as _};
 use tests::redis_server::RedisServer;
 
-use crate::store::{Kind, SOON, Store, give_back, kind};
+use crate::store::{Kind, Store, give_back, kind};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
@@ -87,7 +87,7 @@ async fn a_lock_that_is_lost_still_has_its_token(store: Store) {
     let guard = locks.mutex("a").acquire().await.unwrap();
     let token = guard.fencing_token().unwrap();
 
-    locks.shutdown(SOON).await.unwrap();
+    locks.shutdown(Duration::from_secs(2)).await.unwrap();
 
     assert!(!guard.is_valid());
     assert_eq!(guard.fencing_token().unwrap(), token);
