@@ -1,7 +1,6 @@
 //! Taking over the ticket of another client, instead of asking for a new ticket.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::Budget;
 use super::pending::{Pending, Progress};
@@ -22,56 +21,37 @@ pub(crate) async fn adopt(
     budget: &Budget,
     detached: &Detached,
 ) -> Result<Arc<Lease>, Error> {
+    let shared = &spec.client.shared;
     let mut ttl = spec.ttl;
     loop {
-        match adopt_for(spec, budget, detached, ttl).await? {
-            Ok(lease) => return Ok(lease),
-            Err(longest) => ttl = longest,
+        let request = Arc::new(Request {
+            name: spec.name.clone(),
+            id: shared.new_id()?,
+            permits: spec.permits,
+            capacity: spec.capacity,
+            ttl,
+            wait: false,
+            name_ahead: false,
+            highest_seen: 0,
+            owner: Arc::clone(spec.owner),
+        });
+        let adoption = Adoption::new(
+            detached.id,
+            detached.grant.ticket(),
+            detached.enqueue_may_follow,
+            Arc::clone(&request),
+        );
+        let lease = Lease::adopted(request, detached.grant.hand_overs());
+        let lease = Arc::new(lease.measured_by(spec.meter.clone()));
+        let mut pending = Pending::adopting(shared, lease, adoption)?;
+        let asked = pending.enqueue(None, budget.give_up, budget.give_up);
+        match asked.await? {
+            Progress::Granted(_) => return pending.into_lease().ok_or_else(Error::not_adopted),
+            // The session of this client allows no longer ttl. Nothing was sent.
+            Progress::TtlTooLong(longest) => ttl = longest,
+            Progress::Lost | Progress::Waiting | Progress::AskAgain { .. } => {
+                return Err(Error::not_adopted());
+            }
         }
-    }
-}
-
-/// Takes the lock with this ttl. Returns the longest ttl that the session of this client allows, if
-/// this one is longer. Nothing was sent then.
-async fn adopt_for(
-    spec: &Spec<'_>,
-    budget: &Budget,
-    detached: &Detached,
-    ttl: Duration,
-) -> Result<Result<Arc<Lease>, Duration>, Error> {
-    let shared = &spec.client.shared;
-    let request = Arc::new(Request {
-        name: spec.name.clone(),
-        id: shared.new_id()?,
-        permits: spec.permits,
-        capacity: spec.capacity,
-        ttl,
-        wait: false,
-        name_ahead: false,
-        highest_seen: 0,
-        owner: Arc::clone(spec.owner),
-    });
-    let adoption = Adoption::new(
-        detached.id,
-        detached.grant.ticket(),
-        detached.enqueue_may_follow,
-        Arc::clone(&request),
-    );
-    let lease = Lease::adopted(request, detached.grant.hand_overs());
-    let mut pending = Pending::adopting(
-        shared,
-        Arc::new(lease.measured_by(spec.meter.clone())),
-        adoption,
-    )?;
-    match pending
-        .enqueue(None, budget.give_up, budget.give_up)
-        .await?
-    {
-        Progress::Granted(_) => match pending.into_lease() {
-            Some(lease) => Ok(Ok(lease)),
-            None => Err(Error::not_adopted()),
-        },
-        Progress::TtlTooLong(longest) => Ok(Err(longest)),
-        Progress::Lost | Progress::Waiting | Progress::AskAgain { .. } => Err(Error::not_adopted()),
     }
 }
