@@ -22,6 +22,7 @@
 
 mod lane;
 mod lease;
+mod process;
 mod table;
 
 use std::num::NonZeroU32;
