@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use libtest_mimic::Trial;
+use lockcore::Locks;
 use tests::eventually::eventually;
 use tests::mysql_server::{DATABASE, MysqlServer, Session};
 
@@ -32,6 +33,16 @@ fn lock(session: &mut Session, rows: &str) {
     ));
 }
 
+/// A server, a client of it, and a session that has locked the name `a`.
+async fn with_a_locked_name() -> (MysqlServer, Locks, Session) {
+    let server = MysqlServer::start();
+    let mut session = server.session();
+    let locks = with_tables(&server).await;
+    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+    lock(&mut session, "names WHERE name = 'test:1:{a}'");
+    (server, locks, session)
+}
+
 /// The connections that are in a call while one call waits for a row, each with the number of its
 /// statement.
 fn waiting(server: &MysqlServer) -> Vec<String> {
@@ -53,11 +64,7 @@ async fn one_waits(server: &MysqlServer) -> Vec<String> {
 
 /// The calls of the other name need a connection of their own.
 async fn a_name_that_somebody_else_has_locked_holds_up_no_other_one(_: Store) {
-    let server = MysqlServer::start();
-    let mut session = server.session();
-    let locks = with_tables(&server).await;
-    give_back(locks.mutex("a").acquire().await.unwrap()).await;
-    lock(&mut session, "names WHERE name = 'test:1:{a}'");
+    let (server, locks, mut session) = with_a_locked_name().await;
 
     let waits = begin(locks.mutex("a").wait(STALL));
     let before = one_waits(&server).await;
@@ -175,11 +182,7 @@ async fn a_call_that_was_ended_while_it_waited_is_repeated(_: Store) {
 
 /// The client waits for the answer for longer than the call waits for the row.
 async fn a_call_that_waited_for_too_long_is_repeated_on_its_connection(_: Store) {
-    let server = MysqlServer::start();
-    let mut session = server.session();
-    let locks = with_tables(&server).await;
-    give_back(locks.mutex("a").acquire().await.unwrap()).await;
-    lock(&mut session, "names WHERE name = 'test:1:{a}'");
+    let (server, locks, mut session) = with_a_locked_name().await;
     let waits = begin(locks.mutex("a").wait(STALL));
     let first = one_waits(&server).await;
     let (connection, _) = first[0].split_once(' ').unwrap();
