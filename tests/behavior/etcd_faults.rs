@@ -1,5 +1,5 @@
-//! Tests with etcd servers that are full, lose leases or keys, or get requests late, and of requests
-//! that come at the same moment. Each fact has its own servers. This file has what the groups of facts
+//! Tests with etcd servers that are full, lose leases or keys, or get requests late, of requests that
+//! come at the same moment, and of how many there are. Each fact has its own servers. This file has what the groups of facts
 //! share. The groups are the files of this folder.
 
 mod capacities;
@@ -7,6 +7,7 @@ mod ensembles;
 mod full;
 mod late;
 mod leases;
+mod requests;
 mod rights;
 
 use libtest_mimic::Trial;
@@ -24,6 +25,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         full::facts,
         late::facts,
         leases::facts,
+        requests::facts,
         rights::facts,
     ];
     groups.into_iter().flat_map(|facts| facts(store)).collect()
