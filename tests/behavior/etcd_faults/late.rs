@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
-use lockcore::backend::{self, Departure, Enqueued, EventSink, FULL, Id, Name, Released, Request};
+use lockcore::backend::{
+    self, Backend, Connection, Departure, Enqueued, EventSink, FULL, Id, Name, Released, Request,
+};
 use tests::etcd_server::EtcdServer;
 use tests::eventually::eventually;
 use tests::proxy::Proxy;
@@ -16,43 +18,52 @@ use crate::store::{DEFAULT, Kind, LEASE, PATIENCE, SOON, STALL, Store, begin, gi
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
         an_enqueue_of_an_earlier_connection_takes_no_ticket
+        a_renewal_that_began_before_a_detach_does_not_take_the_ticket_back
         a_watch_that_begins_behind_a_compaction_misses_no_grant
         a_line_of_thousands_moves
     ]
 }
 
-/// As if a member had been stopped with a request in its buffer, for longer than marks stay.
-async fn an_enqueue_of_an_earlier_connection_takes_no_ticket(_: Store) {
-    let server = EtcdServer::start();
-    let [first, second] = [(); 2].map(|()| Proxy::to(server.port()));
+/// Two ways to a server, and a store that uses the second one as soon as it leads there.
+fn two_ways(server: &EtcdServer) -> ([Proxy; 2], Arc<dyn Backend>) {
+    let ways = [(); 2].map(|()| Proxy::to(server.port()));
+    let [first, second] = &ways;
+    second.cut();
     let url = format!(
         "etcd://127.0.0.1:{},127.0.0.1:{}?session_ttl=60s",
         first.port(),
         second.port()
     );
-    let store = backend::open(&url).unwrap();
-    let connect = async || {
-        // On a busy machine, a member may have too little time.
-        for _ in 0..20 {
-            let events = EventSink::new(1, namespace(), |_| ());
-            if let Ok(connection) = store.connect(events).await {
-                return connection;
-            }
+    (ways, backend::open(&url).unwrap())
+}
+
+async fn connect(store: &Arc<dyn Backend>) -> Arc<dyn Connection> {
+    // On a busy machine, a member may have too little time.
+    for _ in 0..20 {
+        let events = EventSink::new(1, namespace(), |_| ());
+        if let Ok(connection) = store.connect(events).await {
+            return connection;
         }
-        panic!("not connected");
-    };
-    let request = |number: u32| {
-        let name = Name::new(namespace(), "a").unwrap();
-        let id = Id::parse(&format!("{number:032}")).unwrap();
-        Arc::new(Request::new(name, id, FULL, FULL, Duration::from_secs(10)))
-    };
-    second.cut();
-    let earlier = connect().await;
+    }
+    panic!("not connected");
+}
+
+fn request(number: u32) -> Arc<Request> {
+    let name = Name::new(namespace(), "a").unwrap();
+    let id = Id::parse(&format!("{number:032}")).unwrap();
+    Arc::new(Request::new(name, id, FULL, FULL, LEASE / 2))
+}
+
+/// As if a member had been stopped with a request in its buffer, for longer than marks stay.
+async fn an_enqueue_of_an_earlier_connection_takes_no_ticket(_: Store) {
+    let server = EtcdServer::start();
+    let ([first, second], store) = two_ways(&server);
+    let earlier = connect(&store).await;
 
     first.freeze();
     let enqueue = tokio::spawn(earlier.enqueue(request(1), PATIENCE));
     second.restore();
-    let later = connect().await;
+    let later = connect(&store).await;
     let departure = Departure::new(request(1), true);
     let released = later.release(vec![departure]).await.unwrap();
     assert_eq!(released, [Released::NotFound]);
@@ -65,6 +76,33 @@ async fn an_enqueue_of_an_earlier_connection_takes_no_ticket(_: Store) {
     assert_eq!(server.keys("test:1:{"), [""; 0]);
     let next = later.enqueue(request(2), PATIENCE).await;
     assert!(matches!(next, Ok(Enqueued::Granted { .. })), "{next:?}");
+}
+
+/// The renewal began after an earlier detach. Its read arrives after the last one.
+async fn a_renewal_that_began_before_a_detach_does_not_take_the_ticket_back(_: Store) {
+    const KEY: &[&str] = &["get", "--prefix", "test:1:{a}/t", "--write-out=fields"];
+    let server = EtcdServer::start();
+    let ([first, second], store) = two_ways(&server);
+    let earlier = connect(&store).await;
+    let taken = earlier.enqueue(request(1), PATIENCE).await;
+    assert!(matches!(taken, Ok(Enqueued::Granted { .. })), "{taken:?}");
+    earlier.detach(request(1)).await.unwrap();
+
+    first.freeze();
+    let mut renewal = earlier.renew(vec![request(1)], PATIENCE);
+    tokio::select! {
+        biased;
+        renewed = &mut renewal => panic!("{renewed:?}"),
+        () = async {} => {} // It has begun.
+    }
+    second.restore();
+    connect(&store).await.detach(request(1)).await.unwrap();
+    // With the revision of the last write, and the lease.
+    let written = server.ctl(KEY);
+    first.thaw();
+    renewal.await.unwrap();
+
+    assert_eq!(server.ctl(KEY), written);
 }
 
 /// The server refuses to tell what it has compacted.
