@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::fact::{Fact, group_of, without_sessions};
 use super::kit::{Asker, Store, with};
-use super::steps::{SOON, eventually};
+use super::steps::{SOON, STALL, eventually};
 use crate::backend::{
     Adoption, Capability, Departure, Enqueued, FULL, Fault, Id, Released, Renewed, Request, Resize,
     ResizeOp, ResizeOutcome,
@@ -31,6 +31,11 @@ pub(super) fn all() -> Vec<Fact> {
         a_ticket_that_has_expired_is_not_adopted
         a_ticket_with_others_behind_it_that_has_expired_is_not_adopted
     ];
+    let detaching = group_of!["adoptions", false, detaches;
+        a_detached_ticket_outlives_its_client
+        a_detached_ticket_ends_after_its_ttl_although_its_client_goes_on
+        a_renewal_takes_a_detached_ticket_back
+    ];
     let resizing = group_of!["adoptions", false, adopts_and_resizes;
         a_ticket_is_adopted_if_it_holds_by_the_stored_capacity
         an_adoption_that_finds_no_ticket_leaves_the_stored_capacity
@@ -38,7 +43,7 @@ pub(super) fn all() -> Vec<Fact> {
     let refusing = group_of!["adoptions", false, adopts_not;
         an_adoption_is_refused_and_changes_nothing
     ];
-    [adopting, expiring, resizing, refusing].concat()
+    [adopting, expiring, detaching, resizing, refusing].concat()
 }
 
 fn adopts(capability: &Capability) -> Result<(), &'static str> {
@@ -52,6 +57,13 @@ fn adopts_not(capability: &Capability) -> Result<(), &'static str> {
     match capability.adopts {
         true => Err("its tickets go from one client to another"),
         false => Ok(()),
+    }
+}
+
+fn detaches(capability: &Capability) -> Result<(), &'static str> {
+    match capability.sessions {
+        true => adopts(capability),
+        false => Err("its tickets do not depend on a session"),
     }
 }
 
@@ -439,6 +451,73 @@ async fn an_adoption_that_comes_after_its_release_takes_nothing(store: Store) {
     let adopted = takes.adopt(given.id, number, &ours).await;
     assert!(matches!(adopted, Enqueued::Granted { .. }));
     assert_eq!(takes.release(&ours).await, Released::Released);
+    gives.close().await;
+    takes.close().await;
+}
+
+/// The ttl of detached tickets. Servers may count whole seconds.
+const DETACHED: Duration = Duration::from_secs(1);
+
+async fn a_detached_ticket_outlives_its_client(store: Store) {
+    let (gives, takes) = (store.connect().await, store.connect().await);
+    let given = store.writer("a");
+    let number = gives.holds(&given).await;
+
+    gives.detach(&given).await;
+    gives.close().await;
+
+    let ours = another(&given);
+    let adopted = takes.adopt(given.id, number, &ours).await;
+    assert!(
+        matches!(adopted, Enqueued::Granted { ticket, .. } if ticket == number),
+        "{adopted:?}"
+    );
+    assert!(takes.renew(&ours).await.holds());
+    assert_eq!(takes.release(&ours).await, Released::Released);
+    takes.close().await;
+}
+
+/// The second detach is a repetition, as after a lost answer.
+async fn a_detached_ticket_ends_after_its_ttl_although_its_client_goes_on(store: Store) {
+    let (gives, takes) = (store.connect().await, store.connect().await);
+    let [given, kept] = ["a", "b"].map(|name| store.writer(name));
+    let given = with(&given, |request| request.ttl = DETACHED);
+    let number = gives.holds(&given).await;
+    gives.holds(&kept).await;
+
+    gives.detach(&given).await;
+    gives.detach(&given).await;
+
+    eventually("it has ended", STALL, async || {
+        takes.inspect(given.name.clone()).await.is_empty()
+    })
+    .await;
+    let late = takes.adopt(given.id, number, &another(&given)).await;
+    assert_eq!(late, Enqueued::Gone);
+    assert_eq!(gives.renew(&given).await, Renewed::Lost);
+    assert!(gives.renew(&kept).await.holds());
+    gives.close().await;
+    takes.close().await;
+}
+
+/// Another ticket shows that the time is over: it is detached later, and with a longer ttl.
+async fn a_renewal_takes_a_detached_ticket_back(store: Store) {
+    let (gives, takes) = (store.connect().await, store.connect().await);
+    let [kept, given] = [("a", DETACHED), ("b", 4 * DETACHED)]
+        .map(|(name, ttl)| with(&store.writer(name), |request| request.ttl = ttl));
+    gives.holds(&kept).await;
+    gives.holds(&given).await;
+
+    gives.detach(&kept).await;
+    assert!(gives.renew(&kept).await.holds());
+    gives.detach(&given).await;
+
+    eventually("the time is over", STALL, async || {
+        takes.inspect(given.name.clone()).await.is_empty()
+    })
+    .await;
+    assert!(gives.renew(&kept).await.holds());
+    assert_eq!(gives.release(&kept).await, Released::Released);
     gives.close().await;
     takes.close().await;
 }

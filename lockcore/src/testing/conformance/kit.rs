@@ -164,6 +164,10 @@ impl Asker {
         asked.await.unwrap()
     }
 
+    pub(super) async fn detach(&self, request: &Arc<Request>) {
+        self.connection.detach(Arc::clone(request)).await.unwrap();
+    }
+
     /// Takes over the ticket of `from`, which has this number, with the request `to`.
     pub(super) async fn adopt(&self, from: Id, number: u64, to: &Arc<Request>) -> Enqueued {
         let adoption = Adoption::new(from, number, false, Arc::clone(to));
