@@ -307,7 +307,9 @@ pub(super) async fn release(
     }
     let at = &at;
     let sent = tickets.chunks(RELEASES).map(|some| async move {
-        match marks {
+        // A single delete costs the server less than a transaction with a delete.
+        let is_plain = matches!(some, [ticket] if !ticket.enqueue_may_follow);
+        match marks.filter(|_| !is_plain) {
             Some(marks) => remove(at, some, marks).await,
             None => remove_alone(at, some).await,
         }
@@ -360,9 +362,9 @@ async fn remove(at: &At, tickets: &[Departure], marks: i64) -> Result<Vec<Releas
     Ok(released.collect())
 }
 
-/// Removes tickets while the disk quota of the servers is used up. They take single deletes then, and
-/// no marks. In place of marks, this first voids all enqueues that were sent on this connection or an
-/// earlier one. If the future is dropped, some are removed, and the core releases them again.
+/// Removes tickets by single deletes and without marks. Servers take these while their disk quota is used
+/// up. In place of marks, this first voids all enqueues that were sent on this connection or an earlier
+/// one. If the future is dropped, some are removed, and the core releases them again.
 async fn remove_alone(at: &At, tickets: &[Departure]) -> Result<Vec<Released>, StoreError> {
     if tickets.iter().any(|ticket| ticket.enqueue_may_follow) {
         at.link
