@@ -15,11 +15,12 @@ use tests::proxy::Proxy;
 
 use crate::crowd::{Crowd, SHORT};
 use crate::faults::{builder, patient, works_again};
-use crate::store::{DEFAULT, Kind, LEASE, PATIENCE, SOON, STALL, Store, give_back, kind};
+use crate::store::{DEFAULT, Kind, LEASE, PATIENCE, SOON, STALL, Store, begin, give_back, kind};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
         clients_of_a_server_whose_standby_is_cut_off_leave_no_process_there
+        what_a_client_that_was_cut_off_has_left_is_ended_by_the_next_one
         behind_a_pooler_a_request_itself_waits_until_it_lasts
         a_wait_for_a_standby_that_was_ended_does_not_count
         clients_use_the_server_that_was_promoted_last
@@ -59,6 +60,43 @@ async fn clients_of_a_server_whose_standby_is_cut_off_leave_no_process_there(_: 
     proxy.restore();
     works_again(&locks, "a", STALL).await;
     assert_eq!(counting.await.unwrap().unwrap().count, 1);
+}
+
+/// The client is cut off while the server waits for the standby. A process that is left keeps its
+/// name locked, if the request flushes itself. So others would wait for it, one after the other.
+async fn what_a_client_that_was_cut_off_has_left_is_ended_by_the_next_one(_: Store) {
+    let (primary, proxy, _standby) = waits_for_its_standby();
+    let clients = Proxy::to(primary.port());
+    let left = || {
+        primary.query(
+            "SELECT pid FROM pg_stat_activity WHERE application_name = 'lockcore' \
+             AND wait_event IN ('SyncRep', 'advisory')",
+        )
+    };
+    for wakeups in ["listen", "look"] {
+        let url = |port| format!("{}?wakeups={wakeups}", primary.url_at(port));
+        // It is cut off before it ends the wait itself.
+        let locks = builder(url(clients.port())).op_timeout(Duration::from_secs(5));
+        let locks = locks.build().unwrap();
+        works_again(&locks, "a", STALL).await;
+        proxy.cut();
+        let waits = begin(locks.mutex("a").wait(SOON));
+        eventually("the server waits", SOON, async || !left().is_empty()).await;
+        clients.cut();
+        assert!(waits.await.unwrap().is_err());
+        assert!(!left().is_empty());
+
+        let store = backend::open(&url(primary.port())).unwrap();
+        eventually("another client has ended the wait", STALL, async || {
+            let events = EventSink::new(1, Namespace::new("test").unwrap(), |_| ());
+            store.connect(events).await.unwrap();
+            left().is_empty()
+        })
+        .await;
+
+        clients.restore();
+        proxy.restore();
+    }
 }
 
 /// A flush behind the request would prove nothing there. Each request waits alone.

@@ -63,6 +63,11 @@ calls! {
         (TEXT, BYTEA, BYTEA, INT8, TEXT);
     SWEEP = "SELECT * FROM lockcore1.sweep($1)" (TEXT);
     FLUSH = "SELECT lockcore1.flush($1)" (TEXT);
+    /// Ends what the server does for clients of this user, if it has lasted for so many milliseconds.
+    END_WAITS = "SELECT pg_catalog.pg_cancel_backend(a.pid) FROM pg_catalog.pg_stat_activity AS a \
+        WHERE a.usename = current_user AND a.application_name = 'lockcore' \
+        AND a.wait_event IN ('SyncRep', 'advisory') \
+        AND a.query_start < clock_timestamp() - $1 * interval '1 ms'" (INT8);
     /// Settings for an operator, as text.
     SETTINGS = "SELECT current_setting('fsync') AS fsync, \
         current_setting('autovacuum') AS autovacuum, \

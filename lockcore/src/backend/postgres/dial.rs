@@ -395,6 +395,20 @@ pub(super) async fn find_schema(line: &Line) -> Result<(), StoreError> {
     }
 }
 
+/// So many operation timeouts after it was sent, no client waits for a request any more.
+const ABANDONED: u32 = 10;
+
+/// Ends requests of clients that have gone without ending them: see `durable`. Those of a client
+/// with a much longer operation timeout are ended too, and this client tries again.
+///
+/// If it fails, the next client that connects does it, and the next request finds a connection
+/// that has ended.
+pub(super) async fn end_waits(line: &Line, op_timeout: Duration) {
+    let millis =
+        i64::try_from(op_timeout.saturating_mul(ABANDONED).as_millis()).unwrap_or(i64::MAX);
+    let _ = line.calls.ask(&calls::END_WAITS, &[&millis]).await;
+}
+
 async fn version(line: &Line) -> Result<i32, tokio_postgres::Error> {
     let client = line.calls.client();
     let rows = client.query_typed(calls::VERSION_OF_SCHEMA, &[]).await?;

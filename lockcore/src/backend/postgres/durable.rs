@@ -48,6 +48,10 @@
 //! client ends the wait before it closes the connection. Otherwise each connection that the core
 //! opens in place of one that does not answer would leave such a process, until the server takes no
 //! connection any more. Nothing counts because of a wait that was ended.
+//!
+//! A client that is cut off or killed cannot end its wait, and behind a pooler it cannot do so once its
+//! connection to the pooler has gone. So each client that connects ends the waits of its user that
+//! have lasted for so long that no client can want them any more.
 
 use std::future::Future;
 use std::pin::pin;

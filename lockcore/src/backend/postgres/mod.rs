@@ -122,6 +122,7 @@ async fn connected(store: &Arc<Store>, events: EventSink) -> Result<Arc<Link>, S
         let hears = || ears.hear(&events, &warnings);
         let line = dial::primary(server, hears, &patience, &store.newest).await?;
         dial::find_schema(&line).await?;
+        dial::end_waits(&line, patience.time).await;
         Ok(line)
     };
     let (line, flushes) = match server.wakeups {
