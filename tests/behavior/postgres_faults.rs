@@ -1,6 +1,7 @@
 //! Tests with PostgreSQL servers that crash, end processes of clients, have other settings, or lack
 //! the schema. Each fact has its own server. Some groups of facts are the files of this folder.
 
+mod full;
 mod holds;
 mod standbys;
 
@@ -27,6 +28,7 @@ use crate::store::{DEFAULT, Kind, LEASE, PATIENCE, SOON, Store, begin, give_back
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     let mut facts = holds::facts(store);
+    facts.extend(full::facts(store));
     facts.extend(standbys::facts(store));
     facts.extend(crate::store_facts![store, DEFAULT;
         a_crash_of_the_server_lets_no_second_holder_in

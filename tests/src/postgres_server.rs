@@ -173,6 +173,25 @@ impl PostgresServer {
         daemon::start_again(START, || self.serve());
     }
 
+    /// Lets the server write no file beyond this length, as on a full disk. With `None` there is
+    /// room again.
+    pub fn limit_files(&self, longest: Option<u64>) {
+        let longest = longest.map_or("unlimited".to_owned(), |bytes| bytes.to_string());
+        let limit = |pid: &str| {
+            // Only the user of a process may change its limits, even if the tests run as root.
+            let mut command = as_unprivileged("/usr/bin/prlimit".as_ref());
+            command.args(["--pid", pid, &format!("--fsize={longest}:")]);
+            command.output().unwrap()
+        };
+        // Processes that begin from now on have the limit of this one.
+        let limited = limit(&self.daemon.pid().to_string());
+        assert!(limited.status.success(), "{limited:?}");
+        for pid in self.query("SELECT pid FROM pg_stat_activity") {
+            // It may have ended: the process of the query has.
+            limit(&pid);
+        }
+    }
+
     /// Runs statements as the harness's user, and returns the first column of every row as text.
     pub fn query(&self, statements: &str) -> Vec<String> {
         self.try_query(statements)

@@ -33,7 +33,13 @@ fn broken(error: &PgError) -> StoreError {
 
 fn answered(error: &DbError) -> StoreError {
     let code = error.code().code();
-    let text = format!("PostgreSQL: {} ({code})", error.message());
+    // A hint says what to do, for example when the disk is full.
+    let hint = error.hint().map(|hint| format!("; {hint}"));
+    let text = format!(
+        "PostgreSQL: {} ({code}){}",
+        error.message(),
+        hint.unwrap_or_default()
+    );
     let class = &code[..2.min(code.len())];
     match (code, class) {
         // A row is changed by another transaction, or the request waited for too long.
