@@ -71,6 +71,7 @@ calls! {
     /// Settings for an operator, as text.
     SETTINGS = "SELECT current_setting('fsync') AS fsync, \
         current_setting('autovacuum') AS autovacuum, \
+        (pg_catalog.pg_notification_queue_usage() > 0.01)::text AS notifications_pile_up, \
         EXISTS (SELECT 1 FROM pg_catalog.pg_class AS c \
                 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace \
                 WHERE n.nspname = 'lockcore1' AND c.relkind = 'r' \

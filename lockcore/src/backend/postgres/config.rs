@@ -229,6 +229,14 @@ pub(super) async fn check(
                 .to_owned(),
         );
     }
+    if column("notifications_pile_up")? == "true" {
+        warnings.push(
+            "the queue of notifications of PostgreSQL is not read: when it is full, locks are no \
+             longer handed over. A session listens and keeps a transaction open, or is stopped. \
+             The log of the server names it when the queue is half full. End it"
+                .to_owned(),
+        );
+    }
     if column("autovacuum")? == "off" {
         warnings.push(
             "autovacuum is off: the tables of lockcore grow with every lock. Set autovacuum on"
