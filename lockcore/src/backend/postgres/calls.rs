@@ -111,11 +111,7 @@ impl Calls {
         parameters: &[Parameter<'_>],
     ) -> Result<Vec<PgRow>, StoreError> {
         if self.moves {
-            // Without a name, in one step.
-            let typed = parameters.iter().copied().zip(call.types.iter().cloned());
-            let typed: Vec<_> = typed.collect();
-            let rows = self.client.query_typed(call.text, &typed).await;
-            return rows.map_err(failed);
+            return self.ask_once(call, parameters).await;
         }
         let statement = self.prepared(call).await?;
         self.client
@@ -124,7 +120,19 @@ impl Calls {
             .map_err(failed)
     }
 
-    /// The same, as a transaction that is committed when it is flushed: see `durable`.
+    /// The same without a name, in one step. It leaves nothing at a pooler.
+    pub(super) async fn ask_once(
+        &self,
+        call: &Call,
+        parameters: &[Parameter<'_>],
+    ) -> Result<Vec<PgRow>, StoreError> {
+        let typed = parameters.iter().copied().zip(call.types.iter().cloned());
+        let typed: Vec<_> = typed.collect();
+        let rows = self.client.query_typed(call.text, &typed).await;
+        rows.map_err(failed)
+    }
+
+    /// The same as [`ask`](Self::ask), as a transaction that is committed when it is flushed: see `durable`.
     pub(super) async fn ask_and_flush(
         &self,
         call: &Call,

@@ -406,7 +406,7 @@ const ABANDONED: u32 = 10;
 pub(super) async fn end_waits(line: &Line, op_timeout: Duration) {
     let millis =
         i64::try_from(op_timeout.saturating_mul(ABANDONED).as_millis()).unwrap_or(i64::MAX);
-    let _ = line.calls.ask(&calls::END_WAITS, &[&millis]).await;
+    let _ = line.calls.ask_once(&calls::END_WAITS, &[&millis]).await;
 }
 
 async fn version(line: &Line) -> Result<i32, tokio_postgres::Error> {
