@@ -28,7 +28,7 @@ fn client(store: &Store, url: String, fair: Fair) -> Locks {
 /// the lock has an owner text.
 async fn one_hand_over_costs_two_scripts_and_one_message_with_any_number_of_waiters(store: Store) {
     let server = tests::redis_server::RedisServer::start();
-    for waiters in [1, 10, 100] {
+    for (round, waiters) in [1, 10, 100].into_iter().enumerate() {
         let client = || client(&store, server.url(), Fair::Strict);
         let (holding, waiting) = (client(), client());
         give_back(holding.mutex("warm").acquire().await.unwrap()).await;
@@ -46,6 +46,7 @@ async fn one_hand_over_costs_two_scripts_and_one_message_with_any_number_of_wait
         })
         .await;
 
+        connected(&server, 2 * (round + 1)).await;
         let before = server.command_stats();
         give_back(guard).await;
         while let Some(done) = tasks.join_next().await {
@@ -65,6 +66,15 @@ async fn one_hand_over_costs_two_scripts_and_one_message_with_any_number_of_wait
         assert_eq!(calls("publish"), waiters as u64);
         assert_eq!(calls("eval"), 0);
     }
+}
+
+/// Resolves when so many clients in all have made both of their connections: that of the caller and that
+/// of the keeper. Each connection checks its rights once, by an `EVAL`.
+async fn connected(server: &tests::redis_server::RedisServer, clients: usize) {
+    eventually("all connections are made", SOON, async || {
+        server.command_stats().get("eval") == Some(&(2 * clients as u64))
+    })
+    .await;
 }
 
 /// With the default policy, a hundred waiters of one process are one ticket.
@@ -101,7 +111,9 @@ async fn an_uncontended_pair_costs_two_scripts(store: Store) {
         .namespace(&store.namespace)
         .build()
         .unwrap();
-    give_back(locks.mutex("warm").acquire().await.unwrap()).await;
+    let warm = locks.mutex("warm").acquire().await.unwrap();
+    connected(&server, 1).await;
+    give_back(warm).await;
 
     let before = server.command_stats();
     for number in 0..50 {
