@@ -3,6 +3,8 @@
 
 // The detach is in `hold`.
 
+use std::time::Duration;
+
 use humantime::format_duration;
 use tracing::Instrument;
 
@@ -116,6 +118,7 @@ impl Locks {
             through_outages: false,
             // The ticket is not shared with other tasks of this process.
             limited: true,
+            linger: Duration::ZERO,
             reentrant: true,
             on_lost: OnLost::default(),
             on_revoke: OnRevoke::default(),

@@ -14,7 +14,7 @@ use crate::clock::Clock;
 use crate::error::Error;
 use crate::locks::Locks;
 use crate::name::Namespace;
-use crate::options::{Fair, SHORTEST_TTL, Wait};
+use crate::options::{Fair, LONGEST_LINGER, SHORTEST_TTL, Wait};
 use crate::owner::{Owner, OwnerText};
 use crate::tls::Tls;
 
@@ -38,12 +38,13 @@ const OP_TIMEOUT: Duration = Duration::from_secs(1);
 const FOREVER: &str = "forever";
 const STRICT: &str = "strict";
 
-const VARIABLES: [&str; 11] = [
+const VARIABLES: [&str; 12] = [
     "LOCK_URL",
     "LOCK_NAMESPACE",
     "LOCK_TTL",
     "LOCK_WAIT",
     "LOCK_THROUGH_OUTAGES",
+    "LOCK_LINGER",
     "LOCK_FAIR",
     "LOCK_OP_TIMEOUT",
     "LOCK_OWNER",
@@ -77,6 +78,7 @@ const OTHER_NAMES: [(&str, &str); 8] = [
 /// | [`ttl`](Self::ttl) | `LOCK_TTL` | the lease length of locks that set none | `10s` |
 /// | [`wait`](Self::wait) | `LOCK_WAIT` | the wait of locks that set none, or `forever` | `15s` |
 /// | [`through_outages`](Self::through_outages) | `LOCK_THROUGH_OUTAGES` | whether the wait covers outages of the store | `false` |
+/// | [`linger`](Self::linger) | `LOCK_LINGER` | how long a lock stays with its process after its use | `0s` |
 /// | [`fair`](Self::fair) | `LOCK_FAIR` | `strict`, or how long a process may serve its own tasks first | `50ms` |
 /// | [`op_timeout`](Self::op_timeout) | `LOCK_OP_TIMEOUT` | how long one operation at the store may take | `1s` |
 /// | [`owner`](Self::owner) | `LOCK_OWNER` | the text that `inspect` shows beside machine and process | none |
@@ -102,6 +104,7 @@ pub struct Builder {
     ttl: Duration,
     wait: Wait,
     through_outages: bool,
+    linger: Duration,
     fair: Fair,
     op_timeout: Duration,
     owner: String,
@@ -119,6 +122,7 @@ impl Default for Builder {
             ttl: TTL,
             wait: WAIT,
             through_outages: false,
+            linger: Duration::ZERO,
             fair: FAIR,
             op_timeout: OP_TIMEOUT,
             owner: String::new(),
@@ -203,6 +207,7 @@ impl Builder {
                 });
                 self.through_outages(yes?)
             }
+            "LOCK_LINGER" => self.linger(duration()?),
             "LOCK_FAIR" if value.eq_ignore_ascii_case(STRICT) => self.fair(Fair::Strict),
             "LOCK_FAIR" => self.fair(Fair::Local(duration_or(STRICT)?)),
             "LOCK_OWNER" => self.owner(value),
@@ -277,6 +282,14 @@ impl Builder {
     /// service needs it for its requests.
     pub fn through_outages(mut self, yes: bool) -> Self {
         self.through_outages = yes;
+        self
+    }
+
+    /// How long locks that do not set their own time stay with this process after their use: see
+    /// [`Lock::linger`](crate::Lock::linger). At most a second. With the default of zero, they are
+    /// released at once.
+    pub fn linger(mut self, time: Duration) -> Self {
+        self.linger = time;
         self
     }
 
@@ -398,6 +411,13 @@ impl Builder {
                 format_duration(longest)
             )));
         }
+        if self.linger > LONGEST_LINGER {
+            return Err(Error::config(format!(
+                "a linger (LOCK_LINGER) of {} is not usable: it is at most {}, and 20ms is usual",
+                format_duration(self.linger),
+                format_duration(LONGEST_LINGER)
+            )));
+        }
         if self.op_timeout.is_zero() {
             return Err(Error::config(
                 "an operation timeout (LOCK_OP_TIMEOUT) of zero would fail every operation",
@@ -417,6 +437,7 @@ impl Builder {
                 ttl: self.ttl,
                 wait: self.wait,
                 through_outages: self.through_outages,
+                linger: self.linger,
                 fair: self.fair,
             },
         };
@@ -527,6 +548,7 @@ impl std::fmt::Debug for Builder {
             .field("ttl", &self.ttl)
             .field("wait", &self.wait)
             .field("through_outages", &self.through_outages)
+            .field("linger", &self.linger)
             .field("fair", &self.fair)
             .field("op_timeout", &self.op_timeout)
             .field("owner", &self.owner)

@@ -6,6 +6,9 @@ use std::time::Duration;
 /// would use up the whole lease.
 pub(crate) const SHORTEST_TTL: Duration = Duration::from_millis(50);
 
+/// A ticket that [lingers](crate::Lock::linger) is released this long after its grant, at the latest.
+pub(crate) const LONGEST_LINGER: Duration = Duration::from_secs(1);
+
 /// How long to wait for a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -117,6 +117,20 @@ pub struct Request {
     /// Whether the answer may name the ticket [ahead](crate::backend::Enqueued::Waiting::ahead).
     /// The core asks for it only if the store [can](crate::backend::Capability::names_ahead).
     pub name_ahead: bool,
+    /// Whether the client may keep the ticket for a moment after its use
+    /// ([`Lock::linger`](crate::Lock::linger)). The store tells the client of the ticket by
+    /// [`EventSink::recheck`](crate::backend::EventSink::recheck), as it sends a wake-up, in two
+    /// cases:
+    ///
+    /// - This ticket holds, nobody waits, and a ticket comes into the line behind it. This is told
+    ///   each time that a line begins.
+    /// - A request that does not wait is refused, and this ticket is the only one.
+    ///
+    /// The message may be lost, doubled or late, and may come before the answer to the enqueue of this
+    /// ticket. A store need not send it about a ticket that has waited, was adopted or became smaller.
+    /// The core asks for it only if the store [can](crate::backend::Capability::tells_holders), and only
+    /// for a ticket that wants [everything](FULL).
+    pub lingers: bool,
     /// The highest ticket number that this client has seen on any name. A store that has lost its
     /// data continues above this number, unless the number is more than a day ahead of the store's
     /// clock.
@@ -128,8 +142,8 @@ pub struct Request {
 }
 
 impl Request {
-    /// A request that does not wait, does not ask for the ticket ahead, and has an empty owner. All
-    /// fields can be changed afterwards.
+    /// A request that does not wait, does not ask for the ticket ahead, does not linger, and has an
+    /// empty owner. All fields can be changed afterwards.
     #[must_use]
     pub fn new(
         name: Name,
@@ -146,6 +160,7 @@ impl Request {
             ttl,
             wait: false,
             name_ahead: false,
+            lingers: false,
             highest_seen: 0,
             owner: Arc::default(),
         }

@@ -313,6 +313,7 @@ impl Locks {
             ttl: place.remaining,
             wait: false,
             name_ahead: false,
+            lingers: false,
             highest_seen: 0,
             owner: place.owner.as_str().into(),
         };

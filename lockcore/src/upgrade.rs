@@ -2,6 +2,7 @@
 
 use std::ops::Deref;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::acquire::spec::Spec;
 use crate::acquire::{Budget, acquire};
@@ -157,6 +158,7 @@ impl Held {
             through_outages: false,
             // The ticket is not shared: other tasks must not join it as readers.
             limited: true,
+            linger: Duration::ZERO,
             reentrant: false,
             on_lost: self.on_lost(),
             on_revoke: self.on_revoke(),

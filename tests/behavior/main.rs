@@ -28,6 +28,7 @@ mod inversions;
 mod kit;
 mod late;
 mod leases;
+mod linger;
 mod listing;
 mod local;
 mod logs;
@@ -127,6 +128,7 @@ fn facts_of(store: Kind) -> Vec<Trial> {
         );
     }
     trials.extend(leases::facts(store));
+    trials.extend(linger::facts(store));
     trials.extend(downgrade::facts(store));
     trials.extend(revoke::facts(store));
     trials.extend(metrics::facts(store));
@@ -207,11 +209,12 @@ fn facts_of_the_core(store: Kind) -> Vec<Trial> {
 }
 
 /// Whether the facts of the core run on another store with the same capability. They follow no
-/// counters, so it does not matter whether the store pushes changes of these. Nor do they depend on
-/// how many requests are in flight, or on the longest ttl.
+/// counters, so it does not matter whether the store pushes changes of these. None of their locks
+/// lingers. Nor do they depend on how many requests are in flight, or on the longest ttl.
 fn another_stands_for(store: Kind) -> bool {
     let kind = |capability: Capability| {
-        let capability = capability.watches(false).longest_ttl(store::LEASE);
+        let capability = capability.watches(false).tells_holders(false);
+        let capability = capability.longest_ttl(store::LEASE);
         capability.in_flight(1).renewals_in_flight(1)
     };
     stores::ALL.iter().any(|other| {
@@ -235,6 +238,7 @@ fn facts_of_memory(store: Kind) -> Vec<Trial> {
         logs::facts_of_the_kit,
         part::facts_of_the_kit,
         permits::facts_of_the_kit,
+        linger::facts_of_the_kit,
         extend::facts_of_the_kit,
         any::facts_of_the_kit,
         detach::facts_of_the_kit,

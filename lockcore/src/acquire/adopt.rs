@@ -32,6 +32,7 @@ pub(crate) async fn adopt(
             ttl,
             wait: false,
             name_ahead: false,
+            lingers: false,
             highest_seen: 0,
             owner: Arc::clone(spec.owner),
         });

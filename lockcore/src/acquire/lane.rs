@@ -426,7 +426,12 @@ impl<H> Lane<H> {
     ) -> Option<(Arc<Lease>, u16)> {
         // The bound counts from the grant, as for the earlier users of the ticket. The time when the
         // grant was reported is a little earlier than the time that they counted from.
-        let since = lease.granted_at()?;
+        let (mut since, mut most_hand_overs) = (lease.granted_at()?, FEWEST_HAND_OVERS);
+        if lease.lingers_until(at.now).is_some() {
+            // Nobody waits, so the bound counts from now.
+            let some_more = usize::from(lease.hand_overs()) + FEWEST_HAND_OVERS;
+            (since, most_hand_overs) = (at.now, some_more.min(MOST_HAND_OVERS));
+        }
         if lease.request.ttl != self.ttl || lease.is_asked_back() {
             return None;
         }
@@ -434,7 +439,7 @@ impl<H> Lane<H> {
             lease: Arc::clone(lease),
             since,
             users: 0,
-            most_hand_overs: FEWEST_HAND_OVERS as u16,
+            most_hand_overs: most_hand_overs as u16,
             alarm: None,
         });
         let served = self.serve(exclusive, at);

@@ -29,7 +29,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use super::groups::{Groups, ToAsk};
-use super::lane::{Lane, Moment, Next, Of, Parcel, Unused, Waiter, locked, take};
+use super::lane::{Lane, MOST_HAND_OVERS, Moment, Next, Of, Parcel, Unused, Waiter, locked, take};
 use super::pending::{Pace, Pending};
 use crate::client::alarms::Alarm;
 use crate::client::lease::Lease;
@@ -475,9 +475,18 @@ impl Lanes {
     }
 
     fn give_back(&self, unused: &Unused) {
+        if self.lingers(unused) {
+            return;
+        }
         // With `Fair::Strict` the next task is behind those of other processes.
         let may_go_on = unused.may_go_on && self.bound.is_some();
         self.shared.give_back(&unused.lease, may_go_on);
+    }
+
+    /// Whether a ticket without users stays with this process for a moment.
+    fn lingers(&self, unused: &Unused) -> bool {
+        let more = usize::from(unused.lease.hand_overs()) < MOST_HAND_OVERS;
+        unused.may_go_on && more && self.bound.is_some() && self.shared.linger(&unused.lease)
     }
 
     /// Changes a lane, and gives to the next waiters what became free.
@@ -715,8 +724,11 @@ impl Share {
     /// until the store has answered.
     pub(crate) fn leave(mut self) -> Option<Leaving> {
         self.open = false;
-        self.lanes.leave(self.lane, &self.lease)?;
-        Some(Leaving(self))
+        let unused = self.lanes.leave(self.lane, &self.lease)?;
+        match self.lanes.lingers(&unused) {
+            true => None,
+            false => Some(Leaving(self)),
+        }
     }
 }
 

@@ -242,16 +242,20 @@ async fn in_this_process(
     budget: &Budget,
     mut now: Instant,
 ) -> Result<(Option<Handover>, Instant), Error> {
+    let shared = &spec.client.shared;
     if !spec.is_shareable() {
+        shared.linger_no_more(spec.name);
         return Ok((None, now));
     }
-    let shared = &spec.client.shared;
     let exclusive = spec.is_exclusive();
     loop {
         let arrived = (spec.client.lanes).arrive(spec.name, spec.ttl, exclusive, budget.waits, now);
         let handover = match arrived {
             Arrived::Given(handover) => handover,
-            Arrived::OwnTicket => return Ok((None, now)),
+            Arrived::OwnTicket => {
+                shared.linger_no_more(spec.name);
+                return Ok((None, now));
+            }
             Arrived::Busy(remaining) => return Err(Error::busy(remaining)),
             Arrived::Crowded => return Err(Error::crowded(None)),
             // If the future is dropped here, or its time is over, it leaves the queue. If the lane
@@ -457,14 +461,18 @@ fn arm(spec: &Spec<'_>, ttl: Duration, wait: bool) -> Result<Pending, Error> {
         ttl,
         wait,
         name_ahead: false,
+        lingers: false,
         highest_seen: shared.highest_seen(),
         owner: Arc::clone(spec.owner),
     };
+    let linger = spec.lingers_for();
     let request = Request {
         name_ahead: wait && shared.capability.names_ahead && request.wants_all(),
+        lingers: !linger.is_zero(),
         ..request
     };
-    let lease = Lease::new(Arc::new(request), spec.renew).measured_by(spec.meter.clone());
+    let lease = Lease::new(Arc::new(request), spec.renew);
+    let lease = lease.measured_by(spec.meter.clone()).lingering(linger);
     Pending::of(shared, Arc::new(lease))
 }
 

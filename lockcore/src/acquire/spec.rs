@@ -23,6 +23,8 @@ pub(crate) struct Spec<'a> {
     pub(crate) through_outages: bool,
     /// Whether the lock has a `min_hold`, a `max_hold`, or an owner text of its own.
     pub(crate) limited: bool,
+    /// See [`Lock::linger`](crate::Lock::linger).
+    pub(crate) linger: Duration,
     pub(crate) reentrant: bool,
     pub(crate) on_lost: OnLost,
     pub(crate) on_revoke: OnRevoke,
@@ -52,6 +54,22 @@ impl Spec<'_> {
             Fair::Strict => self.is_exclusive() && can.queues && !can.answers_at_once,
         };
         fits && self.capacity == FULL && self.renew && !self.limited
+    }
+
+    /// How long a ticket of this lock may linger. Only a ticket that is handed over in this process can,
+    /// and only if the store tells when somebody begins to wait. With [`Fair::Strict`] a task that
+    /// comes later would pass one of another process. Readers of other processes do not wait for a
+    /// reader's ticket, so the store would not tell of them. A store that answers at once is as fast
+    /// without.
+    pub(crate) fn lingers_for(&self) -> Duration {
+        let shared = &self.client.shared;
+        let can = &shared.capability;
+        let local = matches!(shared.defaults.fair, Fair::Local(_));
+        let fits = local && can.tells_holders && !can.answers_at_once;
+        match fits && self.is_shareable() && self.is_exclusive() {
+            true => self.linger,
+            false => Duration::ZERO,
+        }
     }
 
     /// Whether code under this lock can take it again. Semaphores cannot be re-entered: each

@@ -172,6 +172,7 @@ async fn a_caller_that_waits_for_a_release_is_woken_when_no_mutex_is_held() {
             wait: Wait::Forever,
             fair: Fair::Local(TTL),
             through_outages: false,
+            linger: Duration::ZERO,
         },
         ..Settings::of_tests()
     };

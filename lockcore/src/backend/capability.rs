@@ -53,6 +53,10 @@ pub struct Capability {
     /// loses no ticket that it has acknowledged, not even in a failover, unless it loses all of
     /// them. Otherwise a waiter that is lost could hold beside the one that the store lets in.
     pub names_ahead: bool,
+    /// The store tells the client of a ticket that [lingers](crate::backend::Request::lingers) when
+    /// somebody begins to wait behind it. Such a store has a [queue](Self::queues) and
+    /// [pushes](Self::pushes).
+    pub tells_holders: bool,
     /// The store implements [`Connection::ask_back`](super::Connection::ask_back), and its
     /// [`inspect`](super::Connection::inspect) tells the ids of tickets.
     pub asks_back: bool,
@@ -73,7 +77,7 @@ pub struct Capability {
 impl Capability {
     /// A store that several processes share. Requests queue at the store, and wake-ups are pushed
     /// and grant. A ttl may be up to a year, and 1,000 requests and 6,400 renewals may be in flight.
-    /// Tickets cannot be asked back or handed over, names cannot be listed, capacities cannot be
+    /// Holders are not told of waiters, tickets cannot be asked back or handed over, names cannot be listed, capacities cannot be
     /// stored, and there are no counters.
     #[must_use]
     pub const fn new() -> Self {
@@ -88,6 +92,7 @@ impl Capability {
             wake_ups_grant: true,
             answers_at_once: false,
             names_ahead: false,
+            tells_holders: false,
             asks_back: false,
             lists: false,
             adopts: false,
@@ -165,6 +170,13 @@ impl Capability {
     #[must_use]
     pub const fn names_ahead(mut self, yes: bool) -> Self {
         self.names_ahead = yes;
+        self
+    }
+
+    /// Sets [`tells_holders`](Self::tells_holders).
+    #[must_use]
+    pub const fn tells_holders(mut self, yes: bool) -> Self {
+        self.tells_holders = yes;
         self
     }
 

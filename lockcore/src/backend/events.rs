@@ -154,7 +154,8 @@ impl EventSink {
     /// no wake-up for it. The core renews the ticket at that time, or after 100 ms if that is
     /// later. The meaning is that of [`recheck_in`](super::Enqueued::Waiting). The core also renews
     /// a ticket that holds, so a store calls this when a ticket is [asked
-    /// back](super::Connection::ask_back).
+    /// back](super::Connection::ask_back). A ticket that [lingers](super::Request::lingers) does not
+    /// linger any more after this: if it is not in use, the core releases it at once.
     pub fn recheck(&self, id: Id, after: Duration) {
         self.tell(News::Recheck(id, after));
     }

@@ -23,6 +23,7 @@ fn every_variable_is_read() {
         ("LOCK_TTL", "3s"),
         ("LOCK_WAIT", "forever"),
         ("LOCK_THROUGH_OUTAGES", "true"),
+        ("LOCK_LINGER", "20ms"),
         ("LOCK_FAIR", "strict"),
         ("LOCK_OP_TIMEOUT", "250ms"),
         ("LOCK_OWNER", "billing 2.7"),
@@ -37,6 +38,7 @@ fn every_variable_is_read() {
     assert_eq!(builder.ttl, Duration::from_secs(3));
     assert_eq!(builder.wait, Wait::Forever);
     assert!(builder.through_outages);
+    assert_eq!(builder.linger, Duration::from_millis(20));
     assert_eq!(builder.fair, Fair::Strict);
     assert_eq!(builder.op_timeout, Duration::from_millis(250));
     assert_eq!(builder.owner, "billing 2.7");

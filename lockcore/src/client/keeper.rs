@@ -178,6 +178,7 @@ fn expired(shared: &Arc<Shared>, lease: &Arc<Lease>, stage: Stage, now: Instant)
     // out of the table. A kept lease has no user any more, so it is taken out below. The acquire
     // loop cleans up a waiting ticket.
     match stage {
+        Stage::Lingering { .. } => shared.clean_up(Cleanup::of(lease)),
         Stage::Held | Stage::Kept { .. } if sessions => shared.clean_up(Cleanup::of(lease)),
         // The ticket was asked back, and somebody waits for the lock. So the keeper releases the
         // ticket at once, and does not leave its end to the store's clock. If the user releases it

@@ -13,6 +13,7 @@ pub(crate) use self::renewal::{LONGEST_STALL, Renewal, Trust};
 use crate::clock::{Clock, Instant, nanos};
 use crate::error::LostReason;
 use crate::meter::LockMeter;
+use crate::options::LONGEST_LINGER;
 use crate::request::{FULL, Request};
 use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
 use crate::sync::{Mutex, Notify};
@@ -81,6 +82,11 @@ pub(crate) struct Lease {
     pub(crate) changed: Notify,
     /// The metrics of the lock that the ticket was asked for.
     pub(crate) meter: LockMeter,
+    /// See [`Lock::linger`](crate::Lock::linger). Zero if the ticket does not linger.
+    linger: Duration,
+    /// Whether the store has told this client to look after the ticket, because somebody waits
+    /// behind it, or asks for it. From then on it does not linger.
+    wanted: AtomicBool,
 }
 
 const LOST: u64 = 0;
@@ -116,6 +122,8 @@ impl Lease {
             confirmed: AtomicU64::new(0),
             changed: Notify::new(),
             meter: LockMeter::NONE,
+            linger: Duration::ZERO,
+            wanted: AtomicBool::new(false),
         }
     }
 
@@ -139,6 +147,34 @@ impl Lease {
     /// The same record, whose loss counts in `meter`.
     pub(crate) fn measured_by(self, meter: LockMeter) -> Self {
         Self { meter, ..self }
+    }
+
+    /// The same record, of a ticket that may linger for this long after each use.
+    pub(crate) fn lingering(self, linger: Duration) -> Self {
+        Self { linger, ..self }
+    }
+
+    /// Somebody may want the ticket, so it does not linger from now on.
+    pub(crate) fn want(&self) {
+        self.wanted.store(true, Ordering::SeqCst);
+    }
+
+    /// Until when the ticket may stay with this process, if its last user is done at `now`. `None` if
+    /// it does not linger.
+    ///
+    /// Only a ticket that its first enqueue has granted lingers. The line was empty then, and the store
+    /// tells when it begins again. A ticket that has waited may have others behind it. At the end of the
+    /// linger, half of the ttl is left, as for every hand-over in this process.
+    pub(crate) fn lingers_until(&self, now: Instant) -> Option<Instant> {
+        if self.linger.is_zero() || self.wanted.load(Ordering::SeqCst) {
+            return None;
+        }
+        let at_most = self.granted_at()?.after(LONGEST_LINGER);
+        let until = now.after(self.linger).min(at_most);
+        let own = !self.was_reported() && !self.has_turn() && !self.is_ambiguous();
+        let whole = self.is_exclusive() && !self.is_shrinking() && !self.is_asked_back();
+        let fresh = until.until(self.deadline()) >= self.ttl() / 2;
+        (own && whole && fresh && until > now).then_some(until)
     }
 
     /// Notes the answer of the store to the enqueue. From here on the ticket has a number and a
@@ -472,8 +508,14 @@ impl Lease {
     }
 
     /// Notes that the store has answered a request of `epoch`, so the ticket existed in that epoch.
+    ///
+    /// If the ticket was confirmed in an earlier epoch, a message that somebody waits may have been
+    /// lost in the gap.
     pub(crate) fn confirm(&self, epoch: u64) {
-        self.confirmed.fetch_max(epoch, Ordering::SeqCst);
+        let before = self.confirmed.fetch_max(epoch, Ordering::SeqCst);
+        if before != 0 && before < epoch {
+            self.want();
+        }
     }
 
     /// Whether the store has confirmed the ticket since the last gap. `epoch` is the epoch that

@@ -56,6 +56,7 @@ impl Shared {
         if let Some(observer) = self.observer() {
             observer.asked_back(lease);
         }
+        self.end_linger(self.table(), lease.request.id);
     }
 
     /// The keeper is giving a ticket back because its task is not polled. If the task is polled
@@ -106,7 +107,11 @@ impl Shared {
             Stage::Kept { .. } if lease.renew => self.log(Level::WARN, move || {
                 tracing::warn!(%lock, ?reason, "lock lost before its min_hold was over");
             }),
-            Stage::Asked | Stage::Waiting | Stage::Kept { .. } | Stage::Leaving => {
+            Stage::Asked
+            | Stage::Waiting
+            | Stage::Kept { .. }
+            | Stage::Lingering { .. }
+            | Stage::Leaving => {
                 self.log(Level::DEBUG, move || {
                     tracing::debug!(%lock, ?reason, "ticket lost");
                 });

@@ -22,6 +22,7 @@ impl Shared {
             ttl,
             wait,
             through_outages,
+            linger,
             fair,
         } = &self.defaults;
         let wait = match wait {
@@ -39,6 +40,7 @@ impl Shared {
             ttl = %format_duration(*ttl),
             wait,
             through_outages,
+            linger = %format_duration(*linger),
             fair,
             "lock client started"
         );

@@ -25,6 +25,7 @@ pub(crate) struct Defaults {
     pub(crate) ttl: Duration,
     pub(crate) wait: Wait,
     pub(crate) through_outages: bool,
+    pub(crate) linger: Duration,
     pub(crate) fair: Fair,
 }
 
@@ -41,6 +42,7 @@ impl Settings {
                 ttl: Duration::from_secs(10),
                 wait: Wait::Forever,
                 through_outages: false,
+                linger: Duration::ZERO,
                 fair: Fair::Strict,
             },
         }

@@ -11,21 +11,23 @@ use crate::error::LostReason;
 impl Shared {
     /// Refuses new requests and ends the waiting ones. Held leases stay.
     ///
-    /// Tickets in line are released here, because their tasks may not be polled.
+    /// Tickets in line are released here, because their tasks may not be polled. So are those that
+    /// linger.
     pub(crate) fn refuse_new(&self) {
         let mut table = self.table();
         if table.phase == Phase::Open {
             table.phase = Phase::ShutDown;
         }
         let asked = table.leases_where(|stage| stage == Stage::Asked);
-        let in_line = table.clean_up_where(|stage| stage == Stage::Waiting);
+        let unused = |stage| matches!(stage, Stage::Waiting | Stage::Lingering { .. });
+        let unused = table.clean_up_where(unused);
         let leftovers = table.leftovers.clone();
         drop(table);
         leftovers.close();
         self.due_changed.notify_one();
         self.settle_kept();
         self.watches.close();
-        for lease in in_line {
+        for lease in unused {
             lease.lose(LostReason::Shutdown);
         }
         for lease in asked {
@@ -42,7 +44,10 @@ impl Shared {
 
     /// The last handle is gone.
     pub(crate) fn end(&self) {
-        self.table().phase = Phase::Ending(self.clock.now().after(self.op_timeout));
+        let mut table = self.table();
+        table.phase = Phase::Ending(self.clock.now().after(self.op_timeout));
+        table.clean_up_where(|stage| matches!(stage, Stage::Lingering { .. }));
+        drop(table);
         self.settle_kept();
         self.ends.notify_waiters();
         self.due_changed.notify_one();

@@ -50,6 +50,8 @@ pub(crate) struct Table {
     pub(crate) cleanups: Vec<Cleanup>,
     pub(super) leftovers: Leftovers,
     turns: Turns,
+    /// The tickets that linger.
+    lingering: Prehashed<Name, Id>,
     /// See [`Shared::change_at_end`](super::shared::Shared::change_at_end).
     pub(crate) at_end: Prehashed<Id, AtEnd>,
     /// How many of the leases are kept after their use.
@@ -127,6 +129,7 @@ impl Table {
             cleanups: Vec::new(),
             leftovers: Leftovers::default(),
             turns: Turns::default(),
+            lingering: Prehashed::default(),
             at_end: Prehashed::default(),
             kept: 0,
             cleanups_open: 0,
@@ -195,7 +198,7 @@ impl Table {
         };
         tracked.due = None;
         let deadline = tracked.lease.deadline();
-        if let Stage::Kept { until } = tracked.stage
+        if let Stage::Kept { until } | Stage::Lingering { until } = tracked.stage
             && until <= now
         {
             let cleanup = Cleanup::of(&tracked.lease);
@@ -423,8 +426,10 @@ impl Table {
         if let Some(due) = tracked.due {
             self.due.remove(&(due, id));
         }
-        if let Stage::Kept { .. } = tracked.stage {
-            self.kept -= 1;
+        match tracked.stage {
+            Stage::Kept { .. } => self.kept -= 1,
+            Stage::Lingering { .. } => drop(self.lingering.remove(&tracked.lease.request.name)),
+            _ => {}
         }
     }
 
@@ -486,11 +491,70 @@ impl Table {
         if !lease.is_confirmed_in(epoch) || !goes_on(&lease) {
             return None;
         }
+        // A message about a waiter finds no ticket while it is among the clean-ups.
+        lease.want();
         self.cleanups_open -= 1;
         let mut tracked = Tracked::new(&lease, epoch);
         tracked.stage = Stage::Held;
         self.leases.insert(lease.request.id, tracked);
         Some(self.cleanups.remove(at))
+    }
+
+    /// The last user of a held ticket is done at `now`. Returns whether the ticket lingers. If so, the
+    /// keeper releases it at the end of the linger, unless a task [resumes](Self::resume) it before.
+    ///
+    /// A ticket with a waiter of this client right behind it does not linger.
+    pub(crate) fn linger(&mut self, lease: &Lease, now: Instant, epoch: u64) -> bool {
+        let id = lease.request.id;
+        let may = self.phase == Phase::Open
+            && lease.is_confirmed_in(epoch)
+            && !self.turns.is_followed(id)
+            && !self.lingering.contains_key(&lease.request.name);
+        // Under the mutex, so that a message of the store finds the ticket in use, or lingering.
+        let until = lease.lingers_until(now).filter(|_| may);
+        let tracked = self
+            .leases
+            .get_mut(&id)
+            .filter(|tracked| tracked.stage == Stage::Held);
+        let (Some(until), Some(tracked)) = (until, tracked) else {
+            return false;
+        };
+        tracked.stage = Stage::Lingering { until };
+        self.lingering.insert(lease.request.name.clone(), id);
+        true
+    }
+
+    /// The ticket of this name that lingers.
+    pub(crate) fn lingers(&self, name: &Name) -> Option<Id> {
+        self.lingering.get(name).copied()
+    }
+
+    /// Lets a task use a ticket that lingers, if it may still linger and `goes_on` allows it. Returns
+    /// its lease.
+    pub(crate) fn resume(
+        &mut self,
+        id: Id,
+        now: Instant,
+        epoch: u64,
+        goes_on: impl FnOnce(&Arc<Lease>) -> bool,
+    ) -> Option<Arc<Lease>> {
+        let lease = Arc::clone(&self.leases.get(&id)?.lease);
+        let lingers = lease.is_confirmed_in(epoch) && lease.lingers_until(now).is_some();
+        if self.phase != Phase::Open || !lingers || !goes_on(&lease) {
+            return None;
+        }
+        self.lingering.remove(&lease.request.name);
+        self.hold(id);
+        Some(lease)
+    }
+
+    /// Gives a ticket to the keeper for removal, if it lingers.
+    pub(crate) fn end_linger(&mut self, id: Id) {
+        let tracked = self.leases.get(&id);
+        if let Some(tracked) = tracked.filter(|it| matches!(it.stage, Stage::Lingering { .. })) {
+            let cleanup = tracked.cleanup();
+            self.clean_up(cleanup);
+        }
     }
 
     /// Notes that a ticket that may have waited is held now.

@@ -16,6 +16,7 @@ use crate::error::Error;
 use crate::log::guarded;
 use crate::name::Name;
 use crate::request::Id;
+use crate::sync::MutexGuard;
 
 /// The shortest time between two rechecks of one ticket. Messages that ask for a recheck can be
 /// forged or doubled, and must not make the client poll the store.
@@ -203,9 +204,22 @@ impl Shared {
     }
 
     /// The store asks the client to recheck a ticket after `after`: because a waiter gets no
-    /// wake-up, or because the ticket was asked back.
+    /// wake-up, because the ticket was asked back, or because somebody waits behind a ticket that
+    /// [lingers](Self::linger).
+    ///
+    /// If this message comes before the answer to the enqueue of the ticket, it is not lost: the
+    /// ticket will not linger. If the message is lost, the linger ends by itself.
     pub(crate) fn recheck(&self, id: Id, after: Duration) {
-        self.ask_at(id, self.clock.now().after(after.max(LEAST_RECHECK)));
+        let due = self.clock.now().after(after.max(LEAST_RECHECK));
+        let mut table = self.table();
+        let Some(tracked) = table.leases.get(&id) else {
+            return;
+        };
+        tracked.lease.want();
+        match tracked.stage {
+            Stage::Lingering { .. } => self.end_linger(table, id),
+            _ => self.ask_in(&mut table, id, due),
+        }
     }
 
     /// Renews a ticket at `due` at the latest.
@@ -357,21 +371,63 @@ impl Shared {
         });
     }
 
-    /// Takes a ticket of this name back that was given back a moment ago, if its release has not
-    /// begun and `goes_on` allows it. Nobody else can have held the lock meanwhile, because the
-    /// ticket has never left the line. The caller drops the clean-up when it holds no mutex.
+    /// The last user of a ticket is done. Returns whether the ticket lingers. If not, the caller
+    /// releases it.
+    pub(crate) fn linger(&self, lease: &Lease) -> bool {
+        let mut table = self.table();
+        let lingers = table.linger(lease, self.clock.now(), self.epoch());
+        if lingers {
+            self.set_recheck(&mut table, lease.request.id, Instant::FAR_FUTURE);
+        }
+        lingers
+    }
+
+    /// A task of this client is about to ask the store for a lock of this name. So a ticket of the
+    /// name does not linger any more.
+    pub(crate) fn linger_no_more(&self, name: &Name) {
+        if self.capability.tells_holders && !self.capability.answers_at_once {
+            let table = self.table();
+            if let Some(id) = table.lingers(name) {
+                self.end_linger(table, id);
+            }
+        }
+    }
+
+    /// Gives a ticket to the keeper, if it lingers.
+    pub(super) fn end_linger(&self, mut table: MutexGuard<'_, Table>, id: Id) {
+        table.end_linger(id);
+        drop(table);
+        self.due_changed.notify_one();
+    }
+
+    /// Takes a ticket of this name back that lingers, or that was given back a moment ago, if its
+    /// release has not begun and `goes_on` allows it. Nobody else can have held the lock meanwhile,
+    /// because the ticket has never left the line. If there is a clean-up of the ticket, it is
+    /// returned, and the caller drops it when it holds no mutex.
     pub(crate) fn take_back(
         &self,
         name: &Name,
         goes_on: impl FnOnce(&Arc<Lease>) -> bool,
     ) -> Option<Cleanup> {
         let mut table = self.table();
+        if let Some(id) = table.lingers(name) {
+            match table.resume(id, self.clock.now(), self.epoch(), goes_on) {
+                Some(lease) => self.renew_as_usual(&mut table, &lease),
+                None => self.end_linger(table, id),
+            }
+            return None;
+        }
         let cleanup = table.take_back(name, self.epoch(), goes_on)?;
         if let Some(lease) = &cleanup.held {
-            let due = Self::renewal_time(lease, lease.given());
-            self.set_recheck(&mut table, lease.request.id, due);
+            self.renew_as_usual(&mut table, lease);
         }
         Some(cleanup)
+    }
+
+    /// Sets the time of the next renewal of a ticket that is in use again.
+    fn renew_as_usual(&self, table: &mut Table, lease: &Lease) {
+        let due = Self::renewal_time(lease, lease.given());
+        self.set_recheck(table, lease.request.id, due);
     }
 
     /// The tickets of this name that the keeper has to remove at this moment.

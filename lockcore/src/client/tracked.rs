@@ -97,7 +97,7 @@ impl Tracked {
                 let granted_at = self.lease.granted_at();
                 granted_at.is_some_and(|granted_at| granted_at.after(patience) <= now)
             }
-            Stage::Held | Stage::Kept { .. } | Stage::Leaving => false,
+            Stage::Held | Stage::Kept { .. } | Stage::Lingering { .. } | Stage::Leaving => false,
         }
     }
 
@@ -114,7 +114,9 @@ impl Tracked {
         match self.stage {
             Stage::Waiting => true,
             Stage::Leaving => false,
-            Stage::Asked | Stage::Held | Stage::Kept { .. } => self.lease.wants_renewal(),
+            Stage::Asked | Stage::Held | Stage::Kept { .. } | Stage::Lingering { .. } => {
+                self.lease.wants_renewal()
+            }
         }
     }
 
@@ -122,7 +124,11 @@ impl Tracked {
     pub(super) fn kind(&self) -> Kind {
         match self.stage {
             Stage::Waiting => Kind::Waiting,
-            Stage::Asked | Stage::Held | Stage::Kept { .. } | Stage::Leaving => Kind::Held,
+            Stage::Asked
+            | Stage::Held
+            | Stage::Kept { .. }
+            | Stage::Lingering { .. }
+            | Stage::Leaving => Kind::Held,
         }
     }
 
@@ -130,7 +136,7 @@ impl Tracked {
     pub(super) fn end(&self) -> Instant {
         let deadline = self.lease.deadline();
         match self.stage {
-            Stage::Kept { until } => until.min(deadline),
+            Stage::Kept { until } | Stage::Lingering { until } => until.min(deadline),
             _ => deadline,
         }
     }
@@ -168,6 +174,9 @@ pub(crate) enum Stage {
     Held,
     /// The user is done with the ticket, and it stays taken until this time (`min_hold`).
     Kept { until: Instant },
+    /// The user is done with the ticket, and other tasks of this process may take it until this time
+    /// ([`Lock::linger`](crate::Lock::linger)).
+    Lingering { until: Instant },
     /// The user is releasing the ticket. No later batch renews it, but it may be at the store until
     /// the store has carried out the release.
     Leaving,

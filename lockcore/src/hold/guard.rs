@@ -342,6 +342,8 @@ impl Guard {
     /// In these cases the call returns at once, without a request to the store:
     ///
     /// - The lock is handed over to another task of this process.
+    /// - The lock [lingers](crate::Lock::linger). It is not free for other clients yet, and if the store
+    ///   has lost the lock, this call does not find that out.
     /// - The hold has another guard. The lock stays held until the last guard ends.
     /// - The keeper releases the lock later, because of [`Lock::min_hold`](crate::Lock::min_hold).
     /// - This process is a forked child. The lock belongs to its parent, and the result is

@@ -515,6 +515,7 @@ fn a_ticket_is_passed_on_to_a_writer_or_becomes_a_readers() {
             renew: true,
             owner: &client.owner.whole,
             through_outages: false,
+            linger: std::time::Duration::ZERO,
             limited: false,
             reentrant: true,
             on_lost: OnLost::Cancel,

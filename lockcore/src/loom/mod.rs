@@ -105,6 +105,7 @@ fn request(permits: NonZeroU32) -> Request {
         ttl: TTL,
         wait: true,
         name_ahead: false,
+        lingers: false,
         highest_seen: 0,
         owner: "model".into(),
     }
@@ -137,6 +138,7 @@ fn client_with(fair: Fair) -> Arc<Shared> {
             wait: Wait::Forever,
             fair,
             through_outages: false,
+            linger: Duration::ZERO,
         },
         ..Settings::of_tests()
     };

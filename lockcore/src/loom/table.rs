@@ -51,6 +51,7 @@ fn guard(client: &Arc<Client>, lease: Arc<Lease>) -> Guard {
         owner: &client.owner.whole,
         through_outages: false,
         limited: false,
+        linger: Duration::ZERO,
         reentrant: true,
         on_lost: OnLost::Cancel,
         on_revoke: OnRevoke::Finish,

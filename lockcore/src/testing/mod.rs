@@ -233,6 +233,7 @@ impl Default for Store {
 impl Backend for Store {
     fn capability(&self) -> Capability {
         Capability::new()
+            .tells_holders(true)
             .asks_back(true)
             .lists(true)
             .adopts(true)

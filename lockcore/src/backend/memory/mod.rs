@@ -104,6 +104,7 @@ impl Backend for Memory {
             .cross_process(false)
             .in_flight(u32::MAX)
             .answers_at_once(true)
+            .tells_holders(true)
             .asks_back(true)
             .lists(true)
             .adopts(true)
@@ -263,6 +264,7 @@ impl Store {
             }
             Ok((ticket, false)) => {
                 *last = ticket;
+                wakes.tell_lingering(queue, receivers);
                 Ok(Enqueued::Waiting {
                     ticket,
                     valid_for,
@@ -270,9 +272,12 @@ impl Store {
                     ahead,
                 })
             }
-            Err(NoTicket::Busy) => Ok(Enqueued::Busy {
-                retry_in: first_expiry(queue, now),
-            }),
+            Err(NoTicket::Busy) => {
+                wakes.tell_lingering(queue, receivers);
+                Ok(Enqueued::Busy {
+                    retry_in: first_expiry(queue, now),
+                })
+            }
             Err(NoTicket::CapacityMismatch(in_use)) => Ok(Enqueued::CapacityMismatch { in_use }),
             Err(NoTicket::Exhausted) => Err(StoreError::new(
                 Fault::Refused,

@@ -13,6 +13,7 @@ fn request(name: &str, ttl: Duration) -> Request {
         ttl,
         wait: true,
         name_ahead: false,
+        lingers: false,
         highest_seen: 0,
         owner: "".into(),
     }

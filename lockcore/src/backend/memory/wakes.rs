@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Weak;
+use std::time::Duration;
 
 use super::line::{Holder, first_expiry};
 use crate::backend::{EventSink, News, Wake};
@@ -63,6 +64,24 @@ impl Wakes {
             && let Some(after) = first_expiry(queue, now)
         {
             let news = News::Recheck(first.id, after);
+            self.to.push((Weak::clone(events), news));
+        }
+    }
+
+    /// Adds a recheck for the only holder, if it lingers and nobody else waits behind it than a ticket
+    /// that has just come.
+    pub(super) fn tell_lingering(
+        &mut self,
+        queue: &Queue<Holder>,
+        receivers: &HashMap<u64, Weak<EventSink>>,
+    ) {
+        if queue.tickets().len() <= 2
+            && queue.holders().len() == 1
+            && let Some(holder) = queue.holders().next()
+            && holder.payload.request.lingers
+            && let Some(events) = receivers.get(&holder.payload.receiver)
+        {
+            let news = News::Recheck(holder.id, Duration::ZERO);
             self.to.push((Weak::clone(events), news));
         }
     }

@@ -129,6 +129,8 @@ impl Backend for Redis {
             .wake_ups_grant(durability.is_none())
             // It names no tickets ahead. A failover, the end of a log, or an eviction may lose a
             // waiter and keep the ticket ahead: see the model of turns.
+            // A holder in a cluster listens only from its first renewal on.
+            .tells_holders(!matches!(self, Self::Cluster(_)))
             .asks_back(true)
             .lists(true)
             .adopts(true)

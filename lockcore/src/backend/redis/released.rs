@@ -172,6 +172,7 @@ mod tests {
                 ttl: Duration::from_secs(60),
                 wait: false,
                 name_ahead: false,
+                lingers: false,
                 highest_seen: 0,
                 owner: "test".into(),
             }),

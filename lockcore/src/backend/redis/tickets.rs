@@ -34,9 +34,10 @@ pub(super) async fn enqueue(
         let (ttl, seen) = (ttl.as_millis(), request.highest_seen);
         let (permits, capacity) = (request.permits, request.capacity);
         call.write_arg_fmt(layout::key(&request.name));
+        let mark = if request.lingers { '~' } else { ':' };
         let owner = &request.owner;
         call.write_arg_fmt(format_args!(
-            "+{ttl:012}{id}:{permits:010}:{capacity:010}:{channel}:{owner}"
+            "+{ttl:012}{id}:{permits:010}:{capacity:010}{mark}{channel}:{owner}"
         ));
         call.write_arg_fmt(format_args!("{seen:016}"));
         if !request.wait {
@@ -323,7 +324,7 @@ impl<'a> Record<'a> {
         let (capacity, rest) = rest.split_at_checked(layout::CAPACITY)?;
         let (permits, capacity) = (permits.parse().ok()?, capacity.parse().ok()?);
         let is_told = rest.starts_with('=');
-        let (_channel, owner) = rest.strip_prefix([':', '='])?.split_once(':')?;
+        let (_channel, owner) = rest.strip_prefix([':', '=', '~'])?.split_once(':')?;
         Some(Self {
             id: Id::parse(id)?,
             expires,

@@ -423,6 +423,7 @@ mod tests {
                 ttl: before.ttl,
                 wait: true,
                 name_ahead: false,
+                lingers: false,
                 highest_seen: 0,
                 owner: "".into(),
             };

@@ -28,6 +28,7 @@ fn lease_with(ttl: Duration, permits: u32) -> Lease {
             ttl,
             wait: true,
             name_ahead: false,
+            lingers: false,
             highest_seen: 0,
             owner: "test".into(),
         }),

@@ -226,6 +226,21 @@ impl Asker {
         woken.expect("it is not woken")
     }
 
+    /// Waits until the store asks the client to look after this ticket.
+    pub(super) async fn expect_recheck(&mut self, id: Id) {
+        let next = async {
+            loop {
+                if let News::Recheck(told, _) = self.told.recv().await.expect("the sink is gone")
+                    && told == id
+                {
+                    return;
+                }
+            }
+        };
+        let told = tokio::time::timeout(SOON, next).await;
+        told.expect("it is not told");
+    }
+
     /// The wake-ups that have come in the meantime.
     pub(super) fn woken_besides(&mut self) -> Vec<Wake> {
         let news = std::iter::from_fn(|| self.told.try_recv().ok());

@@ -40,6 +40,13 @@ pub(super) fn all() -> Vec<Fact> {
     let named = group_of!["requests", false, naming;
         the_ticket_right_ahead_is_named_if_both_are_of_one_client_and_want_everything
     ];
+    let telling = |capability: &Capability| match capability.tells_holders {
+        true => Ok(()),
+        false => Err("it does not tell holders who waits"),
+    };
+    let told = group_of!["requests", false, telling;
+        a_holder_that_lingers_is_told_each_time_that_a_line_begins_behind_it
+    ];
     let without_line = group_of!["requests", false, without_queue;
         a_request_that_may_wait_is_busy_and_leaves_nothing
     ];
@@ -67,7 +74,7 @@ pub(super) fn all() -> Vec<Fact> {
     let pushing_by_ttl = group_of!["requests", false, both;
         a_release_skips_an_expired_waiter_and_wakes_the_next
     ];
-    let by_line = [in_line, named, without_line].concat();
+    let by_line = [in_line, named, told, without_line].concat();
     [any, by_line, pushing, by_ttl, by_numbers, pushing_by_ttl].concat()
 }
 
@@ -389,6 +396,50 @@ fn ahead_of(answer: Enqueued) -> Option<Id> {
         Enqueued::Waiting { ahead, .. } => ahead,
         other => panic!("does not wait: {other:?}"),
     }
+}
+
+async fn a_holder_that_lingers_is_told_each_time_that_a_line_begins_behind_it(store: Store) {
+    let (mut ours, theirs) = (store.connect().await, store.connect().await);
+    let mut seen = 0;
+    // In the third round the client has seen a number that is ahead of the store's.
+    for round in 0..3 {
+        let holds = with(&store.request("a"), |request| {
+            request.lingers = true;
+            request.highest_seen = seen;
+        });
+        let number = ours.holds(&holds).await;
+        for _ in 0..2 {
+            let waits = store.writer("a");
+            theirs.waits(&waits).await;
+            ours.expect_recheck(holds.id).await;
+            assert_eq!(theirs.release(&waits).await, Released::Released);
+        }
+        // What a store keeps of an enqueue that may come later makes no difference.
+        if round == 1 {
+            let late = Departure::new(store.writer("a"), true);
+            let answers = theirs.connection.release(vec![late]).await.unwrap();
+            assert_eq!(answers, [Released::NotFound]);
+        }
+        let waits = store.writer("a");
+        theirs.waits(&waits).await;
+        ours.expect_recheck(holds.id).await;
+        assert_eq!(ours.release(&holds).await, Released::Released);
+        assert_eq!(theirs.release(&waits).await, Released::Released);
+        if round == 1 {
+            seen = number + 3_600_000_000; // an hour, if numbers are the time in microseconds
+        }
+    }
+    // A request that is refused tells it too.
+    let holds = with(&store.request("a"), |request| request.lingers = true);
+    ours.holds(&holds).await;
+    let tries = with(&store.request("a"), |request| request.wait = false);
+    assert!(matches!(
+        theirs.enqueue(&tries).await,
+        Enqueued::Busy { .. }
+    ));
+    ours.expect_recheck(holds.id).await;
+    theirs.close().await;
+    ours.close().await;
 }
 
 async fn a_release_wakes_the_waiters_that_it_grants_and_no_others(store: Store) {

@@ -15,6 +15,10 @@
 --       {4}                                       this id was released before, or has expired
 --       {5}                                       ticket numbers are exhausted
 --
+-- If the ticket is the first to wait behind a single holder that lingers, or the request is refused
+-- because of that holder alone, the script tells the client of the holder. If that is denied, the
+-- linger ends by itself.
+--
 -- The script is atomic, as every script is. A full server refuses its first write, and so all of
 -- it.
 --
@@ -145,6 +149,9 @@ repeat
     redis.call('HSET', rows, next, record, id, next)
     redis.call('PEXPIRE', rows, DAY_MS)
   end
+  if first == next and not soonest and string.byte(was, at + 84) == 126 then -- '~'
+    tell(key, sub(was, at + 1), 'again 0')
+  end
   return {1, number, ttl, first == next and until_ms - now or -1}
 until true
 
@@ -158,10 +165,10 @@ local is_chosen = seen + 1 >= drawn and seen <= micros + 86400000000
 if is_chosen then drawn = seen + 1 end
 
 -- The record of the new ticket. If the client has chosen the number, '=' says so: see record.lua.
--- The number may then be ahead of the clock, so the expiry cannot be counted from it.
+-- (No client of a quorum asks for a ticket that lingers, and others do not read '='.) The number may then be ahead of the clock, so the expiry cannot be counted from it.
 local function new_record()
   local record = with_expiry(number .. ARGV[1], now + ttl)
-  if not is_chosen then return record end
+  if not is_chosen or string.byte(record, 84) == 126 then return record end -- '~'
   return string.sub(record, 1, 83) .. '=' .. string.sub(record, 85)
 end
 
@@ -235,6 +242,10 @@ local function take()
     return 3
   end
   local holds = not first(line) and line.out + permits <= (line.stored or capacity)
+  -- first() has passed the empty places.
+  if not holds and line.solo and line.head == line.next and string.byte(line.solo, 84) == 126 then -- '~'
+    tell(line.key, line.solo, 'again 0')
+  end
   if not holds and (ARGV[3] == '0' or is_full()) then return 2 end
   if drawn >= tonumber(END_OF_NUMBERS) then return 5 end
   number = string.format('%016d', drawn)

@@ -10,7 +10,8 @@
 --
 -- In front of the channel there may be '=' in place of ':'. It says that the client has chosen the
 -- number. With ':', this server has assigned it. A client of a quorum asks several servers for one
--- ticket. The ticket's number is then the greatest number that is written with '='.
+-- ticket. The ticket's number is then the greatest number that is written with '='. With '~', this
+-- server has assigned the number, and the ticket lingers: its client is told when a line begins.
 --
 -- The expiry is a time of the server's clock in ms. If it begins with '+', it is counted in ms from
 -- the ticket's number. In this form the number is the time of the grant, in microseconds of the

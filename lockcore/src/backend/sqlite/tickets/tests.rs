@@ -98,6 +98,7 @@ fn request(permits: u32, capacity: u32) -> Arc<Request> {
         ttl: Duration::from_secs(60),
         wait: true,
         name_ahead: false,
+        lingers: false,
         highest_seen: 0,
         owner: "host/1/0".into(),
     })
