@@ -12,7 +12,7 @@ use crate::mistakes::Mistakes;
 
 /// Every option, with the example that error messages show. A new option needs a line here, a line
 /// in `parse_option` and a field in [`Args`].
-const OPTIONS: [(&str, &str); 20] = [
+const OPTIONS: [(&str, &str); 21] = [
     ("key", "key = \"order:{order.id}\""),
     (
         "keys",
@@ -31,6 +31,7 @@ const OPTIONS: [(&str, &str); 20] = [
     ("on_revoke", "on_revoke = cancel"),
     ("min_hold", "min_hold = \"500ms\""),
     ("max_hold", "max_hold = \"1m\""),
+    ("linger", "linger = \"20ms\""),
     ("reentrant", "reentrant = false"),
     ("when", "when = self.is_shared()"),
     ("locks", "locks = self.locks"),
@@ -114,6 +115,7 @@ pub(crate) struct Args {
     pub(crate) on_revoke: Option<OnRevoke>,
     pub(crate) min_hold: Option<Given>,
     pub(crate) max_hold: Option<Given>,
+    pub(crate) linger: Option<Given>,
     pub(crate) reentrant: Option<Given>,
     pub(crate) when: Option<Given>,
     pub(crate) locks: Option<Given>,
@@ -208,6 +210,7 @@ impl Args {
             "on_revoke" => self.on_revoke = Some(value(&name, input, on_revoke)?),
             "min_hold" => self.min_hold = Some(given(&name, input)?),
             "max_hold" => self.max_hold = Some(given(&name, input)?),
+            "linger" => self.linger = Some(given(&name, input)?),
             "reentrant" => self.reentrant = Some(given(&name, input)?),
             "when" => self.when = Some(given(&name, input)?),
             "locks" => self.locks = Some(given(&name, input)?),
@@ -518,7 +521,7 @@ mod tests {
             key = "order:{id}", keys = ["a"], wait = Duration::from_secs(2), ttl = "5s", try, shared,
             through_outages = true,
             permits = 1, of = n, on_busy = skip, on_error = { log(error) }, on_lost = cancel,
-            on_revoke = finish, min_hold = "1s", max_hold = "2s", reentrant = false, when = a < b,
+            on_revoke = finish, min_hold = "1s", max_hold = "2s", linger = "20ms", reentrant = false, when = a < b,
             locks = self.locks::<A, B>()?, held = lock, crate = app::lockcore,
         });
 

@@ -216,6 +216,7 @@ fn lock(model: &Model, names_of_arguments: &[Ident]) -> TokenStream {
         ("ttl", &model.ttl),
         ("min_hold", &model.min_hold),
         ("max_hold", &model.max_hold),
+        ("linger", &model.linger),
     ] {
         let Some(length) = length else { continue };
         let setter = Ident::new(setter, site);

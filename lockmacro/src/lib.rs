@@ -71,6 +71,7 @@ use proc_macro::TokenStream;
 /// | [`on_lost`](#on_lost) | `cancel` or `signal` | `cancel` |
 /// | [`on_revoke`](#on_revoke) | `cancel` or `finish` | `finish` |
 /// | [`min_hold`, `max_hold`](#min_hold-and-max_hold) | the shortest and the longest time to hold the lock: `"1s"` or an expression | as long as the body runs |
+/// | [`linger`](#linger) | how long the lock stays with this process after the body: `"20ms"` or an expression | the client's setting (`LOCK_LINGER`) |
 /// | [`reentrant`](#reentrant) | `false`: it is an error to take the lock again inside of the body | the body can take the lock again |
 /// | [`when`](#when) | `false`: the body runs without the lock | it runs under the lock |
 /// | [`locks`](#locks) | the client, an expression | `lockcore::default_locks()` |
@@ -80,7 +81,7 @@ use proc_macro::TokenStream;
 /// An option can use the arguments and `self`. A `?` in an option returns from the function. Each
 /// option is evaluated once, at the start of the call, before the call asks for the lock. The order
 /// is `when`, `key` or `keys`, `locks`, `permits`, `of`, `wait`, `ttl`, `min_hold`, `max_hold`,
-/// `reentrant`, `through_outages`. If `when` is false, the others are not evaluated. `on_busy` and `on_error` are
+/// `linger`, `reentrant`, `through_outages`. If `when` is false, the others are not evaluated. `on_busy` and `on_error` are
 /// evaluated only when they are needed.
 ///
 /// ## `key`
@@ -319,6 +320,21 @@ use proc_macro::TokenStream;
 /// # use lockcore::{Error, distributed_lock};
 /// #[distributed_lock(key = "nightly", try, on_busy = skip, min_hold = "30s", max_hold = "1h", ttl = "40s")]
 /// async fn nightly() -> Result<(), Error> {
+///     Ok(())
+/// }
+/// ```
+///
+/// ## `linger`
+///
+/// The lock stays with this process for this time after the body, if nobody waits for it. If the
+/// function is called again in this time with the same key, it gets the lock without a request to the
+/// store. Use it for keys whose calls come to the same process again and again. It has an effect at
+/// Redis. `lockcore::Lock::linger` says what it costs.
+///
+/// ```
+/// # use lockcore::{Error, distributed_lock};
+/// #[distributed_lock(key = "cart:{id}", linger = "20ms")]
+/// async fn add_to_cart(id: u64) -> Result<(), Error> {
 ///     Ok(())
 /// }
 /// ```

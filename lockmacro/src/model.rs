@@ -17,6 +17,7 @@ pub(crate) struct Model {
     pub(crate) ttl: Option<Length>,
     pub(crate) min_hold: Option<Length>,
     pub(crate) max_hold: Option<Length>,
+    pub(crate) linger: Option<Length>,
     pub(crate) reentrant: Option<Given>,
     pub(crate) through_outages: Option<Given>,
     pub(crate) on_busy: Option<OnBusy>,
@@ -82,6 +83,7 @@ impl Model {
         let on_busy = args.on_busy.as_ref().map(OnBusy::check).transpose();
         let on_busy = mistakes.keep(on_busy);
         let (min_hold, max_hold) = check_holds(args, mistakes)?;
+        let linger = check_linger(args.linger.as_ref(), mistakes);
         Some(Model {
             keys: keys?,
             side: side?,
@@ -89,6 +91,7 @@ impl Model {
             ttl: ttl?,
             min_hold,
             max_hold,
+            linger: linger?,
             reentrant: args.reentrant.clone(),
             through_outages: args.through_outages.clone(),
             on_busy: on_busy?,
@@ -334,6 +337,31 @@ fn check_holds(args: &Args, mistakes: &mut Mistakes) -> Option<(Option<Length>, 
         ));
     }
     Some((min_hold, max_hold))
+}
+
+fn check_linger(linger: Option<&Given>, mistakes: &mut Mistakes) -> Option<Option<Length>> {
+    /// The same limit as in `lockcore`, which checks it when the lock is asked for.
+    const LONGEST: Duration = Duration::from_secs(1);
+    let Some(linger) = linger else {
+        return Some(None);
+    };
+    let length = Length::check(
+        linger,
+        "a linger of zero releases the lock at once, as without it: leave it out; to override the client's setting, \
+         write `linger = Duration::ZERO`",
+    );
+    let length = mistakes.keep(length)?;
+    if let Length::Known(known) = length
+        && known > LONGEST
+    {
+        mistakes.push(Error::new_spanned(
+            &linger.value,
+            "a linger is \"1s\" at most, and \"20ms\" is usual: if the process is killed in this time, the lock stays \
+             taken for the rest of its ttl",
+        ));
+        return None;
+    }
+    Some(Some(length))
 }
 
 impl Length {

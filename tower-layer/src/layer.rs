@@ -333,6 +333,16 @@ impl<R> LockLayer<R> {
         self
     }
 
+    /// How long the lock stays with this process after the response, if nobody waits for it, so that
+    /// the next request with the same key gets it without a request to the store. For keys whose
+    /// requests are routed to the same process. If it is longer than a second, the answer to each
+    /// request is 500. See [`Lock::linger`](lockcore::Lock::linger), also for what it costs. Default:
+    /// that of the lock client (`LOCK_LINGER`), which is zero.
+    pub fn linger(mut self, time: Duration) -> Self {
+        self.0.linger = Some(time);
+        self
+    }
+
     /// Sets what happens to a request whose lock is lost. With [`OnLost::Signal`], handler and body
     /// continue, and can learn of the loss by [`Held::lost`](lockcore::Held::lost). Default:
     /// [`OnLost::Cancel`], which stops handler and body. A body is dropped even if the server does

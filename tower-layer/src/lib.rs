@@ -174,6 +174,7 @@
 //! | [`ttl`](LockLayer::ttl) | the client's, 10 s | the lease is renewed after a third of the ttl, so two renewals may fail; a dead process blocks a key for at most this time |
 //! | [`min_hold`](LockLayer::min_hold) | zero | the next request should get the lock as soon as it is free |
 //! | [`max_hold`](LockLayer::max_hold) | no limit | a response may take long |
+//! | [`linger`](LockLayer::linger) | the client's, which is zero | if the process is killed while the lock lingers, the key stays taken for the rest of the ttl |
 //! | [`read_body_first`](LockLayer::read_body_first) | no | only the service knows how much memory it can spend on bodies |
 //! | [`on_lost`](LockLayer::on_lost) | the request is stopped | another request may hold the lock |
 //! | [`on_revoke`](LockLayer::on_revoke) | the request may use the time that the caller of `revoke` gives | most requests are done before this time is over |

@@ -50,6 +50,7 @@ pub(crate) struct Settings {
     pub(crate) ttl: Option<Duration>,
     pub(crate) min_hold: Duration,
     pub(crate) max_hold: Option<Duration>,
+    pub(crate) linger: Option<Duration>,
     pub(crate) label: Option<&'static str>,
     pub(crate) reentrant: bool,
     pub(crate) deadline_header: Option<HeaderName>,
@@ -98,6 +99,7 @@ impl Settings {
             ttl: None,
             min_hold: Duration::ZERO,
             max_hold: None,
+            linger: None,
             label: None,
             reentrant: true,
             deadline_header: None,
@@ -205,6 +207,9 @@ impl Settings {
         }
         if let Some(limit) = self.max_hold {
             lock = lock.max_hold(limit);
+        }
+        if let Some(time) = self.linger {
+            lock = lock.linger(time);
         }
         if let Some(label) = self.label {
             lock = lock.label(label);
