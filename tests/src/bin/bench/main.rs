@@ -12,6 +12,7 @@
 //! target/release/bench memory: --only w1 --runs 5
 //! target/release/bench redis --only slopes --runs 1
 //! target/release/bench memory: redis --only metrics
+//! target/release/bench redis --only linger
 //! ```
 //!
 //! To run the peers too, build them first:
@@ -29,7 +30,7 @@
 //! | file | |
 //! |---|---|
 //! | `pairs.rs` `contention.rs` `handover.rs` `herd.rs` `leases.rs` | the workloads W1 and W2, W3 and W4, W5, W6, W7, each with its bars |
-//! | `metrics.rs` | what metrics cost |
+//! | `choices.rs` | what metrics cost, and what a linger saves |
 //! | `slopes.rs` | how the costs grow with leases, names and waiters |
 //! | `store.rs` | the store under test: the server, and the requests that it received |
 //! | `program.rs` | starts `load`, and reads its report |
@@ -46,6 +47,7 @@
     reason = "a panic is the report, as in the harness"
 )]
 
+mod choices;
 mod contention;
 mod floor;
 mod floor_etcd;
@@ -56,7 +58,6 @@ mod floor_zookeeper;
 mod handover;
 mod herd;
 mod leases;
-mod metrics;
 mod pairs;
 mod program;
 mod slopes;
@@ -113,6 +114,8 @@ enum Workload {
     W7,
     /// What metrics cost; only if it is asked for
     Metrics,
+    /// What a linger saves; only if it is asked for
+    Linger,
     /// How the costs grow; only if it is asked for, because it takes ten minutes for each run
     Slopes,
 }
@@ -158,7 +161,8 @@ impl Bench {
             Workload::W4 | Workload::W5 => {}
             Workload::W6 => herd::many_waiters(self, table),
             Workload::W7 => leases::many_leases(self, table),
-            Workload::Metrics => metrics::pairs(self, table),
+            Workload::Metrics => choices::metrics(self, table),
+            Workload::Linger => choices::linger(self, table),
             Workload::Slopes => slopes::measure(self, table),
         }
     }
@@ -220,7 +224,10 @@ fn main() -> ExitCode {
         let mut table = Table::default();
         for workload in Workload::value_variants() {
             let by_default = arguments.only.is_empty()
-                && !matches!(workload, Workload::Metrics | Workload::Slopes);
+                && !matches!(
+                    workload,
+                    Workload::Metrics | Workload::Linger | Workload::Slopes
+                );
             if by_default || arguments.only.contains(workload) {
                 bench.work(*workload, &mut table);
             }

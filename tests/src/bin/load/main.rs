@@ -76,6 +76,9 @@ struct Arguments {
     /// The process has a recorder of metrics
     #[arg(long, global = true)]
     metrics: bool,
+    /// How long the locks stay with the process after their use
+    #[arg(long, env = "LOCK_LINGER", global = true, value_parser = humantime::parse_duration)]
+    linger: Option<Duration>,
     /// Number of threads of the runtime; one for each core if not given
     #[arg(long)]
     threads: Option<usize>,
@@ -86,6 +89,9 @@ impl Arguments {
         let mut builder = Locks::builder().url(&self.url).ttl(self.ttl);
         if let Some(fair) = self.fair {
             builder = builder.fair(fair);
+        }
+        if let Some(linger) = self.linger {
+            builder = builder.linger(linger);
         }
         if let Some(namespace) = &self.namespace {
             builder = builder.namespace(namespace);
