@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use humantime::format_duration;
+use tokio::sync::Notify;
 use tracing::Instrument;
 use tracing::field::{self, Empty};
 
@@ -19,7 +20,7 @@ use crate::clock::{Clock, Instant};
 use crate::error::{Error, ErrorKind};
 use crate::hold::Guard;
 use crate::name::Name;
-use crate::options::{LONGEST_LINGER, OnLost, OnRevoke, SHORTEST_TTL, Wait};
+use crate::options::{Fair, LONGEST_LINGER, OnLost, OnRevoke, SHORTEST_TTL, Wait};
 use crate::owner::{Owner, OwnerText};
 use crate::request::FULL;
 use crate::scope;
@@ -405,6 +406,16 @@ impl Lock {
         &self.client.shared.clock
     }
 
+    /// Whether its client serves one request after the other, over all clients.
+    pub(crate) fn is_strict(&self) -> bool {
+        self.client.shared.defaults.fair == Fair::Strict
+    }
+
+    /// Whether a caller that waits asks again after this error of a request that did not wait.
+    pub(crate) fn waits_after(&self, error: &Error) -> bool {
+        error.kind() == ErrorKind::Busy || self.through_outages && error.is_outage()
+    }
+
     pub(crate) fn waits_through_outages(&self) -> bool {
         self.through_outages
     }
@@ -517,15 +528,31 @@ impl Lock {
         wait: Option<Wait>,
         most: Duration,
     ) -> Result<Guard, Error> {
-        Ok(self.begin(self.take_within(wait, most).await?))
+        let budget = |spec: &Spec<'_>| Budget::new(spec, wait).at_most(most);
+        Ok(self.begin(self.take_with(budget).await?))
     }
 
     /// Takes the lock, without setting its limits: see [`begin`](Self::begin).
     pub(crate) fn take(&self, wait: Option<Wait>) -> impl Future<Output = Result<Guard, Error>> {
-        self.take_within(wait, Duration::MAX)
+        self.take_with(move |spec| Budget::new(spec, wait))
     }
 
-    async fn take_within(&self, wait: Option<Wait>, most: Duration) -> Result<Guard, Error> {
+    /// As [`take`](Self::take). Notifies `others` when the caller has to wait for others.
+    pub(crate) fn take_telling(
+        &self,
+        wait: Wait,
+        others: Arc<Notify>,
+    ) -> impl Future<Output = Result<Guard, Error>> {
+        self.take_with(move |spec| Budget::new(spec, Some(wait)).telling(others))
+    }
+
+    /// Takes the lock if it is free, for a caller that waits for it later if it is not. Does not set
+    /// its limits.
+    pub(crate) fn take_early(&self, most: Duration) -> impl Future<Output = Result<Guard, Error>> {
+        self.take_with(move |spec| Budget::new(spec, None).at_most(most).early())
+    }
+
+    async fn take_with(&self, budget: impl FnOnce(&Spec<'_>) -> Budget) -> Result<Guard, Error> {
         // The store in memory never makes its caller wait. Without this call, a loop over locks
         // would never yield its thread.
         tokio::task::coop::consume_budget().await;
@@ -545,7 +572,7 @@ impl Lock {
             server.address = shared.address(),
             "error.type" = Empty,
         );
-        let budget = Budget::new(&spec, wait).at_most(most);
+        let budget = budget(&spec);
         let outer = spec
             .can_reenter()
             .then(|| scope::find(&self.client, name, spec.is_exclusive()))
@@ -555,7 +582,7 @@ impl Lock {
                 Some(outer) => scope::reenter(&spec, outer, &budget).await,
                 None => {
                     #[cfg(debug_assertions)]
-                    if budget.waits {
+                    if budget.waits || budget.early {
                         scope::note_wait(&spec);
                     }
                     let grant = acquire(&spec, &budget).await?;

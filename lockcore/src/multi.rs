@@ -6,9 +6,13 @@
 use std::fmt;
 use std::future::Future;
 use std::ops::Deref;
+use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{join_all, select_all};
+use futures_util::stream::{FuturesOrdered, StreamExt};
+use tokio::sync::Notify;
 
 use crate::acquire::pending::LAST_MOMENT;
 use crate::backend::AskedBack;
@@ -22,8 +26,13 @@ pub use crate::any::AnyLock;
 /// Several locks that are taken together, all or none of them. Made by
 /// [`Locks::all`](crate::Locks::all).
 ///
-/// The locks are taken one after the other, in the order of their names. So two callers with some
-/// locks in common never wait for each other in a circle.
+/// The caller waits for the locks one after the other, in the order of their names. So two callers
+/// with some locks in common never wait for each other in a circle.
+///
+/// Together with the request for the first lock, the caller asks for up to 15 of the others, without
+/// waiting for these. If all are free, that takes one round trip. If it has to wait for one of them, it
+/// gives back at once what it has got of the later ones. With [`Fair::Strict`](crate::Fair::Strict) it
+/// asks for one after the other.
 ///
 /// If a mutex or a read/write lock is in the list twice, it is locked once. If one of the two
 /// entries is the write side, the write side is locked, with the settings of this entry. Otherwise
@@ -108,7 +117,8 @@ impl MultiLock {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves nothing behind, as with a single lock.
+    /// Dropping the future leaves nothing behind, as with a single lock. A future that is not dropped and
+    /// not polled any more may hold some of the locks.
     pub async fn acquire(&self) -> Result<MultiGuard, Error> {
         let longest = |longest, wait| match (longest, wait) {
             (Wait::For(one), Wait::For(other)) => Wait::For(one.max(other)),
@@ -119,8 +129,9 @@ impl MultiLock {
         self.take(wait).await
     }
 
-    /// Takes all locks if all are free, in one round trip each. See [`Lock::try_acquire`] for locks
-    /// that this client is still releasing.
+    /// Takes all locks if all are free, in one round trip each. They are not asked for at the same
+    /// time: if two callers did that, each could get one lock and be refused the other. See
+    /// [`Lock::try_acquire`] for locks that this client is still releasing.
     ///
     /// # Errors
     ///
@@ -176,7 +187,16 @@ impl MultiLock {
         }
         let clock = first.clock();
         let began = clock.now();
-        for lock in &self.locks {
+        // A lock that has waited only for the rest of the time must tell the whole time in its error.
+        let tells_all = |lock: &Lock, error: Error| match error.kind() {
+            ErrorKind::Timeout => lock.timeout(began.until(clock.now())),
+            _ => error,
+        };
+        if let Some(wait) = wait {
+            let outcome = self.take_free(wait, guards).await;
+            outcome.map_err(|error| tells_all(first, error))?;
+        }
+        for lock in &self.locks[guards.len()..] {
             let left = match wait {
                 Some(Wait::For(all)) if !guards.is_empty() => {
                     let spent = began.until(clock.now());
@@ -193,16 +213,138 @@ impl MultiLock {
                 // One of the locks is lost, so it is useless to wait for the others. The request in
                 // flight is cleaned up when its future is dropped.
                 (held, reason) = lost => return Err(held.lost_for(reason)),
-                guard = lock.take(left) => guard.map_err(|error| match error.kind() {
-                    // This lock has waited only for the rest of the time. The error must tell the
-                    // whole time.
-                    ErrorKind::Timeout => lock.timeout(began.until(clock.now())),
-                    _ => error,
-                })?,
+                guard = lock.take(left) => guard.map_err(|error| tells_all(lock, error))?,
             };
             guards.push(guard);
         }
         Ok(())
+    }
+
+    /// Takes the first lock, and those behind it that are free, up to the first one that is not. With
+    /// [`Fair::Strict`](crate::Fair::Strict) it does nothing, because a request that does not wait
+    /// would pass other tasks of this process that gather.
+    ///
+    /// If the future is dropped, the guards are dropped, and all requests in flight clean up after
+    /// themselves.
+    async fn take_free(&self, wait: Wait, guards: &mut Vec<Guard>) -> Result<(), Error> {
+        let several = self.locks.len() > 1 && !self.locks.iter().any(Lock::is_strict);
+        let Some((first, behind)) = self.locks.split_first().filter(|_| several) else {
+            return Ok(());
+        };
+        let behind = &behind[..behind.len().min(MOST_EARLY)];
+        let mut early = ask_early(behind, wait);
+        let outcome = take_with(first, wait, &mut early).await;
+        let Early {
+            granted, refused, ..
+        } = early;
+        match outcome {
+            Ok(guard) => guards.push(guard),
+            Err(error) => {
+                // The caller releases them before it returns.
+                guards.extend(granted);
+                return Err(error);
+            }
+        }
+        guards.extend(granted);
+        // The caller waits for a lock that somebody holds. Any other error is its result, as if it had
+        // asked for one lock after the other.
+        match (refused, self.locks.get(guards.len())) {
+            (Some(error), Some(lock)) if !lock.waits_after(&error) => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Takes a lock, and collects the answers about those behind it.
+///
+/// As soon as the caller has to wait for others, or the answer about the first lock takes longer than an
+/// operation may take, it gives back what it has got behind it. So it never waits for somebody who waits
+/// for one of those.
+async fn take_with<F>(first: &Lock, wait: Wait, early: &mut Early<F>) -> Result<Guard, Error>
+where
+    F: Future<Output = Result<Guard, Error>>,
+{
+    let others = Arc::new(Notify::new());
+    let mut taking = pin!(first.take_telling(wait, Arc::clone(&others)));
+    let mut late = pin!(first.within(first.op_timeout(), std::future::pending::<()>()));
+    let guard = loop {
+        tokio::select! {
+            biased;
+            // This is polled first. If this process knows that it has to wait, nothing else is sent.
+            guard = &mut taking => break guard?,
+            () = others.notified() => early.give_up(),
+            _ = &mut late, if !early.over => early.give_up(),
+            () = early.collect(), if !early.over => {}
+        }
+    };
+    if !early.over {
+        // Each of these answers comes within an operation timeout.
+        early.collect().await;
+    }
+    Ok(guard)
+}
+
+/// How many locks are asked for together with the first one. Most of this work is in vain if one of the
+/// first locks is not free.
+const MOST_EARLY: usize = 15;
+
+/// Locks that were asked for before the caller's turn has come to wait for them.
+struct Early<F: Future> {
+    /// Polled at the same time, and answered in the order of the locks.
+    asked: FuturesOrdered<F>,
+    granted: Vec<Guard>,
+    /// The error of the first one that was not granted.
+    refused: Option<Error>,
+    /// Whether no further answer is of use.
+    over: bool,
+}
+
+impl<F: Future<Output = Result<Guard, Error>>> Early<F> {
+    /// Collects the guards, up to the first lock that was not granted.
+    ///
+    /// Cancel safety: safe. What was collected stays.
+    async fn collect(&mut self) {
+        while let Some(answer) = self.asked.next().await {
+            match answer {
+                Ok(guard) => self.granted.push(guard),
+                Err(error) => {
+                    self.refused = Some(error);
+                    break;
+                }
+            }
+        }
+        self.end();
+    }
+
+    /// Gives everything back.
+    fn give_up(&mut self) {
+        for guard in self.granted.drain(..) {
+            guard.lease().want(); // it does not linger
+        }
+        self.refused = None;
+        self.end();
+    }
+
+    fn end(&mut self) {
+        self.over = true;
+        self.asked.clear();
+    }
+}
+
+/// Asks for each of these locks at the same time, when it is polled.
+fn ask_early(
+    locks: &[Lock],
+    wait: Wait,
+) -> Early<impl Future<Output = Result<Guard, Error>> + use<'_>> {
+    let most = match wait {
+        Wait::For(wait) => wait,
+        Wait::Forever => Duration::MAX,
+    };
+    Early {
+        asked: locks.iter().map(|lock| lock.take_early(most)).collect(),
+        granted: Vec::new(),
+        refused: None,
+        over: false,
     }
 }
 

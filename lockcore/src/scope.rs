@@ -247,6 +247,7 @@ async fn permits(spec: &Spec<'_>, outer: &Guard, budget: &Budget) -> Result<Inne
         let permits = inner_permits.try_acquire_many_owned(permits);
         return permits.map_err(|_| Error::busy(None));
     }
+    budget.note_wait();
     let shared = &spec.client.shared;
     let permits = shared.by(budget.give_up, inner_permits.acquire_many_owned(permits));
     match permits.await {

@@ -43,6 +43,7 @@ pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
         a_renewal_is_late_from_a_third_of_the_ttl_on
         a_request_counts_by_its_outcome
+        a_lock_that_several_ask_for_early_counts_once
         a_connection_that_breaks_counts_as_down_and_then_as_made_again
         a_task_that_is_not_polled_counts_as_waiting_until_it_is_dropped
         parties_and_candidates_count_with_their_label
@@ -105,6 +106,23 @@ impl Metrics {
             self.becomes(0, gauge, &[]).await;
         }
     }
+}
+
+/// The caller asks for the second lock while it asks for the first, and then again to wait for it.
+async fn a_lock_that_several_ask_for_early_counts_once(store: Store) {
+    let metrics = Metrics::of(&store);
+    let (locks, other) = (store.client(), store.client());
+    let second = other.mutex("b").acquire().await.unwrap();
+    let both = Locks::all(["a", "b"].map(|name| locks.mutex(name)));
+    let waits = tokio::spawn(async move { both.acquire().await });
+    in_line(&store, &other, "b", 1, 1).await;
+
+    give_back(second).await;
+
+    let both = soon(waits).await.unwrap().unwrap();
+    assert_eq!(both.release().await.unwrap(), Release::Released);
+    assert_eq!(metrics.acquisitions("granted"), 3);
+    assert_eq!(metrics.acquisitions("busy"), 0);
 }
 
 async fn a_grant_counts_with_its_wait_and_a_hold_with_its_length(store: Store) {

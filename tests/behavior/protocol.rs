@@ -10,6 +10,7 @@ mod keepers;
 mod leases;
 mod limits;
 mod player;
+mod several;
 mod turns;
 
 use std::sync::Arc;
@@ -31,6 +32,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         breaks::facts,
         gathering::facts,
         limits::facts,
+        several::facts,
         turns::facts,
     ];
     groups.into_iter().flat_map(|facts| facts(store)).collect()

@@ -46,8 +46,8 @@ impl Keys {
     /// the answer is 400, and **the client sees the text of the error**, up to 1,000 bytes.
     ///
     /// If a request names more than `most` different locks, the answer is 400. The limit is
-    /// necessary because a request takes its locks one after the other, and each lock costs a round
-    /// trip. Meanwhile other requests wait for the locks that the request has already.
+    /// necessary because a request waits for its locks one after the other. Meanwhile other requests
+    /// wait for the locks that the request has already.
     ///
     /// As with [`Key::from_fn`], each thing should have one name: parse what the handler parses.
     ///

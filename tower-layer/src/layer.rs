@@ -50,8 +50,8 @@ impl LockLayer {
     /// gets all its locks, or none. Use it for requests that work on several things, such as the
     /// two accounts of a transfer.
     ///
-    /// The locks are taken one after the other, in the order of their names, and this order is the
-    /// same in all processes. So two requests never wait for each other in a circle, even if they
+    /// A request waits for its locks one after the other, in the order of their names, and this order
+    /// is the same in all processes. So two requests never wait for each other in a circle, even if they
     /// name the same things in different orders. While a request waits for one of its locks, it
     /// holds the locks that it already has. If a name is found twice, it is locked once. If a
     /// request has no name, it passes **without a lock**.

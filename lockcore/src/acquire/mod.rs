@@ -15,6 +15,8 @@ pub(crate) mod spec;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::Notify;
+
 use crate::client::lease::Lease;
 use crate::client::leftovers::Left;
 use crate::clock::Instant;
@@ -36,17 +38,23 @@ use spec::Spec;
 /// Dropping the future at any point leaves nothing behind: see [`Pending`] for what is at the
 /// store, and [`lanes`] for callers that wait in memory.
 pub(crate) async fn acquire(spec: &Spec<'_>, budget: &Budget) -> Result<Grant, Error> {
-    let asking = spec.meter.asks();
+    // The refusal of an early request is no event for the metrics, because the caller waits after it.
+    let asking = (!budget.early).then(|| spec.meter.asks());
     let outcome = match ask(spec, budget, budget.started).await {
         Err(error) if spec.through_outages && budget.waits && error.is_outage() => {
+            budget.note_wait();
             // On the heap, because this happens seldom.
             Box::pin(through_outage(spec, budget, error)).await
         }
         outcome => outcome,
     };
-    match &outcome {
-        Ok(grant) => asking.granted(budget.started.until(grant.since()), grant.handed_over_by()),
-        Err(error) => asking.refused(error),
+    match (&outcome, asking) {
+        (Ok(grant), asking) => {
+            let asking = asking.unwrap_or_else(|| spec.meter.asks());
+            asking.granted(budget.started.until(grant.since()), grant.handed_over_by());
+        }
+        (Err(error), Some(asking)) => asking.refused(error),
+        (Err(_), None) => {}
     }
     outcome
 }
@@ -185,6 +193,10 @@ pub(crate) struct Budget {
     started: Instant,
     pub(crate) give_up: Instant,
     pub(crate) waits: bool,
+    /// Whether the caller will wait for the lock later, if it is refused now.
+    pub(crate) early: bool,
+    /// Told when the caller has to wait for others.
+    others: Option<Arc<Notify>>,
 }
 
 impl Budget {
@@ -201,6 +213,31 @@ impl Budget {
                 Some(Wait::Forever) => Instant::FAR_FUTURE,
             },
             waits: wait.is_some(),
+            early: false,
+            others: None,
+        }
+    }
+
+    /// The budget of a request that is sent before the caller's turn has come to wait for the lock.
+    pub(crate) fn early(self) -> Self {
+        Self {
+            early: true,
+            ..self
+        }
+    }
+
+    /// Notifies `others` when the caller has to wait for others.
+    pub(crate) fn telling(self, others: Arc<Notify>) -> Self {
+        Self {
+            others: Some(others),
+            ..self
+        }
+    }
+
+    /// The caller has to wait for others: it stands in a line, or asks again later.
+    pub(crate) fn note_wait(&self) {
+        if let Some(others) = &self.others {
+            others.notify_one();
         }
     }
 
@@ -261,6 +298,7 @@ async fn in_this_process(
             // If the future is dropped here, or its time is over, it leaves the queue. If the lane
             // had already given it a hand-over, the next waiter gets that.
             Arrived::Waits(waiting) => {
+                budget.note_wait();
                 let given = shared.by(budget.give_up, waiting).await;
                 now = shared.clock.now();
                 match given {
@@ -386,6 +424,7 @@ impl<'a> Caller<'a> {
         let (client, give_up) = (self.spec.client, self.budget.give_up);
         let shared = &client.shared;
         if let Some(pace) = self.pace {
+            self.budget.note_wait();
             shared.alarm(pace.next.min(give_up)).await;
             if pace.next >= give_up {
                 return Err(self.budget.timeout(self.spec));
@@ -422,6 +461,7 @@ impl<'a> Caller<'a> {
     }
 
     fn waits(&mut self, place: Option<&Pending>) {
+        self.budget.note_wait();
         self.was_in_line |= place.is_some_and(Pending::is_in_line);
         if let (Some(role), Some(pending)) = (self.leader, place) {
             self.spec.client.lanes.in_line(role, &pending.lease);
@@ -441,6 +481,7 @@ impl<'a> Caller<'a> {
         if shared.capability.queues && !self.was_in_line {
             return Err(Error::crowded(retry_in));
         }
+        self.budget.note_wait();
         let now = shared.clock.now();
         let slower = self.pace.unwrap_or(Pace::new(now)).slower(now, retry_in);
         self.pace = Some(slower);
