@@ -257,6 +257,7 @@ impl Store {
                 ask: None,
             },
         });
+        wakes.tell_lingering(&outcome, queue, receivers);
         match outcome {
             Ok((ticket, true)) => {
                 *last = ticket;
@@ -264,7 +265,6 @@ impl Store {
             }
             Ok((ticket, false)) => {
                 *last = ticket;
-                wakes.tell_lingering(queue, receivers);
                 Ok(Enqueued::Waiting {
                     ticket,
                     valid_for,
@@ -272,12 +272,9 @@ impl Store {
                     ahead,
                 })
             }
-            Err(NoTicket::Busy) => {
-                wakes.tell_lingering(queue, receivers);
-                Ok(Enqueued::Busy {
-                    retry_in: first_expiry(queue, now),
-                })
-            }
+            Err(NoTicket::Busy) => Ok(Enqueued::Busy {
+                retry_in: first_expiry(queue, now),
+            }),
             Err(NoTicket::CapacityMismatch(in_use)) => Ok(Enqueued::CapacityMismatch { in_use }),
             Err(NoTicket::Exhausted) => Err(StoreError::new(
                 Fault::Refused,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::line::{Holder, first_expiry};
 use crate::backend::{EventSink, News, Wake};
 use crate::clock::Instant;
-use crate::queue::Queue;
+use crate::queue::{NoTicket, Queue};
 use crate::request::Id;
 
 /// The wake-ups and rechecks of one request. The drop of this value sends them. The value is
@@ -68,14 +68,16 @@ impl Wakes {
         }
     }
 
-    /// Adds a recheck for the only holder, if it lingers and nobody else waits behind it than a ticket
-    /// that has just come.
+    /// Adds a recheck for the only holder, if it lingers, and the request with this outcome waits behind
+    /// it alone, or was refused.
     pub(super) fn tell_lingering(
         &mut self,
+        outcome: &Result<(u64, bool), NoTicket>,
         queue: &Queue<Holder>,
         receivers: &HashMap<u64, Weak<EventSink>>,
     ) {
-        if queue.tickets().len() <= 2
+        if !matches!(outcome, Ok((_, true)))
+            && queue.tickets().len() <= 2
             && queue.holders().len() == 1
             && let Some(holder) = queue.holders().next()
             && holder.payload.request.lingers
