@@ -132,7 +132,7 @@ impl Calls {
         rows.map_err(failed)
     }
 
-    /// The same as [`ask`](Self::ask), as a transaction that is committed when it is flushed: see `durable`.
+    /// As [`ask`](Self::ask), as a transaction that is committed when it is flushed: see `durable`.
     pub(super) async fn ask_and_flush(
         &self,
         call: &Call,
