@@ -406,9 +406,12 @@ impl Lock {
         &self.client.shared.clock
     }
 
-    /// Whether its client serves one request after the other, over all clients.
-    pub(crate) fn is_strict(&self) -> bool {
-        self.client.shared.defaults.fair == Fair::Strict
+    /// Whether a caller may ask for this lock before its turn has come to wait for it. With
+    /// [`Fair::Strict`], such a request would pass other tasks of this process that gather. A store that
+    /// answers at once is as fast without.
+    pub(crate) fn may_be_early(&self) -> bool {
+        let shared = &self.client.shared;
+        shared.defaults.fair != Fair::Strict && !shared.capability.answers_at_once
     }
 
     /// Whether a caller that waits asks again after this error of a request that did not wait.

@@ -220,20 +220,19 @@ impl MultiLock {
         Ok(())
     }
 
-    /// Takes the first lock, and those behind it that are free, up to the first one that is not. With
-    /// [`Fair::Strict`](crate::Fair::Strict) it does nothing, because a request that does not wait
-    /// would pass other tasks of this process that gather.
+    /// Takes the first lock, and those behind it that are free, up to the first one that is not. Does
+    /// nothing if one of the locks [must not be early](Lock::may_be_early).
     ///
     /// If the future is dropped, the guards are dropped, and all requests in flight clean up after
     /// themselves.
     async fn take_free(&self, wait: Wait, guards: &mut Vec<Guard>) -> Result<(), Error> {
-        let several = self.locks.len() > 1 && !self.locks.iter().any(Lock::is_strict);
+        let several = self.locks.len() > 1 && self.locks.iter().all(Lock::may_be_early);
         let Some((first, behind)) = self.locks.split_first().filter(|_| several) else {
             return Ok(());
         };
         let behind = &behind[..behind.len().min(MOST_EARLY)];
         let mut early = ask_early(behind, wait);
-        let outcome = take_with(first, wait, &mut early).await;
+        let outcome = take_first(first, wait, &mut early).await;
         let Early {
             granted, refused, ..
         } = early;
@@ -260,7 +259,7 @@ impl MultiLock {
 /// As soon as the caller has to wait for others, or the answer about the first lock takes longer than an
 /// operation may take, it gives back what it has got behind it. So it never waits for somebody who waits
 /// for one of those.
-async fn take_with<F>(first: &Lock, wait: Wait, early: &mut Early<F>) -> Result<Guard, Error>
+async fn take_first<F>(first: &Lock, wait: Wait, early: &mut Early<F>) -> Result<Guard, Error>
 where
     F: Future<Output = Result<Guard, Error>>,
 {

@@ -494,6 +494,7 @@ impl<'a> Caller<'a> {
 
 fn arm(spec: &Spec<'_>, ttl: Duration, wait: bool) -> Result<Pending, Error> {
     let shared = &spec.client.shared;
+    let linger = spec.lingers_for();
     let request = Request {
         name: spec.name.clone(),
         id: shared.new_id()?,
@@ -502,14 +503,12 @@ fn arm(spec: &Spec<'_>, ttl: Duration, wait: bool) -> Result<Pending, Error> {
         ttl,
         wait,
         name_ahead: false,
-        lingers: false,
+        lingers: !linger.is_zero(),
         highest_seen: shared.highest_seen(),
         owner: Arc::clone(spec.owner),
     };
-    let linger = spec.lingers_for();
     let request = Request {
         name_ahead: wait && shared.capability.names_ahead && request.wants_all(),
-        lingers: !linger.is_zero(),
         ..request
     };
     let lease = Lease::new(Arc::new(request), spec.renew);
