@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
+use lockcore::events::Event;
 use lockcore::testing;
 use lockcore::{Error, ErrorKind, Fair, Lock, Locks, Release};
 use tests::eventually::eventually;
@@ -314,8 +315,10 @@ async fn a_lock_of_a_lost_connection_does_not_linger(store: Store) {
     let kit = Kit::new(store.fair);
     let lock = kit.lock().linger(Duration::from_secs(1));
     kit.used(&lock).await;
+    let mut events = kit.locks.events();
     kit.store.lose_data();
     kit.store.break_connections();
+    assert_eq!(soon(events.recv()).await, Some(Event::Suspended));
     let theirs = kit.other();
     let guard = soon(theirs.mutex("a").acquire()).await.unwrap();
 
