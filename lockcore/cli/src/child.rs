@@ -18,6 +18,7 @@ use rustix::process::{
 };
 
 use crate::exit::{self, Exit};
+use crate::say::say;
 
 /// The first argument of this tool when it starts itself. It is no command of clap, so that neither
 /// the help nor the completions know it.
@@ -95,7 +96,9 @@ impl Child {
         if let Err(error) = sent
             && error != Errno::SRCH
         {
-            eprintln!("lockcore: the command gets no signal and goes on: {error}");
+            say(format_args!(
+                "the command gets no signal and goes on: {error}"
+            ));
         }
     }
 

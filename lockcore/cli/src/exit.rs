@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use lockcore::{Error, ErrorKind};
 
+use crate::say::say;
 use crate::signals::Signal;
 
 /// The arguments are wrong.
@@ -62,7 +63,7 @@ impl Exit {
     /// Says it, and returns the code.
     pub(crate) fn report(self) -> ExitCode {
         if let Some(message) = self.message {
-            eprintln!("lockcore: {message}");
+            say(message);
         }
         self.code.into()
     }

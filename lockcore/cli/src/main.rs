@@ -2,6 +2,11 @@
 //! client is made and shut down, and the outcome becomes an exit code. Each command has a file of
 //! its own.
 
+#![deny(
+    clippy::print_stderr,
+    reason = "it panics if nobody can read: `say` does not"
+)]
+
 mod args;
 mod bench;
 mod child;
@@ -14,6 +19,7 @@ mod latch;
 mod ls;
 mod revoke;
 mod run;
+mod say;
 mod show;
 mod signals;
 mod supervise;
@@ -32,12 +38,19 @@ use tracing_subscriber::EnvFilter;
 
 use args::{Args, Command};
 use exit::Exit;
+use say::say;
 use signals::Signals;
 
 /// How long the end may take. What is held then is released by the client, or ends with its lease.
 const END: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
+    let code = carry_out_arguments();
+    say::finish();
+    code
+}
+
+fn carry_out_arguments() -> ExitCode {
     if let Some(start) = child::asked_to_start(std::env::args_os()) {
         return child::become_command(&start).report();
     }
@@ -108,7 +121,7 @@ fn with_client(command: Command, namespace: Option<String>) -> Result<ExitCode, 
         let ends = until_signal(&mut signals, end).await.unwrap_or_default();
         for error in ends.into_iter().filter_map(Result::err) {
             // The outcome stands: a command that has run has run.
-            eprintln!("lockcore: {error}");
+            say(error);
         }
         outcome
     })
@@ -166,7 +179,9 @@ fn log_to_standard_error() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(|| say::StandardError)
+        // It would be said by `eprintln!`.
+        .log_internal_errors(false)
         .with_target(false)
         .init();
 }

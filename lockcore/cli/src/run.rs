@@ -6,6 +6,7 @@ use lockcore::{Error, ErrorKind, Lock, Locks, Release};
 
 use crate::args::Run;
 use crate::exit::{self, Exit};
+use crate::say::say;
 use crate::show;
 use crate::signals::Signals;
 use crate::supervise::supervise;
@@ -27,14 +28,12 @@ pub(crate) async fn run(locks: &Locks, run: Run, signals: &mut Signals) -> Resul
     let outcome = supervise(&guard, &run.under, signals).await;
     match guard.release().await {
         Ok(Release::AlreadyLost) if !is_lost(&outcome) => {
-            eprintln!(
-                "lockcore: {}: the lock was lost before its release",
-                show::on_one_line(&run.name)
-            );
+            let name = show::on_one_line(&run.name);
+            say(format_args!("{name}: the lock was lost before its release"));
         }
         // A loss was said when it was noticed.
         Ok(_) => {}
-        Err(error) => eprintln!("lockcore: {error}"),
+        Err(error) => say(error),
     }
     outcome
 }

@@ -142,6 +142,56 @@ fn a_command_that_ignores_the_end_or_is_stopped_is_killed() {
     }
 }
 
+/// Ends its work in good order: it notes SIGTERM, and goes on until it may end.
+const NOTES_THE_END: &str =
+    "trap 'echo > asked' TERM; echo > began; until [ -e go ]; do sleep 0.05; done; exit 5";
+
+#[test]
+fn a_command_does_not_depend_on_who_reads_what_the_tool_says() {
+    let shop = Shop::new();
+    let words = [
+        "run",
+        "--on-revoke",
+        "term",
+        "job",
+        "sh",
+        "-c",
+        NOTES_THE_END,
+    ];
+    let full = std::fs::File::options().write(true).open("/dev/full");
+    let mut tool = shop.tool(&words);
+    let mut holder = tool
+        .env("RUST_LOG", "trace")
+        .stderr(full.unwrap())
+        .spawn()
+        .unwrap();
+    shop.written("began");
+    let ticket = shop.ticket("job", true);
+    let _asks = shop.start(&["revoke", "--within", "10m", "job", &ticket]);
+    shop.written("asked");
+
+    std::fs::write(shop.path("go"), "").unwrap();
+
+    let status = until("the end of the tool", || holder.try_wait().unwrap());
+    assert_eq!(status.code(), Some(5));
+}
+
+#[test]
+fn a_signal_for_the_command_does_not_wait_for_a_reader_that_has_stalled() {
+    let shop = Shop::new();
+    // The pipe has no room for anything more.
+    let full = "head -c 65536 /dev/zero >&2; exec \"$0\" \"$@\"";
+    let words = ["run", "--ttl", "5s", "job", "sh", "-c", NOTES_THE_END];
+    let mut holder = Shop::begin(shop.through("sh", &["-c", full], &words));
+    shop.written("began");
+
+    shop.prints(&["release", "job", &shop.ticket("job", true)]);
+
+    shop.written("asked");
+    std::fs::write(shop.path("go"), "").unwrap();
+    assert_eq!(holder.ended().code(), Some(70));
+}
+
 #[test]
 fn a_command_may_go_on_without_its_lock_if_it_is_told_so() {
     let shop = Shop::new();
@@ -189,19 +239,8 @@ fn a_signal_reaches_all_that_the_command_has_started() {
     // needs some time to end.
     let cleans_up = "trap 'until [ -e go ]; do sleep 0.05; done; exit' TERM; echo > ready";
     let script = format!("({cleans_up}; while :; do sleep 0.1; done) & echo $! > pid; wait");
-    let mut words = vec!["run", "job", "sh", "-c", &script];
-    let tool = shop.tool(&words);
-    let mut detached = std::process::Command::new("setsid");
-    words.clear();
-    detached
-        .arg("--wait")
-        .arg(tool.get_program())
-        .args(tool.get_args());
-    detached.envs(
-        tool.get_envs()
-            .filter_map(|(name, value)| Some((name, value?))),
-    );
-    detached.current_dir(shop.path("")).stdin(Stdio::null());
+    let words = ["run", "job", "sh", "-c", &script];
+    let mut detached = shop.through("setsid", &["--wait"], &words);
     let mut holder = detached.spawn().unwrap();
     let pid = shop.written("pid");
     shop.written("ready");
