@@ -24,6 +24,9 @@ use crate::say::say;
 /// the help nor the completions know it.
 const START: &str = "__start";
 
+/// The variable with the fencing token.
+pub(crate) const TOKEN: &str = "LOCKCORE_TOKEN";
+
 /// How often the tool looks whether a process group is empty. No event tells this of processes that
 /// are not our children.
 const LOOK: Duration = Duration::from_millis(20);
@@ -60,6 +63,8 @@ impl Child {
                 start
             }
         };
+        // That of a tool which this one runs under is not the token of this lock.
+        start.env_remove(TOKEN);
         start.envs(variables.iter().map(|(name, value)| (*name, value)));
         if has_group {
             start.process_group(0);

@@ -25,7 +25,7 @@ pub(crate) async fn supervise(
     let name = held.name();
     let mut variables = vec![("LOCKCORE_NAME", name.to_owned())];
     if let Ok(token) = held.fencing_token() {
-        variables.push(("LOCKCORE_TOKEN", token.as_i64().to_string()));
+        variables.push((child::TOKEN, token.as_i64().to_string()));
     }
     // What has come before the command starts is not for the command.
     if let Some(signal) = signals.forget() {

@@ -64,6 +64,18 @@ fn the_command_knows_its_lock_and_gets_a_higher_token_each_time() {
 }
 
 #[test]
+fn a_shared_lock_under_a_mutex_does_not_get_the_token_of_the_mutex() {
+    let shop = Shop::new();
+    let tool = env!("CARGO_BIN_EXE_lockcore");
+    let script = "echo $LOCKCORE_NAME ${LOCKCORE_TOKEN-none}";
+    let inner = [tool, "run", "--shared", "page", "sh", "-c", script];
+
+    let printed = shop.prints(&[&["run", "job"], &inner[..]].concat());
+
+    assert_eq!(printed, "page none\n");
+}
+
+#[test]
 fn a_lock_that_is_held_has_an_exit_code_of_its_own_and_a_holder() {
     let shop = Shop::new();
     let _holder = shop.start(&["run", "job", "sleep", "1000"]);
