@@ -1,5 +1,10 @@
 //! The process of a command: how it starts, gets signals and ends.
 //!
+//! The tool may have to wait for all processes of a group. A process that has ended stays in its
+//! group until its parent reads how, and the first process of a container may never do so for the
+//! orphans that it gets. So on Linux the tool makes itself the parent of the orphans below it, and
+//! reads how each of its children has ended.
+//!
 //! On Linux the command must not outlive this process, because it would run without the lock. So
 //! the tool starts itself, and the new process asks the kernel to be killed together with its
 //! parent, checks that the parent is still there, and becomes the command.
@@ -13,9 +18,10 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, Signal, getpid, getppid, kill_process, kill_process_group,
-    set_parent_process_death_signal, test_kill_process_group,
+    Pid, Signal, WaitOptions, getpid, getppid, kill_process, kill_process_group,
+    test_kill_process_group, wait,
 };
+use tokio::signal::unix::{self, SignalKind};
 
 use crate::exit::{self, Exit};
 use crate::say::say;
@@ -33,8 +39,12 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// A command that was started.
 pub(crate) struct Child {
-    process: tokio::process::Child,
-    pid: Option<Pid>,
+    pid: Pid,
+    /// How the command has ended, if it has.
+    status: Option<ExitStatus>,
+    /// Tells when a child has ended. (If this process was started to ignore SIGCHLD, the kernel would
+    /// forget how children end.)
+    ends: unix::Signal,
     /// Whether the command has a process group of its own.
     has_group: bool,
     /// Whether a signal that ends programs was sent.
@@ -69,13 +79,14 @@ impl Child {
         if has_group {
             start.process_group(0);
         }
-        let process = tokio::process::Command::from(start).spawn()?;
-        let pid = process
-            .id()
-            .and_then(|pid| Pid::from_raw(pid.cast_signed()));
+        let ends = unix::signal(SignalKind::child())?;
+        #[cfg(target_os = "linux")]
+        rustix::process::set_child_subreaper(Some(getpid()))?;
+        let pid = start.spawn()?.id().cast_signed();
         Ok(Self {
-            process,
-            pid,
+            pid: Pid::from_raw(pid).ok_or(Errno::SRCH)?,
+            status: None,
+            ends,
             has_group,
             is_told_to_end: false,
         })
@@ -91,12 +102,13 @@ impl Child {
     /// Sends a signal. If the command has ended, nothing happens.
     pub(crate) fn signal(&mut self, signal: Signal) {
         self.is_told_to_end |= ![Signal::USR1, Signal::USR2, Signal::CONT].contains(&signal);
-        let sent = match self.pid {
-            // The number of a group is not given to a new process while the group has members.
-            Some(pid) if self.has_group => kill_process_group(pid, signal),
-            // The process is not reaped before `ended` has resolved, so its number names no other.
-            Some(pid) if self.process.id().is_some() => kill_process(pid, signal),
-            _ => return,
+        let sent = match self.status {
+            // The number of a group is not given to a new process while the group has members, and
+            // `ended` has not resolved yet.
+            _ if self.has_group => kill_process_group(self.pid, signal),
+            // Only `ended` frees the number of the process, so it names no other.
+            None => kill_process(self.pid, signal),
+            Some(_) => return,
         };
         if let Err(error) = sent
             && error != Errno::SRCH
@@ -110,16 +122,37 @@ impl Child {
     /// Resolves when the command has ended. If it was told to end and has a group, all others of
     /// the group must have ended too: they may still work. Cancel safety: safe.
     pub(crate) async fn ended(&mut self) -> io::Result<ExitStatus> {
-        let status = self.process.wait().await?;
-        while self.is_told_to_end && self.has_others() {
-            tokio::time::sleep(LOOK).await;
+        loop {
+            self.reap()?;
+            match self.status {
+                None => drop(self.ends.recv().await),
+                Some(_) if self.is_told_to_end && self.has_others() => {
+                    tokio::time::sleep(LOOK).await;
+                }
+                Some(status) => return Ok(status),
+            }
         }
-        Ok(status)
     }
 
+    /// Reads how children have ended: the command, and orphans that it has left. No other part of
+    /// this process starts one.
+    fn reap(&mut self) -> io::Result<()> {
+        loop {
+            match wait(WaitOptions::NOHANG) {
+                Ok(Some((pid, status))) if pid == self.pid => {
+                    self.status = Some(ExitStatus::from_raw(status.as_raw()));
+                }
+                Ok(Some(_)) => {}
+                Ok(None) | Err(Errno::CHILD) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// A process that this one may not signal is one of the group too.
     fn has_others(&self) -> bool {
-        let group = self.pid.filter(|_| self.has_group);
-        group.is_some_and(|group| test_kill_process_group(group).is_ok())
+        self.has_group && test_kill_process_group(self.pid) != Err(Errno::SRCH)
     }
 }
 

@@ -19,8 +19,6 @@ const OTHERS: [Number; 2] = [Number::USR1, Number::USR2];
 pub(crate) struct Signals {
     to_end: Vec<(Number, unix::Signal)>,
     others: Vec<(Number, unix::Signal)>,
-    /// If this process was started to ignore SIGCHLD, the kernel would forget how commands end.
-    _ends_of_commands: unix::Signal,
 }
 
 impl Signals {
@@ -42,7 +40,6 @@ impl Signals {
         Ok(Self {
             to_end: listen(&TO_END)?,
             others: listen(&OTHERS)?,
-            _ends_of_commands: unix::signal(SignalKind::child())?,
         })
     }
 

@@ -282,6 +282,48 @@ fn a_signal_reaches_all_that_the_command_has_started() {
     assert_eq!(shop.prints(&["inspect", "job"]), "job: free\n");
 }
 
+/// As the first process of a container is to the tool: orphans that nobody else takes become children
+/// of this process, which never reads how they have ended.
+#[cfg(target_os = "linux")]
+fn leave_orphans() {
+    use rustix::process::{getpid, set_child_subreaper};
+    set_child_subreaper(Some(getpid())).unwrap();
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_process_that_nobody_reaps_does_not_keep_the_tool_waiting() {
+    leave_orphans();
+    let shop = Shop::new();
+    // Without a terminal, so that the command has a process group. The second process of the group
+    // has lost its parent, and ends at SIGTERM, as the command does.
+    let script = "(sleep 1000 & echo $! > pid); echo > began; sleep 1000";
+    let words = ["run", "--ttl", "5s", "job", "sh", "-c", script];
+    let mut holder = shop.through("setsid", &["--wait"], &words).spawn().unwrap();
+    shop.written("began");
+
+    shop.prints(&["release", "job", &shop.ticket("job", true)]);
+
+    let status = until("the end of the tool", || holder.try_wait().unwrap());
+    assert_eq!(status.code(), Some(70));
+    assert!(!runs(&shop.read("pid")));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn an_orphan_of_the_command_is_reaped_while_the_command_goes_on() {
+    let shop = Shop::new();
+    let script = "(sh -c 'echo $$ > pid' &); echo > began; sleep 1000";
+    let _holder = shop.start(&["run", "job", "sh", "-c", script]);
+    shop.written("began");
+    let pid = shop.written("pid");
+
+    let process = std::path::Path::new("/proc").join(pid.trim());
+    until("the end of the orphan", || {
+        (!process.exists()).then_some(())
+    });
+}
+
 #[test]
 fn a_waiter_that_is_interrupted_leaves_the_line() {
     let shop = Shop::new();
