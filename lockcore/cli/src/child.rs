@@ -18,9 +18,10 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, Signal, WaitOptions, getpid, getppid, kill_process, kill_process_group,
-    test_kill_process_group, wait,
+    Pid, Signal, WaitOptions, kill_process, kill_process_group, test_kill_process_group, wait,
 };
+#[cfg(target_os = "linux")]
+use rustix::process::{getpid, getppid, set_child_subreaper, set_parent_process_death_signal};
 use tokio::signal::unix::{self, SignalKind};
 
 use crate::exit::{self, Exit};
@@ -28,6 +29,7 @@ use crate::say::say;
 
 /// The first argument of this tool when it starts itself. It is no command of clap, so that neither
 /// the help nor the completions know it.
+#[cfg(target_os = "linux")]
 const START: &str = "__start";
 
 /// The variable with the fencing token.
@@ -57,22 +59,9 @@ impl Child {
     /// With a terminal, the command stays in the process group of this tool: Ctrl-C, Ctrl-Z and `fg`
     /// are about both. Without one, it gets a group of its own, so that signals reach all that it
     /// has started.
-    pub(crate) fn start(command: &[OsString], variables: &[(&str, String)]) -> io::Result<Self> {
+    pub(crate) fn start(command: &[OsString], variables: &[(&str, String)]) -> Result<Self, Exit> {
         let has_group = File::open("/dev/tty").is_err();
-        let mut start = match cfg!(target_os = "linux") {
-            true => {
-                // This names the running program even if its file was replaced meanwhile.
-                let mut start = Command::new("/proc/self/exe");
-                start.arg(START).arg(getpid().as_raw_pid().to_string());
-                start.args(command);
-                start
-            }
-            false => {
-                let mut start = Command::new(&command[0]);
-                start.args(&command[1..]);
-                start
-            }
-        };
+        let mut start = to_start(command);
         // That of a tool which this one runs under is not the token of this lock.
         start.env_remove(TOKEN);
         start.envs(variables.iter().map(|(name, value)| (*name, value)));
@@ -81,10 +70,11 @@ impl Child {
         }
         let ends = unix::signal(SignalKind::child())?;
         #[cfg(target_os = "linux")]
-        rustix::process::set_child_subreaper(Some(getpid()))?;
-        let pid = start.spawn()?.id().cast_signed();
+        set_child_subreaper(Some(getpid())).map_err(io::Error::from)?;
+        let process = start.spawn().map_err(|error| not_started(command, error))?;
+        let pid = Pid::from_raw(process.id().cast_signed());
         Ok(Self {
-            pid: Pid::from_raw(pid).ok_or(Errno::SRCH)?,
+            pid: pid.ok_or_else(|| Exit::internal("the command has no number"))?,
             status: None,
             ends,
             has_group,
@@ -167,14 +157,52 @@ pub(crate) fn code(status: ExitStatus) -> ExitCode {
         .into()
 }
 
+#[cfg(target_os = "linux")]
+fn to_start(command: &[OsString]) -> Command {
+    // This names the running program even if its file was replaced meanwhile.
+    let mut start = Command::new("/proc/self/exe");
+    start.arg(START).arg(getpid().as_raw_pid().to_string());
+    start.args(command);
+    start
+}
+
+/// The process that was started says what is wrong with the command.
+#[cfg(target_os = "linux")]
+fn not_started(_: &[OsString], error: io::Error) -> Exit {
+    error.into()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn to_start(command: &[OsString]) -> Command {
+    let mut start = Command::new(&command[0]);
+    start.args(&command[1..]);
+    start
+}
+
+#[cfg(not(target_os = "linux"))]
+fn not_started(command: &[OsString], error: io::Error) -> Exit {
+    refused(command, &error)
+}
+
+/// The exit code for a command that the system does not execute, as in a shell.
+fn refused(command: &[OsString], error: &io::Error) -> Exit {
+    let code = match error.kind() {
+        io::ErrorKind::NotFound => exit::NOT_FOUND,
+        _ => exit::NOT_EXECUTABLE,
+    };
+    Exit::new(code, format!("{}: {error}", command[0].display()))
+}
+
 /// A command that this process is to become.
+#[cfg(target_os = "linux")]
 pub(crate) struct Start {
     /// The process that the command must not outlive.
     parent: i32,
     command: Vec<OsString>,
 }
 
-/// Reads the arguments that [`Child::start`] has written.
+/// Reads the arguments that [`to_start`] has written.
+#[cfg(target_os = "linux")]
 pub(crate) fn asked_to_start(arguments: impl Iterator<Item = OsString>) -> Option<Start> {
     let mut arguments = arguments.skip(1);
     arguments.next().filter(|first| first == START)?;
@@ -184,12 +212,11 @@ pub(crate) fn asked_to_start(arguments: impl Iterator<Item = OsString>) -> Optio
 }
 
 /// Becomes the command. Returns only if that fails.
+#[cfg(target_os = "linux")]
 pub(crate) fn become_command(start: &Start) -> Exit {
-    if cfg!(target_os = "linux") {
-        // SIGKILL, because a command that ignored another signal would go on without the lock.
-        if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
-            return Exit::internal(format!("cannot tie the command to this process: {error}"));
-        }
+    // SIGKILL, because a command that ignored another signal would go on without the lock.
+    if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
+        return Exit::internal(format!("cannot tie the command to this process: {error}"));
     }
     // The parent may have ended before the line above.
     if getppid().map(Pid::as_raw_pid) != Some(start.parent) {
@@ -197,9 +224,5 @@ pub(crate) fn become_command(start: &Start) -> Exit {
     }
     let command = &start.command;
     let error = Command::new(&command[0]).args(&command[1..]).exec();
-    let code = match error.kind() {
-        io::ErrorKind::NotFound => exit::NOT_FOUND,
-        _ => exit::NOT_EXECUTABLE,
-    };
-    Exit::new(code, format!("{}: {error}", command[0].display()))
+    refused(command, &error)
 }

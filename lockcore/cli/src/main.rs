@@ -51,6 +51,7 @@ fn main() -> ExitCode {
 }
 
 fn carry_out_arguments() -> ExitCode {
+    #[cfg(target_os = "linux")]
     if let Some(start) = child::asked_to_start(std::env::args_os()) {
         return child::become_command(&start).report();
     }
