@@ -124,7 +124,8 @@ pub(crate) struct Run {
     /// The lock is lost after this time
     #[arg(long, value_parser = humantime::parse_duration)]
     pub(crate) max_hold: Option<Duration>,
-    /// The exit code if the lock is held by another, or the wait is over
+    /// The exit code if the lock is held by another, or the wait is over. With 0 this is no failure,
+    /// and nothing is said
     #[arg(short = 'E', long, default_value_t = crate::exit::BUSY, value_name = "CODE")]
     pub(crate) busy_exit_code: u8,
     #[command(flatten)]

@@ -45,11 +45,13 @@ impl Exit {
         Self::new(OS_ERROR, message)
     }
 
+    pub(crate) fn silent(code: u8) -> Self {
+        let message = None;
+        Self { code, message }
+    }
+
     pub(crate) fn interrupted(signal: Signal) -> Self {
-        Self {
-            code: SIGNAL.saturating_add(signal.number()),
-            message: None,
-        }
+        Self::silent(SIGNAL.saturating_add(signal.number()))
     }
 
     /// Adds to the message.
@@ -85,10 +87,7 @@ impl From<io::Error> for Exit {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             // The reader of a pipe has seen enough, as in `lockcore ls | head`.
-            io::ErrorKind::BrokenPipe => Self {
-                code: 0,
-                message: None,
-            },
+            io::ErrorKind::BrokenPipe => Self::silent(0),
             _ => Self::internal(error.to_string()),
         }
     }

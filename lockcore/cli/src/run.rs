@@ -71,6 +71,10 @@ async fn not_taken(locks: &Locks, run: &Run, error: Error) -> Exit {
     if !is_busy {
         return exit;
     }
+    if run.busy_exit_code == 0 {
+        // No failure: a line for it would be a mail of cron.
+        return Exit::silent(0);
+    }
     // Only to help: without an answer the error stands alone.
     let line = locks.inspect(&run.name).await.unwrap_or_default();
     let holder = line.iter().find(|place| place.granted);
