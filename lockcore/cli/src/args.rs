@@ -17,8 +17,8 @@ const LONGEST_OWNER: usize = 64;
 /// is no option, because everybody on a machine can read the options of a process, and a URL may
 /// have a password.
 ///
-/// Exit codes: the code of the command that was run; 64 wrong arguments; 69 the store does not
-/// answer or refuses, or the latch was never set; 70 the lock was lost and the command was ended; 71
+/// Exit codes: the code of the command that was run; 64 wrong arguments; 66 there is no
+/// such ticket; 69 the store does not answer or refuses, or the latch was never set; 70 the lock was lost and the command was ended; 71
 /// the machine refuses to start a process; 75 held by another, or the wait is over; 78 a mistake in
 /// the configuration; 126 and 127 as in a shell; 128 and the number of the signal that ended the
 /// command, or lockcore.
@@ -249,7 +249,7 @@ pub(crate) struct Top {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Revoke {
     pub(crate) name: String,
-    /// The ticket of the holder, as inspect shows it
+    /// The ticket of the holder, as inspect shows it, or its fencing token (LOCKCORE_TOKEN)
     pub(crate) ticket: u64,
     /// How much time the holder has
     #[arg(long, value_parser = humantime::parse_duration, default_value = "30s")]
@@ -267,7 +267,7 @@ pub(crate) struct Revoke {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Release {
     pub(crate) name: String,
-    /// The ticket of the holder, as inspect shows it
+    /// The ticket of the holder, as inspect shows it, or its fencing token (LOCKCORE_TOKEN)
     pub(crate) ticket: u64,
 }
 

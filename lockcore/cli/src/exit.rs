@@ -11,6 +11,8 @@ use crate::signals::Signal;
 
 /// The arguments are wrong.
 pub(crate) const USAGE: u8 = 64;
+/// There is no such ticket.
+pub(crate) const NO_TICKET: u8 = 66;
 /// The store does not answer, or refuses.
 pub(crate) const UNAVAILABLE: u8 = 69;
 /// The lock was lost, and the command under it was ended.

@@ -13,6 +13,10 @@ use unicode_width::UnicodeWidthStr as _;
 
 use crate::exit::Exit;
 
+/// A token is the number of its ticket times this, and the number of earlier holders of the ticket:
+/// see `GrantId` of the library.
+const TOKENS_OF_A_TICKET: u64 = 1_024;
+
 /// The space between two columns.
 const GAP: &str = "  ";
 
@@ -136,6 +140,10 @@ fn terminal_width() -> Option<usize> {
 pub(crate) struct Place<'a> {
     name: &'a str,
     ticket: u64,
+    /// The fencing token of the first holder of this ticket, if the ticket is exclusive. Each holder
+    /// after it in the same process has one more. It is a text because it has more digits than a
+    /// number has in many JSON readers.
+    first_token: Option<String>,
     holds: bool,
     permits: u32,
     capacity: u32,
@@ -158,6 +166,7 @@ impl<'a> Place<'a> {
         Self {
             name,
             ticket: place.ticket,
+            first_token: first_token(place),
             holds: place.granted,
             permits: place.permits,
             capacity: place.capacity,
@@ -172,6 +181,12 @@ impl<'a> Place<'a> {
             }),
         }
     }
+}
+
+fn first_token(place: &TicketInfo) -> Option<String> {
+    let is_exclusive = place.permits >= place.capacity;
+    let token = place.ticket.checked_mul(TOKENS_OF_A_TICKET)?;
+    is_exclusive.then(|| token.to_string())
 }
 
 /// The permits of a ticket: a mutex and the write side of a lock have all.

@@ -380,6 +380,35 @@ fn a_holder_is_told_why_it_is_asked_and_the_next_one_gets_the_lock() {
 }
 
 #[test]
+fn a_holder_is_named_by_its_token_too_and_one_that_is_gone_has_an_exit_code_of_its_own() {
+    let shop = Shop::new();
+    let script = "echo $LOCKCORE_TOKEN > token; sleep 1000";
+    let holder = shop.start(&["run", "--ttl", "5s", "job", "sh", "-c", script]);
+    let token = shop.written("token");
+    let token = token.trim();
+    let ticket = shop.ticket("job", true);
+    let line = shop.prints(&["inspect", "--json", "job"]);
+    assert!(
+        line.contains(&format!("\"first_token\":\"{token}\"")),
+        "{line}"
+    );
+
+    assert_eq!(
+        shop.prints(&["release", "job", token]),
+        format!("job: ticket {ticket} has ended\n")
+    );
+
+    assert_eq!(holder.said().0, 70);
+    for command in ["release", "revoke"] {
+        for gone in [&ticket, token] {
+            let outcome = shop.outcome(&[command, "job", gone]);
+            assert_eq!(outcome.status.code(), Some(66), "{command}");
+            assert_eq!(outcome.stdout, b"");
+        }
+    }
+}
+
+#[test]
 fn ls_shows_each_name_with_its_holder_and_its_waiters() {
     let shop = Shop::new();
     let _holder = shop.start(&["run", "order:1", "sleep", "1000"]);
