@@ -17,7 +17,7 @@ const LONGEST_OWNER: usize = 64;
 /// is no option, because everybody on a machine can read the options of a process, and a URL may
 /// have a password.
 ///
-/// Exit codes: the code of the command that was run; 64 wrong arguments; 66 there is no
+/// Exit codes: the code of the command that was run; 1 doctor has found what to change; 64 wrong arguments; 66 there is no
 /// such ticket; 69 the store does not answer or refuses, or the latch was never set; 70 the lock was lost and the command was ended; 71
 /// the machine refuses to start a process; 75 held by another, or the wait is over; 78 a mistake in
 /// the configuration; 126 and 127 as in a shell; 128 and the number of the signal that ended the
@@ -46,8 +46,7 @@ pub(crate) enum Command {
     Latch(Latch),
     #[command(subcommand)]
     Counter(Counter),
-    /// Checks the store: connects, reads its settings, tries each operation, and says what to change
-    Doctor,
+    Doctor(Doctor),
     Bench(Bench),
     /// Prints a completion script
     Completions {
@@ -330,6 +329,18 @@ pub(crate) struct Bench {
     /// How many tasks work at the same time
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000), default_value_t = 16)]
     pub(crate) tasks: u32,
+    /// One JSON object per line, with times in seconds
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Checks the store: connects, reads its settings, tries each operation, and says what to change.
+///
+/// Each line begins with ok, warn (change this), skipped (not looked at, or this store cannot do it)
+/// or FAILED. The exit code is 1 if there is a line with warn, and 69 if one operation has failed. The
+/// names that it uses are its own.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Doctor {
     /// One JSON object per line, with times in seconds
     #[arg(long)]
     pub(crate) json: bool,

@@ -9,6 +9,8 @@ use lockcore::{Error, ErrorKind};
 use crate::say::say;
 use crate::signals::Signal;
 
+/// The store works, and `doctor` has found what an operator should change.
+pub(crate) const FINDINGS: u8 = 1;
 /// The arguments are wrong.
 pub(crate) const USAGE: u8 = 64;
 /// There is no such ticket.

@@ -14,6 +14,7 @@ mod counter;
 mod doctor;
 mod elect;
 mod exit;
+mod findings;
 mod inspect;
 mod latch;
 mod ls;
@@ -34,7 +35,10 @@ use std::time::Duration;
 use clap::{CommandFactory as _, Parser as _};
 use futures_util::future::join_all;
 use lockcore::{Fair, Locks};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Layer as _};
 
 use args::{Args, Command};
 use exit::Exit;
@@ -77,8 +81,11 @@ fn carry_out_arguments() -> ExitCode {
 
 fn with_client(command: Command, namespace: Option<String>) -> Result<ExitCode, Exit> {
     // A line between the rows of a full screen would damage it.
-    if !matches!(command, Command::Top(_)) {
-        log_to_standard_error();
+    match command {
+        Command::Top(_) => {}
+        // It shows the warnings about the store itself.
+        Command::Doctor(_) => log_to_standard_error("error"),
+        _ => log_to_standard_error("warn"),
     }
     // One thread: the parent-death signal of a command comes when the *thread* ends that has started
     // the command, and the main thread lives as long as the process. Leases do not depend on this
@@ -106,7 +113,7 @@ fn with_client(command: Command, namespace: Option<String>) -> Result<ExitCode, 
             builder = builder.fair(Fair::Strict);
         }
         let other = match command {
-            Command::Bench(_) => Some(builder.clone().build()?),
+            Command::Bench(_) | Command::Doctor(_) => Some(builder.clone().build()?),
             _ => None,
         };
         let locks = builder.build()?;
@@ -154,13 +161,16 @@ async fn carry_out(
         Command::Counter(counter) => until_signal(signals, counter::counter(locks, counter))
             .await?
             .map(done),
-        Command::Doctor => until_signal(signals, doctor::doctor(locks)).await?,
-        Command::Bench(bench) => until_signal(
-            signals,
-            bench::bench([locks, other.unwrap_or(locks)], bench),
-        )
-        .await?
-        .map(done),
+        Command::Doctor(doctor) => {
+            let clients = [locks, other.unwrap_or(locks)];
+            until_signal(signals, doctor::doctor(clients, doctor)).await?
+        }
+        Command::Bench(bench) => {
+            let clients = [locks, other.unwrap_or(locks)];
+            until_signal(signals, bench::bench(clients, bench))
+                .await?
+                .map(done)
+        }
         Command::Completions { .. } | Command::Man { .. } => Ok(ExitCode::SUCCESS), // no client
     }
 }
@@ -175,14 +185,18 @@ async fn until_signal<T>(signals: &mut Signals, work: impl Future<Output = T>) -
     }
 }
 
-/// The library's warnings go to standard error. `RUST_LOG` asks for more or less.
-fn log_to_standard_error() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
+/// The library's log goes to standard error, from this level on. `RUST_LOG` asks for more or less.
+fn log_to_standard_error(level: &str) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(|| say::StandardError)
         // It would be said by `eprintln!`.
         .log_internal_errors(false)
         .with_target(false)
+        .with_filter(filter);
+    let findings = findings::Findings.with_filter(filter_fn(findings::may_be_one));
+    tracing_subscriber::registry()
+        .with(lines)
+        .with(findings)
         .init();
 }

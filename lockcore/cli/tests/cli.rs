@@ -159,8 +159,7 @@ fn a_command_that_ignores_the_end_or_is_stopped_is_killed() {
 }
 
 /// Ends its work in good order: it notes SIGTERM, and goes on until it may end.
-const NOTES_THE_END: &str =
-    "trap 'echo > asked' TERM; echo > began; until [ -e go ]; do sleep 0.05; done; exit 5";
+const NOTES_THE_END: &str = "exec 2> /dev/null; trap 'echo > asked' TERM; echo > began; until [ -e go ]; do sleep 0.05; done; exit 5";
 
 #[test]
 fn a_command_does_not_depend_on_who_reads_what_the_tool_says() {
@@ -470,13 +469,39 @@ fn a_reader_that_has_seen_enough_ends_watch_without_a_word() {
 
 #[test]
 fn doctor_tries_each_operation() {
-    let report = Shop::new().prints(&["doctor"]);
+    let shop = Shop::new();
 
-    assert_eq!(report.lines().count(), 6, "{report}");
+    let report = shop.prints(&["doctor"]);
+
+    assert_eq!(report.lines().count(), 9, "{report}");
     assert!(
         report.lines().all(|line| line.starts_with("ok ")),
         "{report}"
     );
+    assert_eq!(shop.prints(&["ls"]), "");
+}
+
+#[test]
+fn doctor_finds_a_large_log_of_sqlite_whatever_the_log_says() {
+    let shop = Shop::new();
+    let _holder = shop.start(&["run", "job", "sleep", "1000"]);
+    shop.ticket("job", true);
+    let log = std::fs::File::options()
+        .write(true)
+        .open(shop.path("locks.db-wal"));
+    log.unwrap().set_len(65 << 20).unwrap();
+
+    for quiet in ["off", "trace"] {
+        let mut doctor = shop.tool(&["doctor", "--json"]);
+        let outcome = doctor.env("RUST_LOG", quiet).output().unwrap();
+
+        assert_eq!(outcome.status.code(), Some(1));
+        let report = String::from_utf8(outcome.stdout).unwrap();
+        let mut warnings = report.lines().filter(|line| line.contains("\"warn\""));
+        let warning = warnings.next().unwrap();
+        assert!(warning.contains("locks.db-wal has 65 MiB"), "{report}");
+        assert_eq!(warnings.next(), None);
+    }
 }
 
 #[test]

@@ -8,8 +8,11 @@
 mod kit;
 
 use libtest_mimic::{Arguments, Conclusion, Trial};
+use tests::etcd_server::EtcdServer;
 use tests::fact::fact;
+use tests::mysql_server::MysqlServer;
 use tests::postgres_server::PostgresServer;
+use tests::proxy::Proxy;
 use tests::redis_server::RedisServer;
 use tests::zookeeper_server::ZooKeeperServer;
 
@@ -40,8 +43,10 @@ fn main() -> std::process::ExitCode {
             go(ZooKeeperServer::start().url());
         }),
         on("postgres", PostgresServer::available(), |go| {
-            go(PostgresServer::start().url());
+            // In the tests it does not write to the disk otherwise, which doctor would find.
+            go(PostgresServer::with(&["fsync=on"]).url());
         }),
+        findings(),
         on_a_terminal(),
     ];
     let arguments = Arguments::from_args();
@@ -152,11 +157,139 @@ fn release(shop: &Shop) {
 fn doctor(shop: &Shop) {
     let report = shop.prints(&["doctor"]);
 
-    assert_eq!(report.lines().count(), 6, "{report}");
+    assert_eq!(report.lines().count(), 9, "{report}");
     assert!(
         report.lines().all(|line| line.starts_with("ok ")),
         "{report}"
     );
+}
+
+/// Stores that are made wrong on purpose, and what `doctor` says of each.
+fn findings() -> Vec<Trial> {
+    vec![
+        fact(
+            "doctor::redis_that_evicts_keys",
+            RedisServer::available(),
+            || {
+                let server = RedisServer::with(&["--maxmemory-policy", "allkeys-lru"]);
+                let report = finds(&Shop::at(server.url()), "");
+                assert!(
+                    report.contains("Set maxmemory-policy noeviction"),
+                    "{report}"
+                );
+            },
+        ),
+        fact(
+            "doctor::redis_that_tells_nothing",
+            RedisServer::available(),
+            || {
+                let server = RedisServer::start();
+                let user = [
+                    "ACL", "SETUSER", "ann", "on", ">secret", "~*", "&*", "+@all", "-info",
+                ];
+                let () = server.command(&user);
+                let report = Shop::at(server.url_with_user("ann", "secret")).prints(&["doctor"]);
+                let is_told = |line: &str| line.starts_with("skipped INFO is not permitted");
+                assert_eq!(
+                    report.lines().filter(|line| is_told(line)).count(),
+                    1,
+                    "{report}"
+                );
+            },
+        ),
+        fact(
+            "doctor::zookeeper_behind_a_proxy_that_loses_events",
+            ZooKeeperServer::available(),
+            || {
+                let server = ZooKeeperServer::start();
+                let proxy = Proxy::to(server.port());
+                proxy.lose_events();
+                let url = format!("zookeeper://127.0.0.1:{}", proxy.port());
+                let outcome = Shop::at(url).outcome(&["doctor"]);
+                let report = String::from_utf8(outcome.stdout).unwrap();
+                assert!(report.contains("FAILED  hands a lock over"), "{report}");
+                assert!(
+                    report.contains("no wake-up of the store has reached"),
+                    "{report}"
+                );
+                assert_eq!(outcome.status.code(), Some(69), "{report}");
+            },
+        ),
+        fact(
+            "doctor::postgres_that_does_not_write",
+            PostgresServer::available(),
+            || {
+                let server = PostgresServer::with(&["fsync=off"]);
+                let report = finds(&Shop::at(server.url()), "");
+                assert!(report.contains("Set fsync on"), "{report}");
+            },
+        ),
+        fact(
+            "doctor::postgres_with_an_unlogged_table",
+            PostgresServer::available(),
+            || {
+                let server = PostgresServer::with(&["fsync=on"]);
+                let tables = server.query("SELECT tablename FROM pg_tables WHERE schemaname = 'lockcore1' AND tablename NOT IN (SELECT conrelid::regclass::text FROM pg_constraint WHERE contype = 'f')");
+                server.query(&format!("ALTER TABLE lockcore1.{} SET UNLOGGED", tables[0]));
+                let report = finds(&Shop::at(server.url()), "");
+                assert!(report.contains("is UNLOGGED"), "{report}");
+            },
+        ),
+        fact(
+            "doctor::mysql_that_writes_later",
+            MysqlServer::available(),
+            || {
+                let server = MysqlServer::with(&["--innodb-flush-log-at-trx-commit=2"]);
+                let report = finds(&Shop::at(server.url()), "");
+                assert!(
+                    report.contains("innodb_flush_log_at_trx_commit is not 1"),
+                    "{report}"
+                );
+            },
+        ),
+        fact(
+            "doctor::zookeeper_with_short_sessions",
+            ZooKeeperServer::available(),
+            || {
+                let server = ZooKeeperServer::with(&["maxSessionTimeout=2000"]);
+                let report = finds(&Shop::at(server.url()), "10s");
+                assert!(
+                    report.contains("Raise the server's maxSessionTimeout"),
+                    "{report}"
+                );
+            },
+        ),
+        fact(
+            "doctor::etcd_with_long_leases",
+            EtcdServer::available(),
+            || {
+                let server = EtcdServer::with(&["--election-timeout", "5000"]);
+                let report = finds(&Shop::at(server.url()), "1s");
+                assert!(
+                    report.contains("Its least ttl follows from its election timeout"),
+                    "{report}"
+                );
+            },
+        ),
+    ]
+}
+
+/// The report, in which one line is a warning, and all others are good.
+fn finds(shop: &Shop, ttl: &str) -> String {
+    let mut doctor = shop.tool(&["doctor"]);
+    if !ttl.is_empty() {
+        doctor.env("LOCK_TTL", ttl);
+    }
+    let outcome = doctor.env("RUST_LOG", "off").output().unwrap();
+    let report = String::from_utf8(outcome.stdout).unwrap();
+    let begin = |word: &str| report.lines().filter(|line| line.starts_with(word)).count();
+    assert_eq!(
+        (begin("ok "), begin("warn "), begin("")),
+        (9, 1, 10),
+        "{report}"
+    );
+    assert_eq!(outcome.status.code(), Some(1), "{report}");
+    report
 }
 
 fn bench(shop: &Shop) {
