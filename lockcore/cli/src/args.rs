@@ -213,6 +213,10 @@ pub(crate) struct Inspect {
 }
 
 /// Prints a line at each change of a name: who came, who holds, who is gone.
+///
+/// If the store does not answer, it says so once, and looks again until the store does. With --prefix,
+/// the line of a name where nobody waits is read again only if its summary has changed, and at each
+/// tenth look: so a holder that is asked for its lock may be shown later there.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Watch {
     pub(crate) name: String,

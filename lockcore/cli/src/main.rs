@@ -48,6 +48,10 @@ use signals::Signals;
 /// How long the end may take. What is held then is released by the client, or ends with its lease.
 const END: Duration = Duration::from_secs(5);
 
+/// A look at the store that took long is followed by a pause of this many times as long, so that
+/// `top` and `watch` take at most a fifth of the store's time with one connection.
+const PAUSES: u32 = 4;
+
 fn main() -> ExitCode {
     let code = carry_out_arguments();
     say::finish();

@@ -16,7 +16,7 @@ use tests::proxy::Proxy;
 use tests::redis_server::RedisServer;
 use tests::zookeeper_server::ZooKeeperServer;
 
-use kit::Shop;
+use kit::{Running, Shop, until};
 
 type Fact = (&'static str, fn(&Shop));
 
@@ -47,6 +47,7 @@ fn main() -> std::process::ExitCode {
             go(PostgresServer::with(&["fsync=on"]).url());
         }),
         findings(),
+        outages(),
         on_a_terminal(),
     ];
     let arguments = Arguments::from_args();
@@ -162,6 +163,49 @@ fn doctor(shop: &Shop) {
         report.lines().all(|line| line.starts_with("ok ")),
         "{report}"
     );
+}
+
+fn outages() -> Vec<Trial> {
+    let facts: [(&str, fn()); 1] = [("watch_goes_on_after_an_outage", watch_goes_on)];
+    let trial = |(name, body): (&str, fn())| {
+        fact(format!("outage::{name}"), RedisServer::available(), body)
+    };
+    facts.map(trial).into()
+}
+
+fn watch_goes_on() {
+    let server = RedisServer::start();
+    let shop = Shop::at(server.url());
+    let mut watch = shop.tool(&["watch", "--every", "50ms", "job"]);
+    watch.env("LOCK_OP_TIMEOUT", "1s").env("RUST_LOG", "off");
+    let file = |name: &str| std::fs::File::create(shop.path(name)).unwrap();
+    let watch = watch.stdout(file("changes")).stderr(file("said"));
+    let mut watch = Running::of(watch.spawn().unwrap());
+    let mut first = shop.start(&["run", "--ttl", "1s", "job", "sleep", "1000"]);
+    let shows = |file: &str, part: &str, times: usize| {
+        until(part, || {
+            (shop.read(file).matches(part).count() >= times).then_some(())
+        });
+    };
+    shows("changes", "holds", 1);
+
+    server.kill();
+    shows("said", "looking again", 1);
+    first.ended();
+    server.restart();
+
+    let _second = shop.start(&["run", "job", "sleep", "1000"]);
+    shows("said", "answers again", 1);
+    shows("changes", "is gone", 1);
+    shows("changes", "holds", 2);
+    assert_eq!(
+        shop.read("said").lines().count(),
+        2,
+        "{}",
+        shop.read("said")
+    );
+    watch.signal("-TERM");
+    assert_eq!(watch.ended().code(), Some(128 + 15));
 }
 
 /// Stores that are made wrong on purpose, and what `doctor` says of each.

@@ -223,6 +223,11 @@ impl Drop for Screen {
 pub struct Running(Child);
 
 impl Running {
+    /// Kills this process when the test ends.
+    pub fn of(process: Child) -> Self {
+        Self(process)
+    }
+
     pub fn signal(&self, signal: &str) {
         let pid = self.0.id().to_string();
         let kill = Command::new("kill").args([signal, &pid]).status().unwrap();
