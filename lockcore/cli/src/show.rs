@@ -30,9 +30,15 @@ pub(crate) fn on_one_line(text: &str) -> String {
     text.chars().map(escaped).collect()
 }
 
-/// Characters that change the direction of the text around them, or have no width.
+/// Characters without a width, and those that change the direction of the text: `Bidi_Control`,
+/// `Default_Ignorable_Code_Point` and separators of lines, in Unicode 16.
 fn is_invisible(c: char) -> bool {
-    matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+    matches!(c,
+        '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}'
+        | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+        | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}'
+        | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' | '\u{1bca0}'..='\u{1bca3}'
+        | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
 }
 
 /// A time as people say it: two units at most, and no more exact than a millisecond.
@@ -221,7 +227,14 @@ mod tests {
     #[test]
     fn a_name_cannot_change_the_terminal() {
         assert_eq!(on_one_line("a\u{1b}[2Jb\r\nc"), "a\\u{1b}[2Jb\\r\\nc");
-        assert_eq!(on_one_line("order:42\u{202e}"), "order:42\\u{202e}");
+        for (name, shown) in [
+            ("order:42\u{202e}", "order:42\\u{202e}"),
+            ("order:42\u{ad}", "order:42\\u{ad}"),
+            ("order:\u{61c}42", "order:\\u{61c}42"),
+            ("order:42\u{e0041}", "order:42\\u{e0041}"),
+        ] {
+            assert_eq!(on_one_line(name), shown);
+        }
         assert_eq!(on_one_line("Müller 日本"), "Müller 日本");
     }
 
