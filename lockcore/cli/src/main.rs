@@ -99,6 +99,7 @@ fn with_client(command: Command, namespace: Option<String>) -> Result<ExitCode, 
         .build()
         .map_err(|error| Exit::internal(format!("cannot start the runtime: {error}")))?;
     runtime.block_on(async {
+        let mut signals = Signals::listen()?;
         let mut builder = lockcore::Builder::from_env()?;
         // As the library reads it: in upper or lower case, with or without spaces around it.
         let is_memory = |url: String| url.trim().to_ascii_lowercase().starts_with("memory:");
@@ -121,7 +122,6 @@ fn with_client(command: Command, namespace: Option<String>) -> Result<ExitCode, 
             _ => None,
         };
         let locks = builder.build()?;
-        let mut signals = Signals::listen()?;
         let outcome = carry_out(command, &locks, other.as_ref(), &mut signals).await;
         // Signals that came until now have had their effect. The next one ends the tool at once.
         signals.forget();

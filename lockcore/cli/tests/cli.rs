@@ -9,7 +9,7 @@ mod kit;
 
 use std::process::Stdio;
 
-use kit::{Shop, runs, until};
+use kit::{Running, Shop, runs, until};
 
 // ---- run
 
@@ -156,6 +156,21 @@ fn a_command_that_ignores_the_end_or_is_stopped_is_killed() {
         assert_eq!(code, 70, "{said}");
         assert!(!runs(&pid), "{name} runs without its lock");
     }
+}
+
+#[test]
+fn a_command_is_killed_at_the_loss_if_the_tool_is_told_so() {
+    let shop = Shop::new();
+    let script = "trap 'echo > asked' TERM; echo $$ > pid; while :; do sleep 0.05; done";
+    let words = ["run", "--ttl", "5s", "--on-lost", "kill", "--grace", "10m"];
+    let holder = shop.start(&[&words[..], &["job", "sh", "-c", script]].concat());
+    let pid = shop.written("pid");
+
+    shop.prints(&["release", "job", &shop.ticket("job", true)]);
+
+    let (code, said) = holder.said();
+    assert_eq!(code, 70, "{said}");
+    assert!(!runs(&pid) && !shop.path("asked").exists());
 }
 
 /// Ends its work in good order: it notes SIGTERM, and goes on until it may end.
@@ -465,6 +480,76 @@ fn a_reader_that_has_seen_enough_ends_watch_without_a_word() {
     let mut said = String::new();
     std::io::Read::read_to_string(&mut watch.stderr.take().unwrap(), &mut said).unwrap();
     assert_eq!(said, "");
+}
+
+#[test]
+fn ctrl_c_ends_each_command_that_waits_and_leaves_nothing() {
+    let shop = Shop::new();
+    let _holder = shop.start(&["run", "job", "sleep", "1000"]);
+    shop.ticket("job", true);
+    shop.prints(&["latch", "set", "ready", "1"]);
+    let commands: [&[&str]; 7] = [
+        &["run", "--wait", "forever", "job", "touch", "ran"],
+        &["run", "other", "sleep", "1000"],
+        &["elect", "job", "touch", "ran"],
+        &["watch", "job"],
+        &["latch", "wait", "--wait", "forever", "ready"],
+        &["counter", "watch", "hits"],
+        &["bench", "--time", "10m"],
+    ];
+
+    for words in commands {
+        // In the background, a shell lets all that it starts ignore the signal.
+        let mut tool = shop.through("env", &["--default-signal=INT"], words);
+        let said = std::fs::File::create(shop.path("said")).unwrap();
+        // The tool listens to signals before this line of the log.
+        tool.env("RUST_LOG", "info")
+            .stdout(Stdio::null())
+            .stderr(said);
+        let mut tool = Running::of(tool.spawn().unwrap());
+        until("the client", || {
+            shop.read("said").contains("client started").then_some(())
+        });
+
+        tool.signal("-INT");
+
+        assert_eq!(tool.ended().code(), Some(128 + 2), "{words:?}");
+        assert_eq!(shop.prints(&["ls", "--names"]), "job\n", "{words:?}");
+        let line = shop.prints(&["inspect", "--json", "job"]);
+        assert_eq!(line.lines().count(), 1, "{line}");
+        assert!(!shop.path("ran").exists());
+    }
+}
+
+#[test]
+fn a_pipe_that_nobody_reads_is_no_failure() {
+    let shop = Shop::new();
+    let _holder = shop.start(&["run", "job", "sleep", "1000"]);
+    let ticket = shop.ticket("job", true);
+    let commands: [&[&str]; 7] = [
+        &["ls"],
+        &["ls", "--json"],
+        &["inspect", "job"],
+        &["counter", "get", "hits"],
+        &["doctor"],
+        &["completions", "bash"],
+        &["release", "job", &ticket],
+    ];
+
+    for words in commands {
+        let mut tool = shop.tool(words);
+        let mut tool = tool
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        drop(tool.stdout.take());
+
+        let outcome = tool.wait_with_output().unwrap();
+
+        assert_eq!(outcome.status.code(), Some(0), "{words:?} {outcome:?}");
+        assert_eq!(outcome.stderr, b"", "{words:?} {outcome:?}");
+    }
 }
 
 #[test]
