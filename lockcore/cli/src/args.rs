@@ -117,7 +117,8 @@ pub(crate) struct Run {
     /// How long the lock stays taken if this machine dies (LOCK_TTL)
     #[arg(long, value_parser = humantime::parse_duration)]
     pub(crate) ttl: Option<Duration>,
-    /// The lock stays taken for at least this long
+    /// The lock stays taken for at least this long. At ZooKeeper and etcd, where a lock ends with the
+    /// session of its process, lockcore itself stays until then
     #[arg(long, value_parser = humantime::parse_duration)]
     pub(crate) min_hold: Option<Duration>,
     /// The lock is lost after this time

@@ -7,6 +7,8 @@
 
 mod kit;
 
+use std::time::{Duration, Instant};
+
 use libtest_mimic::{Arguments, Conclusion, Trial};
 use tests::etcd_server::EtcdServer;
 use tests::fact::fact;
@@ -47,6 +49,7 @@ fn main() -> std::process::ExitCode {
             go(PostgresServer::with(&["fsync=on"]).url());
         }),
         findings(),
+        sessions(),
         outages(),
         on_a_terminal(),
     ];
@@ -61,7 +64,8 @@ fn on_a_terminal() -> Vec<Trial> {
     let needs = tmux
         .map(drop)
         .map_err(|_| "tmux is not installed".to_owned());
-    let facts: [Fact; 2] = [
+    let facts: [Fact; 3] = [
+        ("ls_and_inspect_show_blocks_on_a_narrow_terminal", blocks),
         ("top_shows_a_line_and_asks_its_holder", top),
         ("top_fits_a_narrow_terminal_and_ends_with_ctrl_c", narrow),
     ];
@@ -97,6 +101,28 @@ fn top(shop: &Shop) {
     holder.ended();
     screen.press(&["q"]);
     screen.ends();
+}
+
+fn blocks(shop: &Shop) {
+    let _holder = shop.start(&["run", "order:1", "sleep", "1000"]);
+    shop.ticket("order:1", true);
+
+    for (words, heads) in [
+        (&["ls"][..], ["NAME ", "HOLDERS ", "HELD BY "]),
+        (&["inspect", "order:1"], ["TICKET ", "PERMITS ", "OWNER "]),
+    ] {
+        let screen = shop.screen(40, 20, words);
+        screen.shows("restored");
+        let text = screen.text();
+        for head in heads {
+            let begins = |line: &str| line.starts_with(head);
+            assert_eq!(
+                text.lines().filter(|line| begins(line)).count(),
+                1,
+                "{text}"
+            );
+        }
+    }
 }
 
 fn narrow(shop: &Shop) {
@@ -165,12 +191,111 @@ fn doctor(shop: &Shop) {
     );
 }
 
+fn sessions() -> Vec<Trial> {
+    vec![
+        fact(
+            "zookeeper::a_lock_stays_for_its_min_hold",
+            ZooKeeperServer::available(),
+            || {
+                min_hold(&Shop::at(ZooKeeperServer::start().url()));
+            },
+        ),
+        fact(
+            "etcd::a_lock_stays_for_its_min_hold",
+            EtcdServer::available(),
+            || {
+                min_hold(&Shop::at(EtcdServer::start().url()));
+            },
+        ),
+    ]
+}
+
 fn outages() -> Vec<Trial> {
-    let facts: [(&str, fn()); 1] = [("watch_goes_on_after_an_outage", watch_goes_on)];
+    let facts: [(&str, fn()); 3] = [
+        ("watch_goes_on_after_an_outage", watch_goes_on),
+        (
+            "a_command_is_ended_when_its_lease_is_over",
+            store_down_during_a_run,
+        ),
+        (
+            "a_command_that_has_ended_keeps_its_exit_code",
+            store_down_after_a_run,
+        ),
+    ];
     let trial = |(name, body): (&str, fn())| {
         fact(format!("outage::{name}"), RedisServer::available(), body)
     };
     facts.map(trial).into()
+}
+
+/// A lock that ends with the session of its process stays taken for as long as the tool stays.
+fn min_hold(shop: &Shop) {
+    let began = Instant::now();
+    let hold = ["run", "--ttl", "2s", "--min-hold", "8s", "job"];
+    let mut first = shop.start(&[&hold[..], &["sh", "-c", "echo > done"]].concat());
+    shop.written("done");
+    assert_eq!(shop.code(&["run", "--try", "job", "true"]), 75);
+
+    assert!(first.ended().success());
+
+    assert!(
+        began.elapsed() >= Duration::from_secs(8),
+        "{:?}",
+        began.elapsed()
+    );
+    assert_eq!(shop.code(&["run", "job", "true"]), 0);
+
+    // A service manager that ends the tool does not wait for it.
+    let mut second = shop.start(&[
+        "run",
+        "--min-hold",
+        "10m",
+        "job",
+        "sh",
+        "-c",
+        "echo > again",
+    ]);
+    shop.written("again");
+    second.signal("-TERM");
+    let code = second.ended().code();
+    // The command may have got the signal too.
+    assert!([Some(0), Some(128 + 15)].contains(&code), "{code:?}");
+}
+
+/// Until it may end.
+const WORKS: &str = "echo > began; until [ -e go ]; do sleep 0.05; done; exit 5";
+
+fn store_down_during_a_run() {
+    let server = RedisServer::start();
+    let shop = Shop::at(server.url());
+    let holder = shop.start(&["run", "--ttl", "2s", "job", "sh", "-c", WORKS]);
+    shop.written("began");
+
+    server.kill();
+
+    let (code, said) = holder.said();
+    assert_eq!(code, 70, "{said}");
+    assert!(
+        said.contains("the lock is lost (Expired): the command is ended"),
+        "{said}"
+    );
+}
+
+fn store_down_after_a_run() {
+    let server = RedisServer::start();
+    let shop = Shop::at(server.url());
+    let holder = shop.start(&["run", "--ttl", "10m", "job", "sh", "-c", WORKS]);
+    shop.written("began");
+    server.kill();
+
+    std::fs::write(shop.path("go"), "").unwrap();
+
+    let (code, said) = holder.said();
+    assert_eq!(code, 5, "{said}");
+    assert!(
+        said.contains("lockcore: "),
+        "nobody learns that the lock is not released: {said}"
+    );
 }
 
 fn watch_goes_on() {
