@@ -233,20 +233,24 @@ async fn clients_that_find_no_tables_make_them(_: Store) {
     }
 }
 
+/// The version of the procedures of the file.
+const VERSION: u32 = 2;
+
 /// The file, as another version would have it.
 fn file_of_version(version: u32) -> String {
     let file = FILE.replace(
-        "SELECT 1 AS version",
+        &format!("SELECT {VERSION} AS version"),
         &format!("SELECT {version} AS version"),
     );
     file.replace(
-        "lockcore1_replace(1)",
+        &format!("lockcore1_replace({VERSION})"),
         &format!("lockcore1_replace({version})"),
     )
 }
 
-fn version(server: &MysqlServer) -> Vec<String> {
-    server.query(&format!("USE {DATABASE}; CALL lockcore1_version()"))
+fn version(server: &MysqlServer) -> u32 {
+    let version = server.query(&format!("USE {DATABASE}; CALL lockcore1_version()"));
+    version[0].parse().unwrap()
 }
 
 async fn procedures_of_an_earlier_version_are_replaced_by_a_client_that_may(_: Store) {
@@ -255,21 +259,21 @@ async fn procedures_of_an_earlier_version_are_replaced_by_a_client_that_may(_: S
     let guard = early.mutex("early").acquire().await.unwrap();
     server.query(&format!("USE {DATABASE}; DROP PROCEDURE lockcore1_version"));
     server.query(&format!("USE {DATABASE};\n{}", file_of_version(0)));
-    assert_eq!(version(&server), ["0"]);
+    assert_eq!(version(&server), 0);
 
     let url = server.url_with_user(USER, SECRET);
     let refused = patient(&url).build().unwrap().mutex("a").acquire().await;
     let text = refused.as_ref().unwrap_err().to_string();
     assert_eq!(kind(refused), ErrorKind::Config, "{text}");
     assert!(text.contains("lockcore1.sql"), "{text}");
-    assert_eq!(version(&server), ["0"]);
+    assert_eq!(version(&server), 0);
 
     let owners: Vec<Locks> = (0..4).map(|_| client(&server)).collect();
     let take = owners.iter().map(async |locks| {
         give_back(locks.mutex("a").wait(STALL).acquire().await.unwrap()).await;
     });
     join_all(take).await;
-    assert_eq!(version(&server), ["1"]);
+    assert_eq!(version(&server), VERSION);
     give_back(
         patient(&url)
             .build()
@@ -286,14 +290,17 @@ async fn procedures_of_an_earlier_version_are_replaced_by_a_client_that_may(_: S
 
 async fn procedures_of_a_later_version_stay(_: Store) {
     let server = MysqlServer::start();
-    server.query(&format!("USE {DATABASE};\n{}", file_of_version(2)));
+    server.query(&format!(
+        "USE {DATABASE};\n{}",
+        file_of_version(VERSION + 1)
+    ));
 
     give_back(client(&server).mutex("a").acquire().await.unwrap()).await;
     let refused = server.try_query(&format!("USE {DATABASE};\n{FILE}"));
 
     let text = refused.unwrap_err();
     assert!(text.contains("a later version"), "{text}");
-    assert_eq!(version(&server), ["2"]);
+    assert_eq!(version(&server), VERSION + 1);
 }
 
 /// Each part ends behind a procedure that was dropped and is not made yet.
@@ -306,7 +313,7 @@ async fn a_file_that_was_run_in_part_is_run_again_by_a_client_that_may(_: Store)
         server.query(&format!("USE {DATABASE};\n{part}"));
 
         give_back(client(&server).mutex("a").acquire().await.unwrap()).await;
-        assert_eq!(version(&server), ["1"]);
+        assert_eq!(version(&server), VERSION);
     }
 }
 

@@ -17,8 +17,13 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
         a_name_that_somebody_else_has_locked_holds_up_no_other_one
         a_holder_of_a_name_that_somebody_else_has_locked_loses_no_other_name
+        a_holder_of_tickets_that_somebody_else_has_locked_loses_no_other_name
+        a_holder_of_a_ticket_that_is_locked_for_a_moment_keeps_it
+        a_dead_ticket_that_somebody_else_has_locked_holds_up_no_other_name
         names_that_are_locked_while_their_holder_gives_them_back_are_free_afterwards
         a_sweep_that_waits_for_a_row_holds_up_no_name
+        a_sweep_leaves_out_tickets_that_somebody_else_has_locked
+        a_read_waits_for_no_row
         a_call_that_was_ended_while_it_waited_is_repeated
         a_call_that_waited_for_too_long_is_repeated_on_its_connection
         a_release_that_meets_a_deadlock_is_carried_out
@@ -108,26 +113,120 @@ async fn a_holder_of_a_name_that_somebody_else_has_locked_loses_no_other_name(_:
     works_again(&locks, "a", SOON).await;
 }
 
+/// More names than a client has connections.
+async fn a_holder_of_tickets_that_somebody_else_has_locked_loses_no_other_name(_: Store) {
+    let server = MysqlServer::start();
+    let mut session = server.session();
+    with_tables(&server).await;
+    let locks = builder(server.url()).build().unwrap();
+    works_again(&locks, "first", STALL).await;
+    let take = async |name: &str| {
+        let lock = locks.mutex(name).ttl(SHORT).wait(SOON);
+        lock.acquire().await.unwrap()
+    };
+    let mut locked = Vec::new();
+    for number in 0..12 {
+        locked.push(take(&format!("a{number}")).await);
+    }
+    let mut others = Vec::new();
+    for name in ["b", "c", "d"] {
+        others.push(take(name).await);
+    }
+    // Otherwise the server locks all rows that it reads.
+    session.run("SET TRANSACTION ISOLATION LEVEL READ COMMITTED");
+    lock(&mut session, "tickets WHERE name LIKE 'test:1:{a%'");
+
+    for guard in &locked {
+        soon(guard.lost()).await;
+    }
+    for guard in &others {
+        is_renewed(guard, SHORT).await;
+        assert!(guard.is_valid());
+    }
+
+    session.run("ROLLBACK");
+    join_all(others.into_iter().map(give_back)).await;
+    works_again(&locks, "a0", SOON).await;
+}
+
+/// A ticket that a call leaves out is neither lost nor renewed.
+async fn a_holder_of_a_ticket_that_is_locked_for_a_moment_keeps_it(_: Store) {
+    let server = MysqlServer::start();
+    let mut session = server.session();
+    with_tables(&server).await;
+    let locks = builder(server.url()).build().unwrap();
+    works_again(&locks, "first", STALL).await;
+    let mut guards = Vec::new();
+    for name in ["a", "b"] {
+        let lock = locks.mutex(name).ttl(SHORT).wait(SOON);
+        guards.push(lock.acquire().await.unwrap());
+    }
+    lock(&mut session, "tickets WHERE name = 'test:1:{a}'");
+
+    one_waits(&server).await;
+    session.run("ROLLBACK");
+
+    is_renewed(&guards[0], SHORT).await;
+    assert!(guards.iter().all(|guard| guard.is_valid()));
+    join_all(guards.into_iter().map(give_back)).await;
+}
+
+/// A renewal of the one that waits behind it, and of another name.
+async fn a_dead_ticket_that_somebody_else_has_locked_holds_up_no_other_name(_: Store) {
+    let server = MysqlServer::start();
+    let mut session = server.session();
+    with_tables(&server).await;
+    let ticket = |name: &str, number: u32, expires: &str, holds: u32| {
+        format!(
+            "('{name}', {number}, REPEAT('{number}', 16), 1, 1, 1, {expires}, {holds}, {number}, 0, '')"
+        )
+    };
+    server.query(&format!(
+        "INSERT INTO {DATABASE}.lockcore1_names (name) VALUES ('a'), ('b'); \
+         INSERT INTO {DATABASE}.lockcore1_tickets VALUES {}, {}, {}",
+        ticket("a", 1, "1", 1),
+        ticket("a", 2, "1 << 60", 0),
+        ticket("b", 3, "1 << 60", 1),
+    ));
+    let one_permit_for_a_minute = "X'000000010000000003938700'";
+    let renew = format!(
+        "USE {DATABASE}; SET innodb_lock_wait_timeout = 1; CALL lockcore1_renew(CONCAT( \
+         X'000161', X'0001', REPEAT('2', 16), {one_permit_for_a_minute}, \
+         X'000162', X'0001', REPEAT('3', 16), {one_permit_for_a_minute}))"
+    );
+    lock(&mut session, "tickets WHERE name = 'a' AND ticket = 1");
+
+    assert_eq!(server.query(&renew), ["-;3,1,60000000,,;"]);
+
+    session.run("ROLLBACK");
+    assert_eq!(server.query(&renew), ["2,1,60000000,,;3,1,60000000,,;"]);
+}
+
 async fn names_that_are_locked_while_their_holder_gives_them_back_are_free_afterwards(_: Store) {
     let server = MysqlServer::start();
     let mut session = server.session();
     let locks = with_tables(&server).await;
-    let mut guards = Vec::new();
-    for name in ["a", "b", "c"] {
-        guards.push(locks.mutex(name).ttl(LEASE).acquire().await.unwrap());
+    for table in ["names", "tickets"] {
+        let mut guards = Vec::new();
+        for name in ["a", "b", "c"] {
+            guards.push(locks.mutex(name).ttl(LEASE).acquire().await.unwrap());
+        }
+        lock(
+            &mut session,
+            &format!("{table} WHERE name = 'test:1:{{b}}'"),
+        );
+
+        // The keeper gives all back, in one call if it can.
+        drop(guards);
+        let left = || server.query(&format!("SELECT name FROM {DATABASE}.lockcore1_tickets"));
+        eventually("the others are free", SOON, async || {
+            left() == ["test:1:{b}"]
+        })
+        .await;
+        session.run("ROLLBACK");
+
+        eventually("all are free", SOON, async || left().is_empty()).await;
     }
-    lock(&mut session, "names WHERE name = 'test:1:{b}'");
-
-    // The keeper gives all back, in one call if it can.
-    drop(guards);
-    let left = || server.query(&format!("SELECT name FROM {DATABASE}.lockcore1_tickets"));
-    eventually("the others are free", SOON, async || {
-        left() == ["test:1:{b}"]
-    })
-    .await;
-    session.run("ROLLBACK");
-
-    eventually("all are free", SOON, async || left().is_empty()).await;
     locks.shutdown(SOON).await.unwrap();
 }
 
@@ -158,6 +257,65 @@ async fn a_sweep_that_waits_for_a_row_holds_up_no_name(_: Store) {
     give_back(guard).await;
     let marks = format!("SELECT COUNT(*) FROM {DATABASE}.lockcore1_marks WHERE expires_at = 1");
     assert_eq!(server.query(&marks), ["0"]);
+}
+
+/// A step of the sweep has locked other names.
+async fn a_sweep_leaves_out_tickets_that_somebody_else_has_locked(_: Store) {
+    let server = MysqlServer::start();
+    let mut session = server.session();
+    with_tables(&server).await;
+    let left = || server.query(&format!("SELECT name FROM {DATABASE}.lockcore1_tickets"));
+    let sweep = || {
+        let sweep = "SET innodb_lock_wait_timeout = 1; CALL lockcore1_sweep('')";
+        server
+            .try_query(&format!("USE {DATABASE}; {sweep}"))
+            .unwrap();
+    };
+    for name in ["a", "b", "c"] {
+        server.query(&format!(
+            "INSERT INTO {DATABASE}.lockcore1_names (name) VALUES ('test:1:{{{name}}}'); \
+             INSERT INTO {DATABASE}.lockcore1_tickets \
+             VALUES ('test:1:{{{name}}}', 1, '{name}', 1, 1, 1, 1, 1, 0, 0, '')"
+        ));
+    }
+    lock(&mut session, "tickets WHERE name = 'test:1:{b}'");
+
+    sweep();
+
+    assert_eq!(left(), ["test:1:{b}"]);
+    session.run("ROLLBACK");
+    sweep();
+    assert!(left().is_empty());
+}
+
+/// Somebody else has locked all rows.
+async fn a_read_waits_for_no_row(_: Store) {
+    let server = MysqlServer::start();
+    let locks = with_tables(&server).await;
+    let guard = locks.mutex("a").ttl(LEASE).acquire().await.unwrap();
+    let mut other = server.session();
+    for table in ["names", "tickets", "marks", "counters"] {
+        other.run(&format!(
+            "SET autocommit = 0; SELECT 1 FROM {DATABASE}.lockcore1_{table} FOR UPDATE"
+        ));
+    }
+
+    for call in [
+        "look(X'000a746573743a313a7b617d0000000000000001')",
+        "inspect('test:1:{a}')",
+        "list('', '', 'z', 10)",
+        "overview('', '', 'z', 10)",
+        "stored('test:1:{a}')",
+        "counter('test:1:{a}')",
+    ] {
+        let call = format!("CALL lockcore1_{call}");
+        let rows = server.try_query(&format!(
+            "USE {DATABASE}; SET innodb_lock_wait_timeout = 1; {call}"
+        ));
+        assert_eq!(rows.unwrap().len(), 1, "{call}");
+    }
+    other.run("ROLLBACK");
+    give_back(guard).await;
 }
 
 async fn a_call_that_was_ended_while_it_waited_is_repeated(_: Store) {

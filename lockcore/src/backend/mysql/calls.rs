@@ -17,7 +17,7 @@ pub(super) const VERSION: u32 = 1;
 pub(super) const SCHEMA: &str = include_str!("schema/lockcore1.sql");
 
 /// The version of the procedures in this file. They serve clients of earlier versions too.
-pub(super) const PROCEDURES: i64 = 1;
+pub(super) const PROCEDURES: i64 = 2;
 
 /// The statements of the file. A person runs it with the client of the server, which reads the
 /// lines with `DELIMITER` itself.

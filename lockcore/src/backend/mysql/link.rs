@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 
 use super::calls::Call;
@@ -28,6 +28,10 @@ use crate::request::Id;
 
 /// So many connections at most. A server allows 151 by default, to all its clients.
 const MOST: usize = 4;
+
+/// So many connections at most wait at the server for the rows of names that a call for several names
+/// has skipped. The others are left for calls that need not wait.
+const MOST_WAIT: usize = 2;
 
 /// A connection that opened later than the first is closed after this time without a call.
 const IDLE: Duration = Duration::from_secs(5);
@@ -88,7 +92,12 @@ struct Job {
     /// The answer is about these tickets, so no wake-up tells of them.
     answered: Vec<Id>,
     reply: oneshot::Sender<Result<Vec<Row>, StoreError>>,
+    /// Dropped when the call has ended, even if nobody waits for its answer any more.
+    _leave: Option<Leave>,
 }
+
+/// The permission to wait at the server for a row that somebody has locked.
+pub(super) type Leave = OwnedSemaphorePermit;
 
 /// The connections of one runtime. They end with the last copy of this value.
 pub(super) struct Link {
@@ -110,6 +119,8 @@ pub(super) struct Inner {
     queue: mpsc::UnboundedSender<Job>,
     /// A worker that waits for a call holds this mutex.
     jobs: tokio::sync::Mutex<mpsc::UnboundedReceiver<Job>>,
+    /// See [`MOST_WAIT`].
+    may_wait: Arc<Semaphore>,
     /// How many connections there are, or are being opened.
     open: AtomicUsize,
     more: Mutex<Vec<AbortHandle>>,
@@ -231,6 +242,7 @@ impl Link {
             settings,
             queue,
             jobs: tokio::sync::Mutex::new(jobs),
+            may_wait: Arc::new(Semaphore::new(MOST_WAIT)),
             open: AtomicUsize::new(1),
             more: Mutex::default(),
             runtime: Handle::current(),
@@ -301,6 +313,22 @@ impl Inner {
         call: Call,
         answered: Vec<Id>,
     ) -> Result<Vec<Row>, StoreError> {
+        self.ask_with(call, answered, None).await
+    }
+
+    /// Resolves when a call for a name that was skipped may be made.
+    pub(super) async fn leave(&self) -> Option<Leave> {
+        // The semaphore is never closed.
+        Arc::clone(&self.may_wait).acquire_owned().await.ok()
+    }
+
+    /// The same as [`ask`](Self::ask). Such a call may wait at the server.
+    pub(super) async fn ask_with(
+        self: &Arc<Self>,
+        call: Call,
+        answered: Vec<Id>,
+        leave: Option<Leave>,
+    ) -> Result<Vec<Row>, StoreError> {
         const ENDED: &str = "MySQL: the connection has ended";
         let mut end = self.ended.subscribe();
         if *end.borrow() {
@@ -311,6 +339,7 @@ impl Inner {
             text: call.text(),
             answered,
             reply,
+            _leave: leave,
         };
         let _ = self.queue.send(job); // the other end is a part of this
         loop {

@@ -27,9 +27,10 @@
 //!   again.
 //! - **Waiting.** Somebody else may have locked the row of a name. A call for this name waits for a
 //!   second, or for less time than an operation may take, and then fails. A call for several names
-//!   skips the name, and other calls get another connection, so it holds up no other name. A client
-//!   whose caller has given up leaves a mark for a call that comes later: the mark lives for a
-//!   minute.
+//!   skips the name. It also skips a name if somebody else has locked a ticket of it that the call is
+//!   to change: then it rolls back what it has done for this name. Other calls get another connection,
+//!   so neither row holds up another name. A client whose caller has given up leaves a mark for a call
+//!   that comes later: the mark lives for a minute.
 //! - **A connection that is cut in the middle of a call** takes nothing back: the server goes on
 //!   until it answers. A call is one transaction, so it is carried out or not. The core asks again
 //!   with the same id.

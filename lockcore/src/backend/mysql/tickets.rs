@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 
 use super::calls::{Call, VERSION, only, row, unhex, unreadable};
-use super::link::{Inner, Spot};
+use super::link::{Inner, Leave, Spot};
 use super::looks::put_name;
 use crate::backend::table::{self, Row as _};
 use crate::backend::{
@@ -90,23 +90,26 @@ fn in_order<T>(
     }
 }
 
-/// Sends one call for tickets of several names. It waits for no name that is locked, because it has
-/// locked others by then, and skips it: the answer for its tickets is `None`. For each of these names
-/// follows a call of its own, which waits. If this one fails, or takes longer than `enough`, the
-/// answer for its tickets is `failed`. So a name that somebody else has locked holds up no other.
+/// Sends one call for tickets of several names. It may have locked some of them when it meets one that
+/// somebody else has locked, or one with a locked ticket. So it does not wait for this name, and skips
+/// it: the answer for its tickets is `None`. For each of these names follows a call of its own, which
+/// waits. If this one fails, or takes longer than `enough`, the answer for its tickets is `failed`. So
+/// a name that somebody else has locked holds up no other. Only a few of these calls are made at the
+/// same time, because others need a connection too.
 ///
 /// If the future is dropped, the calls that a connection has taken are carried out.
 async fn in_parts<T: Clone, A: Copy, F>(
+    link: &Inner,
     tickets: Vec<T>,
     name: impl Fn(&T) -> &Name,
     failed: A,
     enough: impl Future<Output = ()>,
-    ask: impl Fn(Vec<T>) -> F,
+    ask: impl Fn(Vec<T>, Option<Leave>) -> F,
 ) -> Result<Vec<A>, StoreError>
 where
     F: Future<Output = Result<Vec<Option<A>>, StoreError>>,
 {
-    let mut answers = ask(tickets.clone()).await?;
+    let mut answers = ask(tickets.clone(), None).await?;
     let mut skipped: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     for (at, ticket) in tickets.iter().enumerate() {
         if answers[at].is_none() {
@@ -114,9 +117,10 @@ where
             skipped.entry(name).or_default().push(at);
         }
     }
-    let parts = skipped.into_values().map(|places| {
-        let part = ask(places.iter().map(|at| tickets[*at].clone()).collect());
-        async move { (places, part.await) }
+    let parts = skipped.into_values().map(async |places| {
+        let leave = link.leave().await;
+        let part = places.iter().map(|at| tickets[*at].clone()).collect();
+        (places, ask(part, leave).await)
     });
     let mut parts: FuturesUnordered<_> = parts.collect();
     let (mut enough, mut error) = (pin!(enough), None);
@@ -161,8 +165,8 @@ pub(super) async fn renew(
     // The other answers come in time for the core, and for their leases.
     let enough = (link.timer)((patience / 10 * 9).min(shortest.unwrap_or_default() / 4));
     let whole = tickets.len();
-    let ask = |tickets| renew_some(Arc::clone(&link), tickets, whole);
-    in_parts(tickets, |it| &it.name, Renewed::Failed, enough, ask).await
+    let ask = |tickets, leave| renew_some(Arc::clone(&link), tickets, whole, leave);
+    in_parts(&link, tickets, |it| &it.name, Renewed::Failed, enough, ask).await
 }
 
 /// Renews these tickets of a batch, which has so many as a whole.
@@ -170,16 +174,23 @@ async fn renew_some(
     link: Arc<Inner>,
     tickets: Vec<Arc<Request>>,
     whole: usize,
+    leave: Option<Leave>,
 ) -> Result<Vec<Option<Renewed>>, StoreError> {
-    let (asked, came_from) = by_name(tickets.iter().map(|ticket| &ticket.name), |at, asked| {
+    let names = tickets.iter().map(|ticket| &ticket.name);
+    let (mut asked, came_from) = by_name(names, |at, asked| {
         let ticket = &tickets[at];
         asked.extend(ticket.id.to_bytes());
         asked.extend(ticket.permits.get().to_be_bytes());
         asked.extend(table::micros(ticket.ttl).to_be_bytes());
     });
+    if leave.is_none() {
+        // A call for one name waits for it, unless a byte follows.
+        asked.push(0);
+    }
     let ids: Vec<_> = tickets.iter().map(|ticket| ticket.id).collect();
     let _asking = link.store().asking(ids.clone());
-    let answer = only(link.ask(Call::of("renew").bytes(asked), ids).await?)?;
+    let call = Call::of("renew").bytes(asked);
+    let answer = only(link.ask_with(call, ids, leave).await?)?;
     let text = answer.text("answers")?.unwrap_or_default();
     let rows = text.split_terminator(';').map(|fields| {
         if fields == "-" {
@@ -224,8 +235,9 @@ pub(super) async fn release(
 ) -> Result<Vec<Released>, StoreError> {
     // The other answers come in time for the core.
     let enough = (link.timer)(link.op_timeout / 10 * 9);
-    let ask = |tickets| release_some(Arc::clone(&link), tickets);
+    let ask = |tickets, leave| release_some(Arc::clone(&link), tickets, leave);
     in_parts(
+        &link,
         tickets,
         |it| &it.request.name,
         Released::Failed,
@@ -238,16 +250,15 @@ pub(super) async fn release(
 async fn release_some(
     link: Arc<Inner>,
     tickets: Vec<Departure>,
+    leave: Option<Leave>,
 ) -> Result<Vec<Option<Released>>, StoreError> {
     let names = tickets.iter().map(|ticket| &ticket.request.name);
     let (asked, came_from) = by_name(names, |at, asked| {
         asked.extend(tickets[at].request.id.to_bytes());
         asked.push(tickets[at].enqueue_may_follow.into());
     });
-    let answer = only(
-        link.ask(Call::of("release").bytes(asked), Vec::new())
-            .await?,
-    )?;
+    let call = Call::of("release").bytes(asked);
+    let answer = only(link.ask_with(call, Vec::new(), leave).await?)?;
     let text = answer.text("answers")?.unwrap_or_default();
     let answers = text.chars().map(|was_there| match was_there {
         '1' => Some(Released::Released),

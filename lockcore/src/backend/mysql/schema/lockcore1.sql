@@ -27,7 +27,7 @@ BEGIN
         SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the procedures of a later version of lockcore are there; they stay';
     END IF;
 END //
-CALL lockcore1_replace(1) //
+CALL lockcore1_replace(2) //
 DROP PROCEDURE lockcore1_replace //
 
 -- Made last. So if this file ends in the middle, a client finds that something is missing.
@@ -82,6 +82,11 @@ CREATE TABLE IF NOT EXISTS lockcore1_counters (
 -- one: it skips those that are locked. So verbs wait for each other here only, and never in a circle, and a name that somebody has
 -- locked holds up no other. A plain read behind it sees what was committed by then.
 --
+-- A plain read is a SELECT … INTO. In an expression, such as that of an IF or a SET, a SELECT locks what it reads.
+--
+-- A verb for several names skips a name too if somebody else has locked the row of a ticket that it is to change. It has changed
+-- nothing of this name then.
+--
 -- An INSERT IGNORE in front would take a shared lock on a row that is there. Two clients that both have it, and both want to lock
 -- the row, would be a deadlock.
 --
@@ -120,20 +125,25 @@ END //
 
 -- Walks along the line of a name: removes the dead in front of the first live waiter, and grants what fits.
 --
+-- begins: where, if that is known: `first` of the name
+-- waits: whether to wait for tickets that somebody else has locked. If not, the walk ends in front of one that is to be removed or
+-- granted, and `barred` is true: the name is to be rolled back
 -- held: permits   soonest: when the first of the holders expires   waiter: the first ticket that waits
 -- oldest, oldest_place: the capacity and the place of the oldest ticket   told: <receiver>:<id>:<ticket>, for each grant
-DROP PROCEDURE IF EXISTS lockcore1_settle //
-CREATE PROCEDURE lockcore1_settle(IN n VARBINARY(700), IN moment BIGINT, IN stored INT, INOUT highest BIGINT,
-    OUT held BIGINT, OUT soonest BIGINT, OUT waiter BIGINT, OUT oldest INT, OUT oldest_place BIGINT, INOUT told MEDIUMTEXT)
+DROP PROCEDURE IF EXISTS lockcore1_walk //
+CREATE PROCEDURE lockcore1_walk(IN n VARBINARY(700), IN moment BIGINT, IN stored INT, IN begins BIGINT, IN waits BOOLEAN,
+    INOUT highest BIGINT, OUT held BIGINT, OUT soonest BIGINT, OUT waiter BIGINT, OUT oldest INT, OUT oldest_place BIGINT,
+    INOUT told MEDIUMTEXT, OUT barred BOOLEAN)
 BEGIN
-    DECLARE pos, number, ends, heard, spot BIGINT;
+    DECLARE pos BIGINT DEFAULT begins - 1;
+    DECLARE number, ends, heard, spot BIGINT;
     DECLARE gone, there BIGINT DEFAULT -1;
     DECLARE p, c INT;
     DECLARE g BOOLEAN;
     DECLARE i BINARY(16);
     DECLARE CONTINUE HANDLER FOR NOT FOUND SET number = NULL;
-    SET held = 0, soonest = NULL, waiter = NULL, oldest = NULL, oldest_place = NULL;
-    SELECT x.first - 1 INTO pos FROM lockcore1_names AS x WHERE x.name = n;
+    SET held = 0, soonest = NULL, waiter = NULL, oldest = NULL, oldest_place = NULL, barred = FALSE;
+    IF pos IS NULL THEN SELECT x.first - 1 INTO pos FROM lockcore1_names AS x WHERE x.name = n; END IF;
     walk: LOOP
         -- One step of the walk. A cursor would copy the whole line.
         SELECT t.ticket, t.id, t.permits, t.capacity, t.expires_at, t.granted, t.receiver, t.place
@@ -141,6 +151,11 @@ BEGIN
             FROM lockcore1_tickets AS t WHERE t.name = n AND t.ticket > pos ORDER BY t.ticket LIMIT 1;
         IF number IS NULL THEN LEAVE walk; END IF;
         SET pos = number;
+        IF NOT waits AND (ends <= moment OR (NOT g AND held + p <= COALESCE(stored, c))) THEN
+            SET barred = TRUE;
+            SELECT FALSE INTO barred FROM lockcore1_tickets AS t WHERE t.name = n AND t.ticket = pos FOR UPDATE SKIP LOCKED;
+            IF barred THEN LEAVE walk; END IF;
+        END IF;
         IF ends <= moment THEN
             DELETE FROM lockcore1_tickets WHERE name = n AND ticket = pos;
             SET gone = pos;
@@ -165,6 +180,67 @@ BEGIN
     IF gone > there THEN CALL lockcore1_went(n, gone, highest); END IF;
 END //
 
+-- Removes tickets. The parameter and the answers are those of a release.
+DROP PROCEDURE IF EXISTS lockcore1_leave //
+CREATE PROCEDURE lockcore1_leave(IN asked MEDIUMBLOB, OUT answers MEDIUMTEXT, INOUT told MEDIUMTEXT)
+BEGIN
+    DECLARE pos BIGINT DEFAULT 1;
+    DECLARE begins, step, length, moment, highest, held, soonest, waiter, oldest_place, number, youngest BIGINT;
+    DECLARE stored, oldest INT;
+    DECLARE waits, barred, holds BOOLEAN;
+    DECLARE i BINARY(16);
+    DECLARE n VARBINARY(700);
+    DECLARE own_answers, own_told MEDIUMTEXT;
+    DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
+    SET answers = '';
+    names: WHILE pos < LENGTH(asked) DO
+        SET length = CONV(HEX(SUBSTR(asked, pos, 2)), 16, 10);
+        SET n = SUBSTR(asked, pos + 2, length), begins = pos + length + 4, step = begins;
+        SET pos = begins + 17 * CONV(HEX(SUBSTR(asked, begins - 2, 2)), 16, 10);
+        SET waits = COALESCE(waits, pos > LENGTH(asked)); -- if it is the only name, and no byte follows
+        CALL lockcore1_take(n, waits, moment, highest, stored);
+        IF highest IS NULL THEN
+            SET answers = CONCAT(answers, REPEAT('-', (pos - begins) DIV 17));
+            ITERATE names;
+        END IF;
+        IF NOT waits THEN SAVEPOINT lockcore1; END IF;
+        SET youngest = NULL, barred = FALSE, own_answers = '', own_told = '';
+        WHILE step < pos AND NOT barred DO
+            SET i = SUBSTR(asked, step, 16), number = NULL;
+            IF waits THEN
+                SELECT t.ticket INTO number FROM lockcore1_tickets AS t WHERE t.id = i AND t.name = n FOR UPDATE;
+            ELSE
+                SELECT t.ticket INTO number FROM lockcore1_tickets AS t WHERE t.id = i AND t.name = n FOR UPDATE SKIP LOCKED;
+                IF number IS NULL THEN SELECT TRUE INTO barred FROM lockcore1_tickets AS t WHERE t.id = i AND t.name = n; END IF;
+            END IF;
+            IF SUBSTR(asked, step + 16, 1) = X'01' AND NOT barred THEN
+                INSERT INTO lockcore1_marks VALUES (i, n, moment + 60000000) ON DUPLICATE KEY UPDATE expires_at = moment + 60000000;
+            END IF;
+            IF number IS NOT NULL THEN
+                DELETE FROM lockcore1_tickets WHERE name = n AND ticket = number;
+                SET youngest = GREATEST(COALESCE(youngest, number), number);
+            END IF;
+            SET own_answers = CONCAT(own_answers, IF(number IS NULL, '0', '1')), step = step + 17;
+        END WHILE;
+        IF youngest IS NOT NULL AND NOT barred THEN
+            SET number = NULL, holds = NULL;
+            SELECT t.ticket, t.granted INTO number, holds
+                FROM lockcore1_tickets AS t WHERE t.name = n ORDER BY t.ticket DESC LIMIT 1;
+            IF number IS NULL OR number < youngest THEN CALL lockcore1_went(n, youngest, highest); END IF;
+            IF NOT holds THEN
+                CALL lockcore1_walk(n, moment, stored, NULL, waits, highest, held, soonest, waiter, oldest, oldest_place, own_told,
+                    barred);
+            END IF;
+        END IF;
+        IF barred THEN
+            ROLLBACK TO SAVEPOINT lockcore1;
+            SET answers = CONCAT(answers, REPEAT('-', (pos - begins) DIV 17));
+        ELSE
+            SET answers = CONCAT(answers, own_answers), told = CONCAT(told, own_told);
+        END IF;
+    END WHILE names;
+END //
+
 -- ---- what clients call
 --
 -- A verb is one transaction, and answers behind its commit. So no answer is of something that was rolled back, and no client
@@ -179,39 +255,59 @@ DROP PROCEDURE IF EXISTS lockcore1_enqueue //
 CREATE PROCEDURE lockcore1_enqueue(IN i BINARY(16), IN n VARBINARY(700), IN p INT, IN c INT, IN lives BIGINT, IN waits BOOLEAN,
     IN seen BIGINT, IN me BIGINT, IN own VARBINARY(2000))
 BEGIN
-    DECLARE moment, highest, soonest, waiter, oldest_place, mine, ends, youngest, behind, number, again BIGINT;
-    DECLARE held BIGINT DEFAULT 0;
-    DECLARE stored, oldest, kind, other INT;
-    DECLARE holds BOOLEAN;
+    DECLARE moment, highest, begins, number, again BIGINT;
+    DECLARE kind INT DEFAULT 0;
+    DECLARE stored, other INT;
+    DECLARE others, marked BOOLEAN;
     DECLARE told MEDIUMTEXT DEFAULT '';
-    DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
-    CALL lockcore1_take(n, TRUE, moment, highest, stored);
-    SELECT t.ticket, t.expires_at INTO mine, ends FROM lockcore1_tickets AS t WHERE t.id = i AND t.name = n;
-    verb: BEGIN
+    -- What `take` does, without the call.
+    SELECT x.last, x.capacity, x.first INTO highest, stored, begins FROM lockcore1_names AS x WHERE x.name = n FOR UPDATE;
+    IF highest IS NULL OR @@GLOBAL.read_only THEN CALL lockcore1_take(n, TRUE, moment, highest, stored); END IF;
+    SET moment = TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', UTC_TIMESTAMP(6));
+    -- Numbers only rise: above the last one and the one in front, and not below the clock. A number that the client has
+    -- seen counts if it is at most a day ahead. Otherwise one wrong clock would spoil all numbers.
+    SET number = GREATEST(moment, highest + 1, IF(seen <= moment + 86400000000, seen + 1, 0));
+    SELECT EXISTS (SELECT 1 FROM lockcore1_tickets AS t WHERE t.name = n),
+        EXISTS (SELECT 1 FROM lockcore1_marks AS m WHERE m.id = i) INTO others, marked;
+    IF NOT (others OR marked OR stored IS NOT NULL OR p > c OR number > 9007199254740991) THEN
+        INSERT INTO lockcore1_tickets VALUES (n, number, i, p, c, lives, moment + lives, TRUE, 0, me, own);
+    ELSE verb: BEGIN
+        DECLARE least BIGINT DEFAULT number;
+        DECLARE soonest, waiter, oldest_place, mine, ends, youngest, behind BIGINT;
+        DECLARE held, many BIGINT DEFAULT 0;
+        DECLARE oldest INT;
+        DECLARE holds, barred BOOLEAN;
+        DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
+        SET number = NULL;
+        SELECT t.ticket, t.expires_at INTO mine, ends FROM lockcore1_tickets AS t WHERE t.id = i AND t.name = n;
         IF mine IS NOT NULL THEN
             IF ends <= moment THEN -- an earlier attempt took it, and it has died since
                 DELETE FROM lockcore1_tickets WHERE name = n AND ticket = mine;
                 CALL lockcore1_went(n, mine, highest);
-                CALL lockcore1_settle(n, moment, stored, highest, held, soonest, waiter, oldest, oldest_place, told);
+                CALL lockcore1_walk(n, moment, stored, begins, TRUE, highest, held, soonest, waiter, oldest, oldest_place,
+                    told, barred);
                 SET kind = 4;
                 LEAVE verb;
             END IF;
             UPDATE lockcore1_tickets SET expires_at = moment + lives, ttl = lives, receiver = me WHERE name = n AND ticket = mine;
-            CALL lockcore1_settle(n, moment, stored, highest, held, soonest, waiter, oldest, oldest_place, told);
+            CALL lockcore1_walk(n, moment, stored, begins, TRUE, highest, held, soonest, waiter, oldest, oldest_place,
+                told, barred);
             SELECT IF(t.granted, 0, 1) INTO kind FROM lockcore1_tickets AS t WHERE t.name = n AND t.ticket = mine;
             SET number = mine, again = IF(waiter = mine, soonest - moment, NULL);
             LEAVE verb;
         END IF;
-        IF EXISTS (SELECT 1 FROM lockcore1_marks AS m WHERE m.id = i AND m.expires_at > moment) THEN
-            SET kind = 4;
-            LEAVE verb;
+        IF marked THEN
+            SELECT 4 INTO kind FROM lockcore1_marks AS m WHERE m.id = i AND m.expires_at > moment;
+            IF kind = 4 THEN LEAVE verb; END IF;
         END IF;
-        SELECT t.ticket, t.place INTO youngest, behind FROM lockcore1_tickets AS t WHERE t.name = n ORDER BY t.ticket DESC LIMIT 1;
-        IF youngest IS NOT NULL THEN
-            CALL lockcore1_settle(n, moment, stored, highest, held, soonest, waiter, oldest, oldest_place, told);
+        IF others THEN
+            SELECT t.ticket, t.place INTO youngest, behind
+                FROM lockcore1_tickets AS t WHERE t.name = n ORDER BY t.ticket DESC LIMIT 1;
+            CALL lockcore1_walk(n, moment, stored, begins, TRUE, highest, held, soonest, waiter, oldest, oldest_place,
+                told, barred);
             IF oldest IS NULL THEN SET youngest = NULL, behind = NULL; END IF; -- all were dead
         END IF;
         -- While a capacity is stored, any stated one will do, but a mutex is refused.
@@ -221,14 +317,12 @@ BEGIN
             LEAVE verb;
         END IF;
         SET holds = waiter IS NULL AND held + p <= COALESCE(stored, c);
-        IF NOT holds AND (NOT waits OR COALESCE(behind - oldest_place >= 9999, FALSE)
-                          AND (SELECT COUNT(*) FROM lockcore1_tickets AS t WHERE t.name = n) >= 10000) THEN
+        IF behind - oldest_place >= 9999 THEN SELECT COUNT(*) INTO many FROM lockcore1_tickets AS t WHERE t.name = n; END IF;
+        IF NOT holds AND (NOT waits OR many >= 10000) THEN
             SET kind = 2, again = soonest - moment;
             LEAVE verb;
         END IF;
-        -- Numbers only rise: above the last one and the one in front, and not below the clock. A number that the client has
-        -- seen counts if it is at most a day ahead. Otherwise one wrong clock would spoil all numbers.
-        SET number = GREATEST(moment, highest + 1, COALESCE(youngest + 1, 0), IF(seen <= moment + 86400000000, seen + 1, 0));
+        SET number = GREATEST(least, highest + 1, COALESCE(youngest + 1, 0));
         IF number > 9007199254740991 THEN
             SET kind = 5, number = NULL;
             LEAVE verb;
@@ -236,7 +330,7 @@ BEGIN
         INSERT INTO lockcore1_tickets
         VALUES (n, number, i, p, c, lives, moment + lives, holds, COALESCE(behind + 1, 0), me, own);
         SET kind = IF(holds, 0, 1), again = IF(NOT holds AND waiter IS NULL, soonest - moment, NULL);
-    END;
+    END; END IF;
     COMMIT;
     SELECT kind AS outcome, number AS ticket, again AS soonest_in, other AS in_use, told;
 END //
@@ -244,7 +338,8 @@ END //
 -- Extends tickets to their new ttl, counted from now, and makes those smaller that are to keep fewer permits.
 --
 -- asked: for each name, in ascending order: its length (2 bytes), the name, the number of its tickets (2 bytes), and for each of
--- these its id, how many permits it keeps at most (4 bytes), and its ttl (8 bytes)
+-- these its id, how many permits it keeps at most (4 bytes), and its ttl (8 bytes). A call for one name waits for it, unless a
+-- single byte follows.
 -- answers: for each ticket <number>,<holds>,<ttl>,<soonest_in>,<owner in hex, only if somebody asks for the ticket>; without a
 -- number it is lost; a single - if its name is skipped
 DROP PROCEDURE IF EXISTS lockcore1_renew //
@@ -253,52 +348,74 @@ BEGIN
     DECLARE pos BIGINT DEFAULT 1;
     DECLARE begins, step, length, moment, highest, held, soonest, waiter, oldest_place, keeps, lives, number, life BIGINT;
     DECLARE stored, oldest INT;
-    DECLARE waits BOOLEAN;
-    DECLARE g BOOLEAN;
+    DECLARE waits, found, barred, g BOOLEAN;
     DECLARE i BINARY(16);
     DECLARE n VARBINARY(700);
     DECLARE own VARBINARY(2000);
     DECLARE told, answers MEDIUMTEXT DEFAULT '';
+    DECLARE own_told, own_answers MEDIUMTEXT;
     DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
-    names: WHILE pos <= LENGTH(asked) DO
+    names: WHILE pos < LENGTH(asked) DO
         SET length = CONV(HEX(SUBSTR(asked, pos, 2)), 16, 10);
         SET n = SUBSTR(asked, pos + 2, length), begins = pos + length + 4;
-        SET pos = begins + 28 * CONV(HEX(SUBSTR(asked, begins - 2, 2)), 16, 10), waiter = NULL, step = begins;
-        SET waits = COALESCE(waits, pos > LENGTH(asked)); -- if it is the only name
+        SET pos = begins + 28 * CONV(HEX(SUBSTR(asked, begins - 2, 2)), 16, 10), step = begins;
+        SET waits = COALESCE(waits, pos > LENGTH(asked)); -- if it is the only name, and no byte follows
         CALL lockcore1_take(n, waits, moment, highest, stored);
         IF highest IS NULL THEN
             SET answers = CONCAT(answers, REPEAT('-;', (pos - begins) DIV 28));
             ITERATE names;
         END IF;
-        WHILE step < pos DO
+        IF NOT waits THEN SAVEPOINT lockcore1; END IF;
+        SET own_answers = '', own_told = '', found = FALSE, barred = FALSE, waiter = NULL;
+        WHILE step < pos AND NOT barred DO
             SET i = SUBSTR(asked, step, 16), keeps = CONV(HEX(SUBSTR(asked, step + 16, 4)), 16, 10);
-            SET lives = CONV(HEX(SUBSTR(asked, step + 20, 8)), 16, 10), step = step + 28;
-            UPDATE lockcore1_tickets SET expires_at = moment + lives, ttl = lives, permits = LEAST(permits, keeps)
-            WHERE id = i AND name = n AND expires_at > moment;
+            SET lives = CONV(HEX(SUBSTR(asked, step + 20, 8)), 16, 10), step = step + 28, number = NULL;
+            IF waits THEN
+                SELECT t.ticket, t.granted, t.owner INTO number, g, own
+                    FROM lockcore1_tickets AS t WHERE t.id = i AND t.name = n AND t.expires_at > moment FOR UPDATE;
+            ELSE
+                SELECT t.ticket, t.granted, t.owner INTO number, g, own
+                    FROM lockcore1_tickets AS t WHERE t.id = i AND t.name = n AND t.expires_at > moment FOR UPDATE SKIP LOCKED;
+                IF number IS NULL THEN
+                    SELECT TRUE INTO barred FROM lockcore1_tickets AS t WHERE t.id = i AND t.name = n AND t.expires_at > moment;
+                END IF;
+            END IF;
+            IF number IS NULL THEN
+                SET own_answers = CONCAT(own_answers, ',,,,;');
+            ELSE
+                UPDATE lockcore1_tickets SET expires_at = moment + lives, ttl = lives, permits = LEAST(permits, keeps)
+                    WHERE name = n AND ticket = number;
+                SET found = TRUE, own_answers = CONCAT(own_answers, number, ',', g, ',', lives, ',,',
+                    IF(LOCATE(X'0A', own), HEX(own), ''), ';');
+            END IF;
         END WHILE;
         -- No ticket that waits stands in front of one that holds. So the renewal of holders that nobody waits for needs no walk.
-        IF (SELECT NOT t.granted FROM lockcore1_tickets AS t WHERE t.name = n ORDER BY t.ticket DESC LIMIT 1) THEN
-            -- Nor does a renewal that finds none of its tickets change anything.
-            SET step = begins, g = FALSE;
-            WHILE step < pos AND NOT g DO
-                SET i = SUBSTR(asked, step, 16), step = step + 28;
-                SET g = EXISTS (SELECT 1 FROM lockcore1_tickets AS t WHERE t.id = i AND t.name = n);
-            END WHILE;
-            IF g THEN
-                CALL lockcore1_settle(n, moment, stored, highest, held, soonest, waiter, oldest, oldest_place, told);
-            END IF;
+        -- Nor does a renewal that finds none of its tickets change anything.
+        IF found AND NOT barred THEN
+            SELECT t.granted INTO g FROM lockcore1_tickets AS t WHERE t.name = n ORDER BY t.ticket DESC LIMIT 1;
         END IF;
-        SET step = begins;
-        WHILE step < pos DO
-            SET i = SUBSTR(asked, step, 16), step = step + 28, number = NULL;
-            SELECT t.ticket, t.granted, t.ttl, t.owner INTO number, g, life, own
-                FROM lockcore1_tickets AS t WHERE t.id = i AND t.name = n AND t.expires_at > moment;
-            SET answers = IF(number IS NULL, CONCAT(answers, ',,,,;'), CONCAT(answers, number, ',', g, ',', life, ',',
-                COALESCE(IF(waiter = number, soonest - moment, NULL), ''), ',', IF(LOCATE(X'0A', own), HEX(own), ''), ';'));
-        END WHILE;
+        IF found AND NOT barred AND NOT g THEN
+            CALL lockcore1_walk(n, moment, stored, NULL, waits, highest, held, soonest, waiter, oldest, oldest_place,
+                own_told, barred);
+            -- The walk may have granted some of them.
+            SET step = begins, own_answers = '';
+            WHILE step < pos DO
+                SET i = SUBSTR(asked, step, 16), step = step + 28, number = NULL;
+                SELECT t.ticket, t.granted, t.ttl, t.owner INTO number, g, life, own
+                    FROM lockcore1_tickets AS t WHERE t.id = i AND t.name = n AND t.expires_at > moment;
+                SET own_answers = CONCAT(own_answers, IF(number IS NULL, ',,,,;', CONCAT(number, ',', g, ',', life, ',',
+                    COALESCE(IF(waiter = number, soonest - moment, NULL), ''), ',', IF(LOCATE(X'0A', own), HEX(own), ''), ';')));
+            END WHILE;
+        END IF;
+        IF barred THEN
+            ROLLBACK TO SAVEPOINT lockcore1;
+            SET answers = CONCAT(answers, REPEAT('-;', (pos - begins) DIV 28));
+        ELSE
+            SET answers = CONCAT(answers, own_answers), told = CONCAT(told, own_told);
+        END IF;
     END WHILE names;
     COMMIT;
     SELECT answers, told;
@@ -311,48 +428,37 @@ END //
 DROP PROCEDURE IF EXISTS lockcore1_release //
 CREATE PROCEDURE lockcore1_release(IN asked MEDIUMBLOB)
 BEGIN
-    DECLARE pos BIGINT DEFAULT 1;
-    DECLARE begins, length, moment, highest, held, soonest, waiter, oldest_place, number, youngest BIGINT;
-    DECLARE stored, oldest INT;
-    DECLARE waits BOOLEAN;
+    DECLARE n VARBINARY(700) DEFAULT SUBSTR(asked, 3, CONV(HEX(LEFT(asked, 2)), 16, 10));
     DECLARE i BINARY(16);
-    DECLARE n VARBINARY(700);
-    DECLARE told, answers MEDIUMTEXT DEFAULT '';
-    DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
+    DECLARE holds BOOLEAN;
+    DECLARE answers MEDIUMTEXT;
+    DECLARE told MEDIUMTEXT DEFAULT '';
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
-    names: WHILE pos <= LENGTH(asked) DO
-        SET length = CONV(HEX(SUBSTR(asked, pos, 2)), 16, 10);
-        SET n = SUBSTR(asked, pos + 2, length), begins = pos + length + 4;
-        SET pos = begins + 17 * CONV(HEX(SUBSTR(asked, begins - 2, 2)), 16, 10), youngest = NULL;
-        SET waits = COALESCE(waits, pos > LENGTH(asked)); -- if it is the only name
-        CALL lockcore1_take(n, waits, moment, highest, stored);
-        IF highest IS NULL THEN
-            SET answers = CONCAT(answers, REPEAT('-', (pos - begins) DIV 17));
-            ITERATE names;
+    -- A single ticket, without a mark: in most calls.
+    IF LENGTH(asked) = LENGTH(n) + 21 AND RIGHT(asked, 1) = X'00' AND NOT @@GLOBAL.read_only THEN
+        SET i = SUBSTR(asked, LENGTH(n) + 5, 16);
+        -- This locks the name. It reads the number of the ticket before that. The number never changes.
+        UPDATE lockcore1_names SET last = GREATEST(last,
+            COALESCE((SELECT t.ticket FROM lockcore1_tickets AS t WHERE t.id = i AND t.name = n), 0)) WHERE name = n;
+        -- If this has changed nothing, the ticket or the name is missing, or a younger one has gone before.
+        IF ROW_COUNT() > 0 THEN
+            DELETE FROM lockcore1_tickets WHERE id = i AND name = n;
+            SET answers = ROW_COUNT();
+            SELECT t.granted INTO holds FROM lockcore1_tickets AS t WHERE t.name = n ORDER BY t.ticket DESC LIMIT 1;
+            IF NOT holds THEN BEGIN
+                DECLARE moment, highest, begins, held, soonest, waiter, oldest_place BIGINT;
+                DECLARE stored, oldest INT;
+                DECLARE barred BOOLEAN;
+                SELECT x.last, x.capacity, x.first INTO highest, stored, begins FROM lockcore1_names AS x WHERE x.name = n;
+                SET moment = TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', UTC_TIMESTAMP(6));
+                CALL lockcore1_walk(n, moment, stored, begins, TRUE, highest, held, soonest, waiter, oldest, oldest_place,
+                    told, barred);
+            END; END IF;
         END IF;
-        WHILE begins < pos DO
-            SET i = SUBSTR(asked, begins, 16), number = NULL;
-            IF SUBSTR(asked, begins + 16, 1) = X'01' THEN
-                INSERT INTO lockcore1_marks VALUES (i, n, moment + 60000000) ON DUPLICATE KEY UPDATE expires_at = moment + 60000000;
-            END IF;
-            SELECT t.ticket INTO number FROM lockcore1_tickets AS t WHERE t.id = i AND t.name = n;
-            IF number IS NOT NULL THEN
-                DELETE FROM lockcore1_tickets WHERE name = n AND ticket = number;
-                SET youngest = GREATEST(COALESCE(youngest, number), number);
-            END IF;
-            SET answers = CONCAT(answers, IF(number IS NULL, '0', '1')), begins = begins + 17;
-        END WHILE;
-        IF youngest IS NOT NULL THEN
-            IF NOT EXISTS (SELECT 1 FROM lockcore1_tickets AS t WHERE t.name = n AND t.ticket > youngest LIMIT 1) THEN
-                CALL lockcore1_went(n, youngest, highest);
-            END IF;
-            IF (SELECT NOT t.granted FROM lockcore1_tickets AS t WHERE t.name = n ORDER BY t.ticket DESC LIMIT 1) THEN
-                CALL lockcore1_settle(n, moment, stored, highest, held, soonest, waiter, oldest, oldest_place, told);
-            END IF;
-        END IF;
-    END WHILE names;
+    END IF;
+    IF answers IS NULL THEN CALL lockcore1_leave(asked, answers, told); END IF;
     COMMIT;
     SELECT answers, told;
 END //
@@ -367,17 +473,17 @@ CREATE PROCEDURE lockcore1_adopt(IN n VARBINARY(700), IN was BINARY(16), IN numb
 BEGIN
     DECLARE moment, highest, held, soonest, waiter, oldest_place BIGINT;
     DECLARE stored, oldest INT;
-    DECLARE given BOOLEAN;
+    DECLARE given, barred BOOLEAN;
     DECLARE told MEDIUMTEXT DEFAULT '';
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
     CALL lockcore1_take(n, TRUE, moment, highest, stored);
-    CALL lockcore1_settle(n, moment, stored, highest, held, soonest, waiter, oldest, oldest_place, told);
+    CALL lockcore1_walk(n, moment, stored, NULL, TRUE, highest, held, soonest, waiter, oldest, oldest_place, told, barred);
     -- Not the count of an UPDATE: one that changes nothing counts no row.
-    SET given = EXISTS (SELECT 1 FROM lockcore1_tickets AS t WHERE t.name = n AND t.ticket = number AND t.id IN (was, i)
+    SELECT EXISTS (SELECT 1 FROM lockcore1_tickets AS t WHERE t.name = n AND t.ticket = number AND t.id IN (was, i)
             AND t.granted AND t.expires_at > moment AND t.permits = p AND t.capacity = c)
-        AND NOT EXISTS (SELECT 1 FROM lockcore1_marks AS m WHERE m.id = i AND m.expires_at > moment);
+        AND NOT EXISTS (SELECT 1 FROM lockcore1_marks AS m WHERE m.id = i AND m.expires_at > moment) INTO given;
     IF given THEN
         UPDATE lockcore1_tickets SET id = i, ttl = lives, expires_at = moment + lives, receiver = me,
             owner = CONCAT(own, IF(LOCATE(X'0A', owner), SUBSTR(owner, LOCATE(X'0A', owner)), ''))
@@ -476,6 +582,7 @@ CREATE PROCEDURE lockcore1_page(IN begins VARBINARY(3000), IN after_name VARBINA
     IN moment BIGINT, OUT page MEDIUMTEXT CHARACTER SET utf8mb4)
 BEGIN
     DECLARE n, pos VARBINARY(3000) DEFAULT after_name;
+    DECLARE lives BOOLEAN;
     DECLARE CONTINUE HANDLER FOR NOT FOUND SET n = NULL;
     SET page = '';
     names: WHILE many > 0 DO
@@ -483,7 +590,8 @@ BEGIN
             WHERE t.name >= begins AND t.name > pos AND t.name < ends ORDER BY t.name LIMIT 1;
         IF n IS NULL THEN LEAVE names; END IF;
         SET pos = n;
-        IF EXISTS (SELECT 1 FROM lockcore1_tickets AS t WHERE t.name = n AND t.expires_at > moment) THEN
+        SELECT EXISTS (SELECT 1 FROM lockcore1_tickets AS t WHERE t.name = n AND t.expires_at > moment) INTO lives;
+        IF lives THEN
             SET page = CONCAT(page, IF(page = '', '"', ',"'), HEX(n), '"'), many = many - 1;
         END IF;
     END WHILE names;
@@ -566,13 +674,14 @@ BEGIN
     DECLARE moment, highest, held, soonest, waiter, oldest_place BIGINT;
     DECLARE stored, oldest, other INT;
     DECLARE latest BINARY(16);
+    DECLARE barred BOOLEAN;
     DECLARE told MEDIUMTEXT DEFAULT '';
     DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
     CALL lockcore1_take(n, TRUE, moment, highest, stored);
-    CALL lockcore1_settle(n, moment, stored, highest, held, soonest, waiter, oldest, oldest_place, told);
+    CALL lockcore1_walk(n, moment, stored, NULL, TRUE, highest, held, soonest, waiter, oldest, oldest_place, told, barred);
     SELECT x.change_id INTO latest FROM lockcore1_names AS x WHERE x.name = n;
     IF NOT latest <=> i AND latest <=> after_id THEN
         IF stored IS NULL THEN
@@ -584,7 +693,8 @@ BEGIN
         IF other IS NULL THEN
             UPDATE lockcore1_names SET capacity = c, change_id = i, changed = moment WHERE name = n;
             SET stored = c, latest = i;
-            CALL lockcore1_settle(n, moment, stored, highest, held, soonest, waiter, oldest, oldest_place, told);
+            CALL lockcore1_walk(n, moment, stored, NULL, TRUE, highest, held, soonest, waiter, oldest, oldest_place,
+                told, barred);
         END IF;
     ELSEIF latest <=> i THEN
         -- An earlier attempt has made the change. A transaction that writes nothing would not wait until that is on the disk.
@@ -601,11 +711,13 @@ CREATE PROCEDURE lockcore1_forget(IN n VARBINARY(700))
 BEGIN
     DECLARE moment, highest, youngest BIGINT;
     DECLARE stored INT;
+    DECLARE lives BOOLEAN;
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
     CALL lockcore1_take(n, TRUE, moment, highest, stored);
-    IF NOT EXISTS (SELECT 1 FROM lockcore1_tickets AS t WHERE t.name = n AND t.expires_at > moment) THEN
+    SELECT EXISTS (SELECT 1 FROM lockcore1_tickets AS t WHERE t.name = n AND t.expires_at > moment) INTO lives;
+    IF NOT lives THEN
         SELECT MAX(t.ticket) INTO youngest FROM lockcore1_tickets AS t WHERE t.name = n;
         IF youngest IS NOT NULL THEN
             CALL lockcore1_went(n, youngest, highest);
@@ -666,10 +778,10 @@ DROP PROCEDURE IF EXISTS lockcore1_sweep //
 CREATE PROCEDURE lockcore1_sweep(IN after_name VARBINARY(700))
 BEGIN
     DECLARE moment BIGINT DEFAULT TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', UTC_TIMESTAMP(6));
-    DECLARE minute_ago, day_ago, youngest, highest BIGINT;
+    DECLARE minute_ago, day_ago, youngest, highest, ends, many, free BIGINT;
     DECLARE steps, locked INT DEFAULT 0;
     DECLARE n, at VARBINARY(700) DEFAULT after_name;
-    DECLARE mine BOOLEAN;
+    DECLARE mine, is_old BOOLEAN;
     DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
     SET minute_ago = moment - 60000000, day_ago = moment - 86400000000;
@@ -678,24 +790,30 @@ BEGIN
     WHILE steps < 200 AND locked < 100 AND n IS NOT NULL DO
         SET at = n, n = NULL, steps = steps + 1;
         SELECT x.name INTO n FROM lockcore1_names AS x WHERE x.name > at ORDER BY x.name LIMIT 1;
-        IF n IS NOT NULL AND NOT EXISTS (SELECT 1 FROM lockcore1_tickets AS t WHERE t.name = n AND t.expires_at > minute_ago)
+        SELECT NOT EXISTS (SELECT 1 FROM lockcore1_tickets AS t WHERE t.name = n AND t.expires_at > minute_ago)
             AND (EXISTS (SELECT 1 FROM lockcore1_tickets AS t WHERE t.name = n)
                  OR EXISTS (SELECT 1 FROM lockcore1_names AS x
-                            WHERE x.name = n AND x.capacity IS NULL AND x.last < day_ago AND x.changed < day_ago)) THEN
+                            WHERE x.name = n AND x.capacity IS NULL AND x.last < day_ago AND x.changed < day_ago)) INTO is_old;
+        IF is_old THEN
             SET mine = FALSE;
             SELECT TRUE, x.last INTO mine, highest FROM lockcore1_names AS x WHERE x.name = n FOR UPDATE SKIP LOCKED;
             IF mine THEN
                 SET locked = locked + 1;
                 -- Now that nobody else changes the name, all is read again.
-                SET youngest = NULL;
-                SELECT MAX(t.ticket) INTO youngest FROM lockcore1_tickets AS t
-                    WHERE t.name = n HAVING MAX(t.expires_at) <= minute_ago;
-                IF youngest IS NOT NULL THEN
-                    CALL lockcore1_went(n, youngest, highest);
-                    DELETE FROM lockcore1_tickets WHERE name = n;
+                SELECT MAX(t.ticket), MAX(t.expires_at), COUNT(*) INTO youngest, ends, many
+                    FROM lockcore1_tickets AS t WHERE t.name = n;
+                IF ends <= minute_ago THEN
+                    -- If somebody else has locked one of the tickets, all stay until the next round.
+                    SELECT COUNT(*) INTO free FROM lockcore1_tickets AS t WHERE t.name = n FOR UPDATE SKIP LOCKED;
+                    IF free = many THEN
+                        CALL lockcore1_went(n, youngest, highest);
+                        DELETE FROM lockcore1_tickets WHERE name = n;
+                        SET many = 0;
+                    END IF;
                 END IF;
-                DELETE FROM lockcore1_names WHERE name = n AND capacity IS NULL AND last < day_ago AND changed < day_ago
-                    AND NOT EXISTS (SELECT 1 FROM lockcore1_tickets AS t WHERE t.name = n);
+                IF many = 0 THEN
+                    DELETE FROM lockcore1_names WHERE name = n AND capacity IS NULL AND last < day_ago AND changed < day_ago;
+                END IF;
             END IF;
         END IF;
     END WHILE;
@@ -715,7 +833,10 @@ BEGIN
     SELECT n AS last;
 END //
 
+-- The verbs of version 1 called this one.
+DROP PROCEDURE IF EXISTS lockcore1_settle //
+
 -- The version of this text. It changes with every change of a procedure. When it is there, all are.
-CREATE PROCEDURE lockcore1_version() SELECT 1 AS version //
+CREATE PROCEDURE lockcore1_version() SELECT 2 AS version //
 
 DELIMITER ;
