@@ -3,6 +3,7 @@
 
 mod cost;
 mod locked;
+mod settings;
 
 use std::time::Duration;
 
@@ -27,6 +28,7 @@ const FILE: &str = include_str!("../../lockcore/src/backend/mysql/schema/lockcor
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     let mut facts = locked::facts(store);
     facts.extend(cost::facts(store));
+    facts.extend(settings::facts(store));
     facts.extend(crate::store_facts![store, DEFAULT;
         a_crash_of_the_server_lets_no_second_holder_in
         a_replica_that_was_waited_for_lets_no_second_holder_in_when_it_is_promoted
