@@ -211,6 +211,13 @@ impl MysqlServer {
         Ok(told.lines().map(first).collect())
     }
 
+    /// The statements of all clients that the server has answered, without those of procedures.
+    pub fn requests(&self) -> u64 {
+        let requests = "SELECT VARIABLE_VALUE FROM information_schema.GLOBAL_STATUS \
+            WHERE VARIABLE_NAME = 'QUESTIONS'";
+        self.query(requests)[0].parse().unwrap()
+    }
+
     /// The server's own program, as the harness's user.
     fn client(&self) -> Command {
         let mut command = as_unprivileged(CLIENT.as_ref());

@@ -37,6 +37,7 @@
 //! | `floor.rs` | the parts that all floors share, and their processes |
 //! | `floor_redis.rs` `floor_memory.rs` | the least that a lock can cost there |
 //! | `floor_etcd.rs` | a key that is written and deleted, and two locks (the peers) |
+//! | `floor_mysql.rs` | the writes of a pair without procedures, and `GET_LOCK` (the peer) |
 //! | `floor_postgres.rs` | a row that is flushed to the disk, and an advisory lock (the peer) |
 //! | `floor_zookeeper.rs` | the cost with its client library, step by step and as a lock (the peer) |
 //! | `terms.rs` | the floors, peers and bars of each store |
@@ -52,6 +53,7 @@ mod contention;
 mod floor;
 mod floor_etcd;
 mod floor_memory;
+mod floor_mysql;
 mod floor_postgres;
 mod floor_redis;
 mod floor_zookeeper;
@@ -79,7 +81,7 @@ use table::Table;
 #[derive(Parser)]
 #[command(name = "bench", args_conflicts_with_subcommands = true)]
 struct Arguments {
-    /// redis, durable, sentinel, cluster, quorum, zookeeper, etcd, postgres or sqlite for servers or a file that
+    /// redis, durable, sentinel, cluster, quorum, zookeeper, etcd, postgres, mysql or sqlite for servers or a file that
     /// the bench starts itself; or URLs, for example memory: or redis://host
     #[arg(default_values = ["redis", "memory:"])]
     stores: Vec<String>,

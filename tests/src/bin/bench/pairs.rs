@@ -34,8 +34,11 @@ fn measure_one(bench: &Bench, table: &mut Table, policy: program::Policy, cold: 
             }
             let before = store.reading();
             samples.add("floor", (floor.pairs)(url(), pairs, cold));
-            let asked = store.asked_since(&before).and_then(|asked| asked.redis);
-            if let Some(redis) = asked {
+            let asked = store.asked_since(&before);
+            if let Some(asked) = &asked {
+                samples.add("floor cpu", asked.cpu_s * 1e6 / (pairs + untimed) as f64);
+            }
+            if let Some(redis) = asked.and_then(|asked| asked.redis) {
                 let micros = redis.micros_in(&["set", "evalsha"]);
                 samples.add("raw micros", micros / (pairs + untimed) as f64);
             }
@@ -101,7 +104,10 @@ fn measure_one(bench: &Bench, table: &mut Table, policy: program::Policy, cold: 
             .bar(floor.map(|_| Bar::OfFloor(2.1)));
     }
     if let Some(cpu) = samples.median("server cpu") {
-        table.row(what, "server CPU per pair", cpu, "µs");
+        table
+            .row(what, "server CPU per pair", cpu, "µs")
+            .floor(floor_name, samples.median("floor cpu"))
+            .bar(store.terms.cpu);
     }
     if let Some(packets) = samples.median("packets") {
         table.row(what, "requests per pair", packets, "");

@@ -7,6 +7,7 @@ use lockcore::backend::{self, Capability};
 use redis::{Client, Connection};
 use tests::etcd_server::EtcdServer;
 use tests::measure::cpu_seconds_of;
+use tests::mysql_server::MysqlServer;
 use tests::redis_cluster::Cluster;
 use tests::redis_quorum::Quorum;
 use tests::redis_sentinels::{NEVER, Sentinels};
@@ -218,6 +219,12 @@ impl Store {
                 counts: Counts::ZooKeeper(server.packets()),
             });
         }
+        if let Some(server) = servers.and_then(Servers::one::<MysqlServer>) {
+            return Some(Reading {
+                counts: Counts::Mysql(server.requests()),
+                cpu_s: cpu_seconds_of(server.pid()),
+            });
+        }
         if self.redis.is_empty() {
             return None;
         }
@@ -239,7 +246,8 @@ impl Store {
         let (earlier, later) = (earlier.as_ref()?, self.reading()?);
         let cpu_s = later.cpu_s - earlier.cpu_s;
         match (&earlier.counts, later.counts) {
-            (Counts::Etcd(earlier), Counts::Etcd(later)) => Some(Asked {
+            (Counts::Etcd(earlier), Counts::Etcd(later))
+            | (Counts::Mysql(earlier), Counts::Mysql(later)) => Some(Asked {
                 requests: (later - earlier) as f64,
                 cpu_s,
                 redis: None,
@@ -285,6 +293,8 @@ enum Counts {
     },
     /// Requests about keys.
     Etcd(u64),
+    /// Statements of clients.
+    Mysql(u64),
     ZooKeeper(Packets),
 }
 

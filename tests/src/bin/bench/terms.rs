@@ -4,7 +4,7 @@
 use crate::floor::Floor;
 use crate::program::Policy;
 use crate::table::Bar;
-use crate::{floor_etcd, floor_memory, floor_postgres, floor_redis, floor_zookeeper};
+use crate::{floor_etcd, floor_memory, floor_mysql, floor_postgres, floor_redis, floor_zookeeper};
 
 pub(crate) struct Terms {
     /// The number of pairs of W1 in one run.
@@ -16,6 +16,8 @@ pub(crate) struct Terms {
     pub(crate) peer: Option<&'static str>,
     /// The bar for the p50 of W1.
     pub(crate) pair: Option<Bar>,
+    /// The bar for the processor time of the server for a pair of W1.
+    pub(crate) cpu: Option<Bar>,
     /// The bar for the pairs per second of W2, at the number of tasks that has a bar.
     pub(crate) many: Option<Bar>,
     /// The bars for the true hand-overs per second of W3 and of W4.
@@ -45,6 +47,7 @@ const UNKNOWN: Terms = Terms {
     floor: None,
     peer: None,
     pair: None,
+    cpu: None,
     many: None,
     one_process: ByPolicy {
         strict: None,
@@ -110,6 +113,20 @@ pub(crate) fn of(scheme: &str) -> Terms {
             one_process: ByPolicy {
                 strict: None,
                 default: Some(Bar::AtLeast(100_000.0)),
+            },
+            ..UNKNOWN
+        },
+        "mysql" => Terms {
+            leases: 10_000,
+            floor: Some(&floor_mysql::FLOOR),
+            cpu: Some(Bar::OfFloor(5.0)),
+            one_process: ByPolicy {
+                strict: None,
+                default: Some(Bar::AtLeast(100_000.0)),
+            },
+            four_processes: ByPolicy {
+                strict: Some(Bar::AtLeast(150.0)),
+                default: None,
             },
             ..UNKNOWN
         },
