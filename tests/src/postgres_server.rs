@@ -211,6 +211,16 @@ impl PostgresServer {
         self.daemon.log_tail()
     }
 
+    /// The number of bytes in the server's log.
+    pub fn log_length(&self) -> usize {
+        self.daemon.log_length()
+    }
+
+    /// The server's log from this byte on.
+    pub fn log_from(&self, byte: usize) -> String {
+        self.daemon.log_from(byte)
+    }
+
     fn launch(extra: &[&str], fill: impl FnOnce(&Path)) -> Self {
         Self::available().unwrap_or_else(|reason| panic!("{reason}"));
         let daemon = Daemon::new("this PostgreSQL server", "pg-").ends_by(CRASH);

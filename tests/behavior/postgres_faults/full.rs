@@ -1,10 +1,11 @@
 //! Facts about a server that has no room: for its tables, or in its queue of notifications.
 
 use libtest_mimic::Trial;
-use lockcore::ErrorKind;
 use lockcore::backend::{self, EventSink, Namespace};
+use lockcore::{ErrorKind, Release};
 use tests::eventually::eventually;
 use tests::postgres_server::PostgresServer;
+use tests::proxy::Proxy;
 
 use super::holds::Table;
 use crate::crowd::SHORT;
@@ -15,7 +16,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
         a_full_disk_refuses_locks_and_keeps_those_that_are_held
         a_session_that_does_not_read_its_notifications_is_told
-        a_lock_that_cannot_be_handed_over_by_a_notification_is_free_when_its_lease_ends
+        locks_change_hands_although_the_queue_of_notifications_is_full
     ]
 }
 
@@ -109,26 +110,45 @@ async fn a_session_that_does_not_read_its_notifications_is_told(_: Store) {
     eventually("it has read them", SOON, async || !told().await).await;
 }
 
-/// No queue is filled here, which has 8 GB. The function that sends the messages fails as the commit would.
-async fn a_lock_that_cannot_be_handed_over_by_a_notification_is_free_when_its_lease_ends(_: Store) {
-    let server = PostgresServer::start();
-    let client = || patient(server.url()).build().unwrap();
-    let (holder, waiter) = (client(), client());
-    let guard = holder.mutex("a").ttl(SHORT).acquire().await.unwrap();
+/// No queue is filled here, which has 8 GB. What sends the messages fails, as the commit would.
+async fn locks_change_hands_although_the_queue_of_notifications_is_full(_: Store) {
+    let server = PostgresServer::with(&["log_statement=all"]);
+    let client = || patient(server.url()).ttl(SHORT).build().unwrap();
+    let (holder, waiter, other) = (client(), client(), client());
+    let guard = holder.mutex("a").acquire().await.unwrap();
     let waits = begin(waiter.mutex("a").wait(STALL));
     tickets(&holder, "a", 2).await;
+    let proxy = Proxy::to(server.port());
+    let cut_off = patient(server.url_at(proxy.port())).ttl(SHORT).build();
+    let cut_off = cut_off.unwrap();
+    let writer = cut_off.rwlock("b").write().acquire().await.unwrap();
+    let reads = [&waiter, &other].map(|locks| begin(locks.rwlock("b").read().wait(STALL)));
+    tickets(&holder, "b", 3).await;
     let tell = "SELECT pg_get_functiondef('lockcore1.tell'::regproc)";
     let tell = server.query(tell).remove(0);
     server.query(
-        "CREATE OR REPLACE FUNCTION lockcore1.tell(messages lockcore1.news[], answered uuid[]) \
-         RETURNS void LANGUAGE plpgsql AS $f$ BEGIN \
-         IF messages = '{}' THEN RETURN; END IF; \
+        "CREATE FUNCTION lockcore1.fail(text, text) RETURNS void LANGUAGE plpgsql AS $f$ BEGIN \
          RAISE EXCEPTION 'too many notifications in the NOTIFY queue' USING ERRCODE = '54000'; \
          END $f$",
     );
+    server.query(&tell.replace("pg_notify", "fail"));
 
-    assert_eq!(kind(guard.release().await), ErrorKind::Unavailable);
-    server.query(&tell);
-
+    // The release wakes a waiter.
+    assert_eq!(guard.release().await.unwrap(), Release::Released);
     give_back(soon(waits).await.unwrap().unwrap()).await;
+    // The reader that looks finds the writer dead, and so wakes the other one.
+    proxy.cut();
+    for reader in reads {
+        give_back(soon(reader).await.unwrap().unwrap()).await;
+    }
+    proxy.restore();
+    drop(writer);
+
+    server.query(&tell);
+    eventually("the clients notify each other again", SOON, async || {
+        give_back(holder.mutex("a").acquire().await.unwrap()).await;
+        let log = server.log_from(0);
+        log.contains("statement: RESET lockcore1.quiet")
+    })
+    .await;
 }

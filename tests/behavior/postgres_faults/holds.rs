@@ -126,6 +126,7 @@ async fn a_transaction_that_holds_a_lock_keeps_it_when_the_lease_ends(_: Store) 
     assert_eq!(after.count().await, 1);
     after.run("COMMIT").await;
     give_back(next).await;
+    proxy.restore();
 }
 
 async fn a_release_takes_effect_when_the_transaction_that_holds_the_lock_ends(_: Store) {
@@ -173,6 +174,7 @@ async fn a_transaction_is_refused_when_the_lock_has_gone(_: Store) {
     assert_eq!(code(&late).await.as_deref(), Some(NOT_HELD));
 
     give_back(next).await;
+    proxy.restore();
 }
 
 /// The next holder has waited in line when its snapshot was taken. What the earlier one has written
@@ -220,6 +222,7 @@ async fn a_sweep_leaves_a_ticket_that_a_transaction_holds(_: Store) {
     assert_eq!(swept(), ["1"]);
     table.run("COMMIT").await;
     assert_eq!(swept(), ["0"]);
+    proxy.restore();
 }
 
 async fn a_renewal_passes_a_transaction_that_holds_the_lock(_: Store) {

@@ -3,8 +3,11 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
+use futures_util::FutureExt as _;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
 use tokio_postgres::{Client, Row as PgRow, Statement};
 
@@ -21,10 +24,13 @@ pub(super) const VERSION: u32 = 1;
 pub(super) const SCHEMA: &str = include_str!("schema/lockcore1.sql");
 
 /// The version of the functions in this schema. They serve clients of earlier versions too.
-pub(super) const FUNCTIONS: i32 = 3;
+pub(super) const FUNCTIONS: i32 = 4;
 
 /// Fails if the schema is missing, or if this user may not use it.
 pub(super) const VERSION_OF_SCHEMA: &str = "SELECT lockcore1.version()";
+
+/// After so long, a connection that has sent no notifications tries again to send them.
+const QUIET: Duration = Duration::from_secs(5);
 
 /// A statement, and the types of its parameters. Without these types the driver would ask the
 /// server for them.
@@ -84,6 +90,7 @@ pub(super) struct Calls {
     /// Whether the next request may find another connection of the server.
     moves: bool,
     prepared: Mutex<HashMap<&'static str, Statement>>,
+    quiet: Mutex<Option<Instant>>,
 }
 
 pub(super) type Parameter<'a> = &'a (dyn ToSql + Sync);
@@ -94,6 +101,7 @@ impl Calls {
             client,
             moves,
             prepared: Mutex::default(),
+            quiet: Mutex::default(),
         }
     }
 
@@ -114,10 +122,39 @@ impl Calls {
             return self.ask_once(call, parameters).await;
         }
         let statement = self.prepared(call).await?;
-        self.client
-            .query(&statement, parameters)
-            .await
-            .map_err(failed)
+        self.notify_again();
+        let mut rows = self.client.query(&statement, parameters).await;
+        if matches!(&rows, Err(error) if error.code() == Some(&SqlState::PROGRAM_LIMIT_EXCEEDED)) {
+            self.notify_nobody();
+            rows = self.client.query(&statement, parameters).await;
+        }
+        rows.map_err(failed)
+    }
+
+    /// If the queue of notifications is full, nothing that would send one can be committed: no release
+    /// that wakes a waiter, and no renewal that finds a dead holder. So the functions send none on this
+    /// connection for a while. Those who would be told look at their next renewal.
+    fn notify_nobody(&self) {
+        // Requests are carried out in the order in which they are sent. Nobody needs the answer.
+        if self.quiet().replace(Instant::now()).is_none() {
+            let set = self.client.batch_execute("SET lockcore1.quiet = on");
+            let _ = set.now_or_never();
+        }
+    }
+
+    /// Lets the functions send notifications again after a while.
+    fn notify_again(&self) {
+        let mut quiet = self.quiet();
+        if quiet.is_some_and(|since| since.elapsed() > QUIET) {
+            *quiet = None;
+            let reset = self.client.batch_execute("RESET lockcore1.quiet");
+            let _ = reset.now_or_never();
+        }
+    }
+
+    /// Since when the functions send no notifications.
+    fn quiet(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.quiet.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The same without a name, in one step. It leaves nothing at a pooler.
@@ -163,7 +200,7 @@ impl Calls {
         Ok(statement)
     }
 
-    fn statements(&self) -> std::sync::MutexGuard<'_, HashMap<&'static str, Statement>> {
+    fn statements(&self) -> MutexGuard<'_, HashMap<&'static str, Statement>> {
         self.prepared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -18,7 +18,7 @@ SET search_path = lockcore1, pg_temp;
 DO $do$
 BEGIN
     IF to_regnamespace('lockcore1') IS NOT NULL THEN
-        IF lockcore1.version() > 3 THEN
+        IF lockcore1.version() > 4 THEN
             RAISE EXCEPTION 'the functions of lockcore are those of a later version, and stay' USING ERRCODE = 'LC002';
         END IF;
         RETURN;
@@ -187,9 +187,11 @@ END $f$;
 
 -- Sends messages: "<id> <ticket>" for a grant, and "<id> again <ms>" to look again. At most a hundred of them are in one
 -- notification, whose text may have 8,000 bytes. The request answers for the tickets in `answered`.
+--
+-- A session whose messages the server did not take sets `lockcore1.quiet`. Then it sends none.
 CREATE OR REPLACE FUNCTION tell(messages news[], answered uuid[]) RETURNS void LANGUAGE plpgsql AS $f$
 BEGIN
-    IF messages = '{}' THEN RETURN; END IF;
+    IF messages = '{}' OR current_setting('lockcore1.quiet', true) = 'on' THEN RETURN; END IF;
     PERFORM pg_notify('lockcore1.' || m.receiver, string_agg(
         replace(m.id::text, '-', '') || CASE WHEN m.again IS NULL THEN ' ' || m.ticket ELSE ' again ' || m.again / 1000 END, ','))
     FROM (
@@ -208,7 +210,7 @@ END $f$;
 -- ---- what clients call
 
 -- The version of this text. It changes with every change of a function. It is also at the beginning of this file.
-CREATE OR REPLACE FUNCTION version() RETURNS int LANGUAGE plpgsql AS $f$ BEGIN RETURN 3; END $f$;
+CREATE OR REPLACE FUNCTION version() RETURNS int LANGUAGE plpgsql AS $f$ BEGIN RETURN 4; END $f$;
 
 -- This transaction is committed when it and everything that was committed before are on the disk, or at the standbys, as
 -- `durability` says: a value of synchronous_commit. The message is the smallest transaction that writes to the log.
@@ -550,7 +552,9 @@ BEGIN
     ON CONFLICT (name) DO UPDATE SET data = excluded.data, used = excluded.used, life = excluded.life
     WHERE c.data IS NOT DISTINCT FROM was;
     written := FOUND;
-    IF written AND channel IS NOT NULL THEN PERFORM pg_notify(channel, ''); END IF;
+    IF written AND channel IS NOT NULL AND coalesce(current_setting('lockcore1.quiet', true), '') <> 'on' THEN
+        PERFORM pg_notify(channel, '');
+    END IF;
 END $f$;
 
 -- One step of the sweep, which removes what nobody has used for long. A step looks at the next 200 names, locks at most 100
