@@ -209,9 +209,10 @@ impl Lock {
     ///
     /// When another client begins to wait, or is refused, the store tells this client, which releases
     /// the lock at once. That costs a waiter a message and a release more, about as long as two
-    /// requests. If the message is lost, the linger ends by itself. One second after the grant, or
-    /// after a thousand uses, the lock is released in any case. A [`shutdown`](crate::Locks::shutdown), or
-    /// the drop of the client's last handle, releases it too.
+    /// requests. If the message is lost, or not read because the runtime that took the lock is never idle,
+    /// the linger ends by itself. No task takes the lock again later than one second after the grant,
+    /// after a thousand uses, or with less than half of the ttl left. A
+    /// [`shutdown`](crate::Locks::shutdown), or the drop of the client's last handle, releases it too.
     ///
     /// What it costs:
     ///
@@ -412,11 +413,6 @@ impl Lock {
     pub(crate) fn may_be_early(&self) -> bool {
         let shared = &self.client.shared;
         shared.defaults.fair != Fair::Strict && !shared.capability.answers_at_once
-    }
-
-    /// Whether a caller that waits asks again after this error of a request that did not wait.
-    pub(crate) fn waits_after(&self, error: &Error) -> bool {
-        error.kind() == ErrorKind::Busy || self.through_outages && error.is_outage()
     }
 
     pub(crate) fn waits_through_outages(&self) -> bool {

@@ -10,8 +10,8 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{join_all, select_all};
-use futures_util::stream::{FuturesOrdered, StreamExt};
+use futures_util::future::{FutureExt as _, join_all, select_all};
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::Notify;
 
 use crate::acquire::pending::LAST_MOMENT;
@@ -31,8 +31,9 @@ pub use crate::any::AnyLock;
 ///
 /// Together with the request for the first lock, the caller asks for up to 15 of the others, without
 /// waiting for these. If all are free, that takes one round trip. If it has to wait for one of them, it
-/// gives back at once what it has got of the later ones. With [`Fair::Strict`](crate::Fair::Strict) it
-/// asks for one after the other.
+/// gives back at once what it has got of the later ones. Meanwhile another client that only tries one of
+/// these may be refused. With [`Fair::Strict`](crate::Fair::Strict) the caller asks for one after the
+/// other.
 ///
 /// If a mutex or a read/write lock is in the list twice, it is locked once. If one of the two
 /// entries is the write side, the write side is locked, with the settings of this entry. Otherwise
@@ -187,14 +188,8 @@ impl MultiLock {
         }
         let clock = first.clock();
         let began = clock.now();
-        // A lock that has waited only for the rest of the time must tell the whole time in its error.
-        let tells_all = |lock: &Lock, error: Error| match error.kind() {
-            ErrorKind::Timeout => lock.timeout(began.until(clock.now())),
-            _ => error,
-        };
         if let Some(wait) = wait {
-            let outcome = self.take_free(wait, guards).await;
-            outcome.map_err(|error| tells_all(first, error))?;
+            self.take_free(wait, guards).await?;
         }
         for lock in &self.locks[guards.len()..] {
             let left = match wait {
@@ -213,15 +208,20 @@ impl MultiLock {
                 // One of the locks is lost, so it is useless to wait for the others. The request in
                 // flight is cleaned up when its future is dropped.
                 (held, reason) = lost => return Err(held.lost_for(reason)),
-                guard = lock.take(left) => guard.map_err(|error| tells_all(lock, error))?,
+                guard = lock.take(left) => guard,
             };
-            guards.push(guard);
+            guards.push(guard.map_err(|error| match error.kind() {
+                // It has waited only for the rest of the time, and must tell the whole time.
+                ErrorKind::Timeout => lock.timeout(began.until(clock.now())),
+                _ => error,
+            })?);
         }
         Ok(())
     }
 
     /// Takes the first lock, and those behind it that are free, up to the first one that is not. Does
-    /// nothing if one of the locks [must not be early](Lock::may_be_early).
+    /// nothing if one of the locks [must not be early](Lock::may_be_early). The caller asks again, and
+    /// waits, for the lock that it has not got, whatever the reason was.
     ///
     /// If the future is dropped, the guards are dropped, and all requests in flight clean up after
     /// themselves.
@@ -230,27 +230,24 @@ impl MultiLock {
         let Some((first, behind)) = self.locks.split_first().filter(|_| several) else {
             return Ok(());
         };
-        let behind = &behind[..behind.len().min(MOST_EARLY)];
-        let mut early = ask_early(behind, wait);
-        let outcome = take_first(first, wait, &mut early).await;
-        let Early {
-            granted, refused, ..
-        } = early;
-        match outcome {
-            Ok(guard) => guards.push(guard),
-            Err(error) => {
-                // The caller releases them before it returns.
-                guards.extend(granted);
-                return Err(error);
+        let mut early = Early::ask(&behind[..behind.len().min(MOST_EARLY)], wait);
+        let outcome = match take_first(first, wait, &mut early).await {
+            Ok(guard) => {
+                let lost = first_lost([&*guard].into_iter());
+                let outcome = tokio::select! {
+                    biased;
+                    // Each of these answers comes within an operation timeout.
+                    () = early.collect() => Ok(()),
+                    (held, reason) = lost => Err(held.lost_for(reason)),
+                };
+                guards.push(guard);
+                outcome
             }
-        }
-        guards.extend(granted);
-        // The caller waits for a lock that somebody holds. Any other error is its result, as if it had
-        // asked for one lock after the other.
-        match (refused, self.locks.get(guards.len())) {
-            (Some(error), Some(lock)) if !lock.waits_after(&error) => Err(error),
-            _ => Ok(()),
-        }
+            Err(error) => Err(error),
+        };
+        // After an error, the caller releases them before it returns.
+        guards.extend(early.in_front());
+        outcome
     }
 }
 
@@ -261,89 +258,96 @@ impl MultiLock {
 /// for one of those.
 async fn take_first<F>(first: &Lock, wait: Wait, early: &mut Early<F>) -> Result<Guard, Error>
 where
-    F: Future<Output = Result<Guard, Error>>,
+    F: Future<Output = (usize, Result<Guard, Error>)>,
 {
     let others = Arc::new(Notify::new());
     let mut taking = pin!(first.take_telling(wait, Arc::clone(&others)));
-    let mut late = pin!(first.within(first.op_timeout(), std::future::pending::<()>()));
-    let guard = loop {
+    let late = first.within(first.op_timeout(), std::future::pending::<()>());
+    let mut late = pin!(late.fuse());
+    loop {
         tokio::select! {
             biased;
             // This is polled first. If this process knows that it has to wait, nothing else is sent.
-            guard = &mut taking => break guard?,
+            guard = &mut taking => return guard,
             () = others.notified() => early.give_up(),
-            _ = &mut late, if !early.over => early.give_up(),
-            () = early.collect(), if !early.over => {}
+            _ = &mut late => early.give_up(),
+            () = early.collect(), if !early.asked.is_empty() => {}
         }
-    };
-    if !early.over {
-        // Each of these answers comes within an operation timeout.
-        early.collect().await;
     }
-    Ok(guard)
 }
 
 /// How many locks are asked for together with the first one. Most of this work is in vain if one of the
 /// first locks is not free.
 const MOST_EARLY: usize = 15;
 
-/// Locks that were asked for before the caller's turn has come to wait for them.
-struct Early<F: Future> {
-    /// Polled at the same time, and answered in the order of the locks.
-    asked: FuturesOrdered<F>,
-    granted: Vec<Guard>,
-    /// The error of the first one that was not granted.
-    refused: Option<Error>,
-    /// Whether no further answer is of use.
-    over: bool,
+/// Locks that were asked for before the caller's turn has come to wait for them. What is left in it when
+/// it is dropped is given back.
+struct Early<F> {
+    /// Polled at the same time. Each answer comes with the place of its lock.
+    asked: FuturesUnordered<F>,
+    granted: Vec<Option<Guard>>,
+    /// Of use are only the locks in front of this place, which is that of the first lock that was not
+    /// granted.
+    front: usize,
 }
 
-impl<F: Future<Output = Result<Guard, Error>>> Early<F> {
-    /// Collects the guards, up to the first lock that was not granted.
+impl<F: Future<Output = (usize, Result<Guard, Error>)>> Early<F> {
+    /// Collects the answers, until those about all locks in front are there.
     ///
     /// Cancel safety: safe. What was collected stays.
     async fn collect(&mut self) {
-        while let Some(answer) = self.asked.next().await {
+        while let Some((at, answer)) = self.asked.next().await {
             match answer {
-                Ok(guard) => self.granted.push(guard),
-                Err(error) => {
-                    self.refused = Some(error);
-                    break;
-                }
+                Ok(guard) => self.granted[at] = Some(guard),
+                Err(_) => self.front = self.front.min(at),
+            }
+            if self.granted[..self.front].iter().all(Option::is_some) {
+                self.asked.clear();
             }
         }
-        self.end();
-    }
-
-    /// Gives everything back.
-    fn give_up(&mut self) {
-        for guard in self.granted.drain(..) {
-            guard.lease().want(); // it does not linger
-        }
-        self.refused = None;
-        self.end();
-    }
-
-    fn end(&mut self) {
-        self.over = true;
-        self.asked.clear();
     }
 }
 
-/// Asks for each of these locks at the same time, when it is polled.
-fn ask_early(
-    locks: &[Lock],
-    wait: Wait,
-) -> Early<impl Future<Output = Result<Guard, Error>> + use<'_>> {
-    let most = match wait {
-        Wait::For(wait) => wait,
-        Wait::Forever => Duration::MAX,
-    };
-    Early {
-        asked: locks.iter().map(|lock| lock.take_early(most)).collect(),
-        granted: Vec::new(),
-        refused: None,
-        over: false,
+impl<F> Early<F> {
+    /// Gives everything back.
+    fn give_up(&mut self) {
+        self.front = 0;
+        self.asked.clear();
+        drop(self.in_front());
+    }
+
+    /// Takes the guards of the locks in front, and gives the others back.
+    fn in_front(&mut self) -> Vec<Guard> {
+        let behind = self.granted.drain(self.front..).flatten();
+        behind.for_each(|guard| guard.lease().want()); // it does not linger
+        self.granted.drain(..).flatten().collect()
+    }
+}
+
+impl<F> Drop for Early<F> {
+    fn drop(&mut self) {
+        self.give_up();
+    }
+}
+
+impl Early<()> {
+    /// Asks for each of these locks at the same time, when it is polled.
+    fn ask(
+        locks: &[Lock],
+        wait: Wait,
+    ) -> Early<impl Future<Output = (usize, Result<Guard, Error>)> + use<'_>> {
+        let most = match wait {
+            Wait::For(wait) => wait,
+            Wait::Forever => Duration::MAX,
+        };
+        let asked = (locks.iter().enumerate())
+            .map(|(at, lock)| async move { (at, lock.take_early(most).await) })
+            .collect();
+        Early {
+            asked,
+            granted: locks.iter().map(|_| None).collect(),
+            front: locks.len(),
+        }
     }
 }
 

@@ -38,7 +38,7 @@ use spec::Spec;
 /// Dropping the future at any point leaves nothing behind: see [`Pending`] for what is at the
 /// store, and [`lanes`] for callers that wait in memory.
 pub(crate) async fn acquire(spec: &Spec<'_>, budget: &Budget) -> Result<Grant, Error> {
-    // The refusal of an early request is no event for the metrics, because the caller waits after it.
+    // An early request that fails is no event for the metrics, because the caller asks again.
     let asking = (!budget.early).then(|| spec.meter.asks());
     let outcome = match ask(spec, budget, budget.started).await {
         Err(error) if spec.through_outages && budget.waits && error.is_outage() => {

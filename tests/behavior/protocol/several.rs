@@ -6,23 +6,32 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use libtest_mimic::Trial;
-use lockcore::backend::{Enqueued, Fault, Id, Released, Request, StoreError};
+use lockcore::backend::{Capability, Enqueued, Fault, Id, Released, Request, StoreError};
 use lockcore::multi::MultiGuard;
 use lockcore::{Error, ErrorKind, Locks};
 use tokio::task::unconstrained;
 
-use super::player::{Asked, Player, Reply, granted, played};
+use super::player::{Asked, Player, Reply, granted, played, played_with, wire};
 use crate::store::{Kind, LEASE, SOON, Store, kind, soon};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         several_locks_are_asked_for_before_the_first_answer
         a_free_lock_behind_one_that_is_held_is_given_back
-        an_error_of_one_that_is_asked_for_early_is_the_result
+        an_error_of_one_that_is_asked_for_early_is_no_result
+        what_is_given_back_does_not_linger
+        a_lock_that_is_lost_while_others_are_asked_for_is_an_error
         what_is_free_behind_a_lock_that_is_waited_for_is_given_back_at_once
         nothing_behind_a_lock_that_this_process_holds_is_asked_for
         a_caller_that_does_not_wait_asks_for_one_after_the_other
     ]
+}
+
+/// A client whose requests time out later than the fact.
+fn patient() -> (Locks, Player) {
+    let (wire, store) = wire(Capability::new());
+    let locks = Locks::builder().backend(wire).op_timeout(SOON * 3 / 2);
+    (locks.build().unwrap(), store)
 }
 
 type Asking = Pin<Box<dyn Future<Output = Result<MultiGuard, Error>> + Send>>;
@@ -119,26 +128,32 @@ async fn a_free_lock_behind_one_that_is_held_is_given_back(_: Store) {
     assert!(all.is_valid() && all.len() == 3);
 }
 
-/// As a caller that asks for one after the other.
-async fn an_error_of_one_that_is_asked_for_early_is_the_result(_: Store) {
+/// The caller asks again, and waits, as if it had asked for one lock after the other.
+async fn an_error_of_one_that_is_asked_for_early_is_no_result(_: Store) {
     let (locks, mut store) = played();
     let asking = tokio::spawn(three(&locks, SOON));
     let [(first, a), (_, b), (third, c)] = all_three(&mut store).await;
-    let refused = StoreError::new(Fault::Refused, "the store is full");
-    b.send(Err(refused)).unwrap();
+    let refused = || StoreError::new(Fault::Refused, "the store is full");
+    b.send(Err(refused())).unwrap();
     grant(c);
     grant(a);
 
-    // Both are given back, and nothing else is asked.
-    let asked = released(&mut store, vec![first.id, third.id]).await;
+    let mut asked = released(&mut store, vec![third.id]).await;
+    let (b, reply) = match asked.pop() {
+        Some(asked) => asked,
+        None => store.enqueue().await,
+    };
+    assert_eq!((b.name.as_str(), b.wait), ("b", true));
+    reply.send(Err(refused())).unwrap();
 
+    let asked = released(&mut store, vec![first.id]).await;
     assert!(asked.is_empty(), "{asked:?}");
     let error = soon(asking).await.unwrap().expect_err("refused");
     assert!(error.to_string().contains("the store is full"), "{error}");
 }
 
 async fn what_is_free_behind_a_lock_that_is_waited_for_is_given_back_at_once(_: Store) {
-    let (locks, mut store) = played();
+    let (locks, mut store) = patient();
     let asking = tokio::spawn(three(&locks, SOON));
     let [(first, a), (second, b), (third, c)] = all_three(&mut store).await;
     grant(b);
@@ -159,6 +174,55 @@ async fn what_is_free_behind_a_lock_that_is_waited_for_is_given_back_at_once(_: 
     grant(enqueue(&mut store, "c", true).await.1);
     let all = soon(asking).await.unwrap().unwrap();
     assert!(all.is_valid() && all.len() == 3);
+}
+
+async fn what_is_given_back_does_not_linger(_: Store) {
+    let can = Capability::new().queues(true).pushes(true);
+    let (locks, mut store) = played_with(can.tells_holders(true));
+    let three = ["a", "b", "c"].map(|name| locks.mutex(name).ttl(LEASE));
+    let all = Locks::all(three.map(|lock| lock.linger(Duration::from_secs(1)))).wait(SOON);
+    let asking = tokio::spawn(async move { all.acquire().await });
+    let [(_, a), (_, b), (free, c)] = all_three(&mut store).await;
+    grant(c);
+    grant(a);
+    b.send(Ok(Enqueued::Busy { retry_in: None })).unwrap();
+
+    let mut left = vec!["b waits", "c waits", "c is released"];
+    while !left.is_empty() {
+        let came = match store.next().await {
+            Asked::Enqueue(request, reply) => {
+                assert!(request.wait, "{request:?}");
+                grant(reply);
+                format!("{} waits", request.name.as_str())
+            }
+            Asked::Release(tickets, reply) => {
+                assert_eq!(tickets[0].request.id, free.id);
+                reply.send(Ok(vec![Released::Released])).unwrap();
+                "c is released".to_owned()
+            }
+            other => panic!("{other:?}"),
+        };
+        left.retain(|awaited| *awaited != came);
+    }
+
+    assert!(soon(asking).await.unwrap().unwrap().is_valid());
+}
+
+async fn a_lock_that_is_lost_while_others_are_asked_for_is_an_error(_: Store) {
+    let (locks, mut store) = patient();
+    let [short, long] = [("a", 1), ("b", 60)].map(|(name, ttl)| {
+        let lock = locks.mutex(name).ttl(Duration::from_secs(ttl));
+        lock.renew(false)
+    });
+    let all = Locks::all([short, long]).wait(Duration::MAX);
+    let asking = tokio::spawn(async move { all.acquire().await });
+    let mut asked = [store.enqueue().await, store.enqueue().await];
+    asked.sort_by(|(one, _), (other, _)| one.name.as_str().cmp(other.name.as_str()));
+    let [(short, reply), (_, _unanswered)] = asked;
+    reply.send(Ok(granted(short.ttl))).unwrap();
+
+    let lost = kind(soon(asking).await.unwrap());
+    assert!(matches!(lost, ErrorKind::Lost(_)), "{lost:?}");
 }
 
 async fn nothing_behind_a_lock_that_this_process_holds_is_asked_for(_: Store) {
