@@ -8,7 +8,7 @@ use std::time::Duration;
 use humantime::format_duration;
 
 use crate::acquire::handle::Client;
-use crate::backend::{Backend, meant, open};
+use crate::backend::{Backend, Capability, meant, open};
 use crate::client::settings::{Defaults, Settings};
 use crate::clock::Clock;
 use crate::error::Error;
@@ -423,7 +423,7 @@ impl Builder {
                 "an operation timeout (LOCK_OP_TIMEOUT) of zero would fail every operation",
             ));
         }
-        let doubts = self.doubts(capability.queues);
+        let doubts = self.doubts(&capability);
         let owner = OwnerText::new(self.owner)
             .map_err(|error| Error::config(format!("LOCK_OWNER: {error}")))?;
         let owner = Owner::of_this_process(&owner);
@@ -450,7 +450,7 @@ impl Builder {
 
     /// Warnings about what can be used but is probably a mistake. A value is no error, because a
     /// lock may have a ttl of its own. A variable is no error, because another program may read it.
-    fn doubts(&self, store_queues: bool) -> Vec<String> {
+    fn doubts(&self, store: &Capability) -> Vec<String> {
         let ttl = format_duration(self.ttl);
         let mut doubts = self.unread.clone();
         if self.op_timeout > self.ttl {
@@ -470,11 +470,19 @@ impl Builder {
                 format_duration(LOCAL)
             ));
         }
-        if self.fair == Fair::Strict && !store_queues {
+        if self.fair == Fair::Strict && !store.queues {
             doubts.push(
                 "strict order (LOCK_FAIR) was asked for, but the line of this store has no order: whoever asks when \
                  the lock is free gets it, and a caller may wait while others come and go; if the order matters, \
                  take another store than a quorum of Redis servers"
+                    .to_owned(),
+            );
+        }
+        let lingers = store.tells_holders && self.fair != Fair::Strict;
+        if !self.linger.is_zero() && !lingers && !store.answers_at_once {
+            doubts.push(
+                "a linger (LOCK_LINGER) was asked for, which has no effect with this store, or with strict order: locks \
+                 are released as soon as nobody of the process uses them"
                     .to_owned(),
             );
         }

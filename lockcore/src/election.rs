@@ -64,10 +64,12 @@ impl Locks {
         let lock = self.mutex(name.clone());
         Election {
             locks: self.clone(),
+            // A leader that resigns makes way at once, so the lock does not linger.
             lock: lock
                 .wait(Wait::Forever)
                 .through_outages(true)
-                .reentrant(false),
+                .reentrant(false)
+                .linger(Duration::ZERO),
             name,
             value: "".into(),
         }

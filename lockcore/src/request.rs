@@ -119,12 +119,12 @@ pub struct Request {
     pub name_ahead: bool,
     /// Whether the client may keep the ticket for a moment after its use
     /// ([`Lock::linger`](crate::Lock::linger)). The store tells the client of the ticket by
-    /// [`EventSink::recheck`](crate::backend::EventSink::recheck), as it sends a wake-up, in two
+    /// [`EventSink::wanted`](crate::backend::EventSink::wanted), as it sends a wake-up, in two
     /// cases:
     ///
     /// - This ticket holds, nobody waits, and a ticket comes into the line behind it. This is told
     ///   each time that a line begins.
-    /// - A request that does not wait is refused, and this ticket is the only one.
+    /// - A request that does not wait is refused because this ticket, the only one, holds.
     ///
     /// The message may be lost, doubled or late, and may come before the answer to the enqueue of this
     /// ticket. A store need not send it about a ticket that has waited, was adopted or became smaller.

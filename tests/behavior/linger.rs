@@ -42,7 +42,8 @@ pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
         a_linger_ends_after_its_time
         a_linger_ends_a_second_after_the_grant
         a_linger_ends_after_a_thousand_uses
-        a_linger_ends_while_half_of_the_lease_is_left
+        a_linger_ends_when_half_of_the_lease_is_left
+        a_leader_that_resigns_does_not_linger
         a_lock_of_a_lost_connection_does_not_linger
         a_linger_of_more_than_a_second_is_refused
     ];
@@ -297,15 +298,17 @@ async fn a_linger_ends_after_a_thousand_uses(store: Store) {
 }
 
 /// A lease that cannot be renewed is not kept to its end.
-async fn a_linger_ends_while_half_of_the_lease_is_left(store: Store) {
+async fn a_linger_ends_when_half_of_the_lease_is_left(store: Store) {
     let kit = Kit::new(store.fair);
     let ttl = Duration::from_millis(100);
     let lock = kit.lock().ttl(ttl);
     let guard = soon(lock.acquire()).await.unwrap();
     kit.counts.refuse_renewals(true);
     kit.store.clock().advance(ttl / 2 - LINGER / 2);
-
     drop(guard);
+    is_taken(&kit.other()).await;
+
+    kit.store.clock().advance(LINGER / 2);
 
     is_free(&kit.other()).await;
 }
@@ -332,6 +335,19 @@ async fn a_lock_of_a_lost_connection_does_not_linger(store: Store) {
 
     give_back(guard).await;
     give_back(soon(ours).await.unwrap().unwrap()).await;
+}
+
+async fn a_leader_that_resigns_does_not_linger(store: Store) {
+    let kit = Kit::new(store.fair);
+    let lingering = Locks::builder()
+        .backend(Arc::new(kit.store.clone()))
+        .linger(LINGER);
+    let locks = kit.store.clock().client_with(lingering).unwrap();
+    let leader = soon(locks.election("a").campaign()).await.unwrap();
+
+    assert_eq!(leader.resign().await.unwrap(), Release::Released);
+
+    assert!(kit.other().inspect("a").await.unwrap().is_empty());
 }
 
 async fn a_linger_of_more_than_a_second_is_refused(store: Store) {

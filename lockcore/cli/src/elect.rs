@@ -6,7 +6,6 @@ use lockcore::Locks;
 
 use crate::args::Elect;
 use crate::exit::Exit;
-use crate::say::say;
 use crate::signals::Signals;
 use crate::supervise::supervise;
 use crate::until_signal;
@@ -27,7 +26,7 @@ pub(crate) async fn elect(
     let leader = until_signal(signals, election.campaign()).await??;
     let outcome = supervise(&leader, &elect.under, signals).await;
     if let Err(error) = leader.resign().await {
-        say(error);
+        eprintln!("lockcore: {error}");
     }
     outcome
 }

@@ -10,7 +10,6 @@ use tokio::time::{Instant, sleep_until};
 use crate::args::{OnLost, OnRevoke, Under};
 use crate::child::{self, Child};
 use crate::exit::{self, Exit};
-use crate::say::say;
 use crate::show;
 use crate::signals::Signals;
 
@@ -25,7 +24,7 @@ pub(crate) async fn supervise(
     let name = held.name();
     let mut variables = vec![("LOCKCORE_NAME", name.to_owned())];
     if let Ok(token) = held.fencing_token() {
-        variables.push((child::TOKEN, token.as_i64().to_string()));
+        variables.push(("LOCKCORE_TOKEN", token.as_i64().to_string()));
     }
     // What has come before the command starts is not for the command.
     if let Some(signal) = signals.forget() {
@@ -47,6 +46,7 @@ pub(crate) async fn supervise(
                     OnLost::Kill => "the command is killed",
                     OnLost::Ignore => "the command goes on without it",
                 };
+                eprintln!("lockcore: {name}: the lock is lost ({reason:?}): {then}");
                 match under.on_lost {
                     OnLost::Term => {
                         terminate(&mut child);
@@ -55,22 +55,21 @@ pub(crate) async fn supervise(
                     OnLost::Kill => child.signal(Signal::KILL),
                     OnLost::Ignore => {}
                 }
-                say(format_args!("{name}: the lock is lost ({reason:?}): {then}"));
             }
             asked = held.revoked(), if !is_asked && !is_lost => {
                 is_asked = true;
-                if under.on_revoke == OnRevoke::Term {
-                    terminate(&mut child);
-                }
-                say(format_args!(
-                    "{name}: {} asks for the lock within {}{}",
+                eprintln!(
+                    "lockcore: {name}: {} asks for the lock within {}{}",
                     show::on_one_line(&asked.by),
                     show::span(asked.grace),
                     match asked.why.as_str() {
                         "" => String::new(),
                         why => format!(": {}", show::on_one_line(why)),
                     },
-                ));
+                );
+                if under.on_revoke == OnRevoke::Term {
+                    terminate(&mut child);
+                }
             }
             signal = signals.next() => {
                 if child.is_passed(signal.0) {

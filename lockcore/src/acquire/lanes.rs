@@ -486,7 +486,7 @@ impl Lanes {
     /// Whether a ticket without users stays with this process for a moment.
     fn lingers(&self, unused: &Unused) -> bool {
         let more = usize::from(unused.lease.hand_overs()) < MOST_HAND_OVERS;
-        unused.may_go_on && more && self.bound.is_some() && self.shared.linger(&unused.lease)
+        unused.may_go_on && more && self.shared.linger(&unused.lease)
     }
 
     /// Changes a lane, and gives to the next waiters what became free.

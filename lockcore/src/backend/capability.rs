@@ -77,8 +77,8 @@ pub struct Capability {
 impl Capability {
     /// A store that several processes share. Requests queue at the store, and wake-ups are pushed
     /// and grant. A ttl may be up to a year, and 1,000 requests and 6,400 renewals may be in flight.
-    /// Holders are not told of waiters, tickets cannot be asked back or handed over, names cannot be listed, capacities cannot be
-    /// stored, and there are no counters.
+    /// Holders are not told of waiters, tickets cannot be asked back or handed over, names cannot be
+    /// listed, capacities cannot be stored, and there are no counters.
     #[must_use]
     pub const fn new() -> Self {
         Self {

@@ -29,6 +29,8 @@ pub enum News {
     Granted(Wake),
     /// The core renews this ticket after this time.
     Recheck(Id, Duration),
+    /// Somebody waits for this ticket, or was refused because of it.
+    Wanted(Id),
     /// The counter of this name has changed. The client watches it, so the core reads it.
     Changed(Name),
     /// Wake-ups, and changes of watched counters, may have been missed.
@@ -154,10 +156,16 @@ impl EventSink {
     /// no wake-up for it. The core renews the ticket at that time, or after 100 ms if that is
     /// later. The meaning is that of [`recheck_in`](super::Enqueued::Waiting). The core also renews
     /// a ticket that holds, so a store calls this when a ticket is [asked
-    /// back](super::Connection::ask_back). A ticket that [lingers](super::Request::lingers) does not
-    /// linger any more after this: if it is not in use, the core releases it at once.
+    /// back](super::Connection::ask_back).
     pub fn recheck(&self, id: Id, after: Duration) {
         self.tell(News::Recheck(id, after));
+    }
+
+    /// Reports that somebody waits for a ticket that [lingers](super::Request::lingers), or was refused
+    /// because of it. The ticket does not linger any more after this: if it is not in use, the core
+    /// releases it at once.
+    pub fn wanted(&self, id: Id) {
+        self.tell(News::Wanted(id));
     }
 
     /// The counter of this name has changed. Call this only for names that are

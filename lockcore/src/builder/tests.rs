@@ -74,7 +74,7 @@ fn a_variable_that_only_resembles_ours_is_a_warning_that_names_the_right_one() {
         ("LOCKCORE_NAMESPACE", "LOCK_NAMESPACE"),
     ] {
         let builder = from(&[("LOCK_URL", "memory:"), (written, "1s")]).unwrap();
-        let doubts = builder.doubts(true);
+        let doubts = builder.doubts(&Capability::new());
         assert_eq!(doubts.len(), 1, "{doubts:?}");
         assert!(doubts[0].contains(&format!("the environment has {written},")));
         assert!(doubts[0].contains(&format!("did you mean {meant}?")));
@@ -87,7 +87,7 @@ fn a_variable_of_another_program_is_told_of_none_of_ours() {
         "LOCK_DIR", "LOCK_TMP", "LOCK_UID", "LOCK_TAG", "LOCK_DRY", "LOCK_",
     ] {
         let builder = from(&[("LOCK_URL", "memory:"), (variable, "1")]).unwrap();
-        assert_eq!(builder.doubts(true), [""; 0], "{variable}");
+        assert_eq!(builder.doubts(&Capability::new()), [""; 0], "{variable}");
         let error = message(&[(variable, "1")]);
         assert!(!error.contains("did you mean"), "{error}");
     }
@@ -145,7 +145,10 @@ fn variables_that_kubernetes_sets_are_left_alone() {
         ("LOCKS_SERVICE_PORT", "6379"),
         ("LOCKED", "yes"),
     ]);
-    assert_eq!(builder.unwrap().doubts(true), Vec::<String>::new());
+    assert_eq!(
+        builder.unwrap().doubts(&Capability::new()),
+        Vec::<String>::new()
+    );
 }
 
 #[test]
@@ -236,11 +239,32 @@ fn an_owner_that_is_much_too_long_is_not_repeated_in_the_error() {
 
 #[test]
 fn strict_order_on_a_store_without_an_order_is_warned_of() {
-    let warnings = |fair, store_queues| Builder::default().fair(fair).doubts(store_queues);
+    let warnings = |fair, queues| {
+        let store = Capability::new().queues(queues);
+        Builder::default().fair(fair).doubts(&store)
+    };
 
     let told = warnings(Fair::Strict, false);
     assert!(told.len() == 1 && told[0].contains("LOCK_FAIR"), "{told:?}");
-    for (fair, store_queues) in [(Fair::Strict, true), (Fair::Local(LOCAL), false)] {
-        assert_eq!(warnings(fair, store_queues), Vec::<String>::new());
+    for (fair, queues) in [(Fair::Strict, true), (Fair::Local(LOCAL), false)] {
+        assert_eq!(warnings(fair, queues), Vec::<String>::new());
     }
+}
+
+#[test]
+fn a_linger_that_has_no_effect_is_warned_of() {
+    let linger = Duration::from_millis(20);
+    let warnings = |fair, tells| {
+        let store = Capability::new().tells_holders(tells);
+        Builder::default().fair(fair).linger(linger).doubts(&store)
+    };
+
+    for (fair, tells) in [(Fair::Local(LOCAL), false), (Fair::Strict, true)] {
+        let told = warnings(fair, tells);
+        assert!(
+            told.len() == 1 && told[0].contains("LOCK_LINGER"),
+            "{told:?}"
+        );
+    }
+    assert_eq!(warnings(Fair::Local(LOCAL), true), Vec::<String>::new());
 }

@@ -164,17 +164,18 @@ impl Lease {
     ///
     /// Only a ticket that its first enqueue has granted lingers. The line was empty then, and the store
     /// tells when it begins again. A ticket that has waited may have others behind it. At the end of the
-    /// linger, half of the ttl is left, as for every hand-over in this process.
+    /// linger, half of the ttl is left, as for every hand-over in this process. A lost lease has no time
+    /// left.
     pub(crate) fn lingers_until(&self, now: Instant) -> Option<Instant> {
         if self.linger.is_zero() || self.wanted.load(Ordering::SeqCst) {
             return None;
         }
-        let at_most = self.granted_at()?.after(LONGEST_LINGER);
-        let until = now.after(self.linger).min(at_most);
+        let granted_for = self.granted_at()?.after(LONGEST_LINGER);
+        let half = self.deadline().before(self.ttl() / 2);
+        let until = now.after(self.linger).min(granted_for).min(half);
         let own = !self.was_reported() && !self.has_turn() && !self.is_ambiguous();
-        let whole = self.is_exclusive() && !self.is_shrinking() && !self.is_asked_back();
-        let fresh = until.until(self.deadline()) >= self.ttl() / 2;
-        (own && whole && fresh && until > now).then_some(until)
+        let whole = self.is_exclusive() && !self.is_asked_back();
+        (own && whole && until > now).then_some(until)
     }
 
     /// Notes the answer of the store to the enqueue. From here on the ticket has a number and a

@@ -201,6 +201,7 @@ fn sink(shared: &Arc<Shared>, link: &Link) -> (EventSink, oneshot::Receiver<()>)
         match news {
             News::Granted(wake) => client.granted(wake),
             News::Recheck(id, after) => client.recheck(id, after),
+            News::Wanted(id) => client.wanted(id),
             News::Changed(name) => client.watches.changed(&name),
             News::Gap => client.renew_everything(),
             News::Moved(address) => client.moved(address),

@@ -548,13 +548,15 @@ impl Table {
         Some(lease)
     }
 
-    /// Gives a ticket to the keeper for removal, if it lingers.
-    pub(crate) fn end_linger(&mut self, id: Id) {
+    /// Gives a ticket to the keeper for removal, if it lingers. Returns whether it does.
+    pub(crate) fn end_linger(&mut self, id: Id) -> bool {
         let tracked = self.leases.get(&id);
-        if let Some(tracked) = tracked.filter(|it| matches!(it.stage, Stage::Lingering { .. })) {
-            let cleanup = tracked.cleanup();
-            self.clean_up(cleanup);
-        }
+        let lingers = tracked.filter(|it| matches!(it.stage, Stage::Lingering { .. }));
+        let Some(cleanup) = lingers.map(Tracked::cleanup) else {
+            return false;
+        };
+        self.clean_up(cleanup);
+        true
     }
 
     /// Notes that a ticket that may have waited is held now.

@@ -204,21 +204,22 @@ impl Shared {
     }
 
     /// The store asks the client to recheck a ticket after `after`: because a waiter gets no
-    /// wake-up, because the ticket was asked back, or because somebody waits behind a ticket that
-    /// [lingers](Self::linger).
+    /// wake-up, or because the ticket was asked back.
+    pub(crate) fn recheck(&self, id: Id, after: Duration) {
+        self.wanted(id);
+        self.ask_at(id, self.clock.now().after(after.max(LEAST_RECHECK)));
+    }
+
+    /// Somebody waits for a ticket, or was refused because of it. If it [lingers](Self::linger), it is
+    /// released.
     ///
     /// If this message comes before the answer to the enqueue of the ticket, it is not lost: the
     /// ticket will not linger. If the message is lost, the linger ends by itself.
-    pub(crate) fn recheck(&self, id: Id, after: Duration) {
-        let due = self.clock.now().after(after.max(LEAST_RECHECK));
-        let mut table = self.table();
-        let Some(tracked) = table.leases.get(&id) else {
-            return;
-        };
-        tracked.lease.want();
-        match tracked.stage {
-            Stage::Lingering { .. } => self.end_linger(table, id),
-            _ => self.ask_in(&mut table, id, due),
+    pub(crate) fn wanted(&self, id: Id) {
+        let table = self.table();
+        if let Some(tracked) = table.leases.get(&id) {
+            tracked.lease.want();
+            self.end_linger(table, id);
         }
     }
 
@@ -395,9 +396,10 @@ impl Shared {
 
     /// Gives a ticket to the keeper, if it lingers.
     pub(super) fn end_linger(&self, mut table: MutexGuard<'_, Table>, id: Id) {
-        table.end_linger(id);
-        drop(table);
-        self.due_changed.notify_one();
+        if table.end_linger(id) {
+            drop(table);
+            self.due_changed.notify_one();
+        }
     }
 
     /// Takes a ticket of this name back that lingers, or that was given back a moment ago, if its

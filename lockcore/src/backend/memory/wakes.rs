@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::sync::Weak;
-use std::time::Duration;
 
 use super::line::{Holder, first_expiry};
 use crate::backend::{EventSink, News, Wake};
@@ -68,7 +67,7 @@ impl Wakes {
         }
     }
 
-    /// Adds a recheck for the only holder, if it lingers, and the request with this outcome waits behind
+    /// Tells the client of the only holder, if it lingers, and the request with this outcome waits behind
     /// it alone, or was refused.
     pub(super) fn tell_lingering(
         &mut self,
@@ -83,7 +82,7 @@ impl Wakes {
             && holder.payload.request.lingers
             && let Some(events) = receivers.get(&holder.payload.receiver)
         {
-            let news = News::Recheck(holder.id, Duration::ZERO);
+            let news = News::Wanted(holder.id);
             self.to.push((Weak::clone(events), news));
         }
     }

@@ -33,6 +33,7 @@ pub(super) fn tell(events: &EventSink, push: &PushInfo) {
     match message(push) {
         Some(Message::Granted(wake)) => events.granted(wake),
         Some(Message::Again(id, after)) => events.recheck(id, after),
+        Some(Message::Wanted(id)) => events.wanted(id),
         None => {}
     }
 }
@@ -43,6 +44,7 @@ pub(super) fn hint(events: &EventSink, push: &PushInfo) {
     match message(push) {
         Some(Message::Granted(wake)) => events.recheck(wake.id, Duration::ZERO),
         Some(Message::Again(id, after)) => events.recheck(id, after),
+        Some(Message::Wanted(id)) => events.wanted(id),
         None => {}
     }
 }
@@ -62,12 +64,17 @@ enum Message {
     Granted(Wake),
     /// `<id> again <ms>`
     Again(Id, Duration),
+    /// `<id> wanted`
+    Wanted(Id),
 }
 
 /// A message of any other form does not come from the scripts of this library, and is ignored.
 fn parse(message: &[u8]) -> Option<Message> {
     let (id, what) = std::str::from_utf8(message).ok()?.split_once(' ')?;
     let id = Id::parse(id)?;
+    if what == "wanted" {
+        return Some(Message::Wanted(id));
+    }
     Some(match what.strip_prefix("again ") {
         Some(millis) => Message::Again(id, Duration::from_millis(millis.parse().ok()?)),
         None => Message::Granted(Wake {
@@ -89,6 +96,8 @@ mod tests {
         assert_eq!(wake, Some(Message::Granted(Wake { id, ticket: 17 })));
         let again = parse(format!("{id} again 17").as_bytes());
         assert_eq!(again, Some(Message::Again(id, Duration::from_millis(17))));
+        let wanted = parse(format!("{id} wanted").as_bytes());
+        assert_eq!(wanted, Some(Message::Wanted(id)));
 
         for forged in [
             &b""[..],
@@ -103,6 +112,7 @@ mod tests {
             b"+0000000000000000000000000000000 17",
             b"00000000000000000000000000000000 again",
             b"00000000000000000000000000000000 again -1",
+            b"00000000000000000000000000000000 wanted ",
             b"00000000000000000000000000000000 again  1",
         ] {
             assert_eq!(parse(forged), None, "{forged:?}");

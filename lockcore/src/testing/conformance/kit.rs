@@ -226,16 +226,10 @@ impl Asker {
         woken.expect("it is not woken")
     }
 
-    /// Waits until the store asks the client to look after this ticket.
-    pub(super) async fn expect_recheck(&mut self, id: Id) {
+    /// Waits until the store says that somebody wants this ticket.
+    pub(super) async fn expect_wanted(&mut self, id: Id) {
         let next = async {
-            loop {
-                if let News::Recheck(told, _) = self.told.recv().await.expect("the sink is gone")
-                    && told == id
-                {
-                    return;
-                }
-            }
+            while self.told.recv().await.expect("the sink is gone") != News::Wanted(id) {}
         };
         let told = tokio::time::timeout(SOON, next).await;
         told.expect("it is not told");

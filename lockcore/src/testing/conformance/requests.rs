@@ -411,7 +411,7 @@ async fn a_holder_that_lingers_is_told_each_time_that_a_line_begins_behind_it(st
         for _ in 0..2 {
             let waits = store.writer("a");
             theirs.waits(&waits).await;
-            ours.expect_recheck(holds.id).await;
+            ours.expect_wanted(holds.id).await;
             assert_eq!(theirs.release(&waits).await, Released::Released);
         }
         // What a store keeps of an enqueue that may come later makes no difference.
@@ -422,7 +422,7 @@ async fn a_holder_that_lingers_is_told_each_time_that_a_line_begins_behind_it(st
         }
         let waits = store.writer("a");
         theirs.waits(&waits).await;
-        ours.expect_recheck(holds.id).await;
+        ours.expect_wanted(holds.id).await;
         assert_eq!(ours.release(&holds).await, Released::Released);
         assert_eq!(theirs.release(&waits).await, Released::Released);
         if round == 1 {
@@ -437,7 +437,7 @@ async fn a_holder_that_lingers_is_told_each_time_that_a_line_begins_behind_it(st
         theirs.enqueue(&tries).await,
         Enqueued::Busy { .. }
     ));
-    ours.expect_recheck(holds.id).await;
+    ours.expect_wanted(holds.id).await;
     theirs.close().await;
     ours.close().await;
 }

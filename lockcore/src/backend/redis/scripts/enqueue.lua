@@ -150,7 +150,7 @@ repeat
     redis.call('PEXPIRE', rows, DAY_MS)
   end
   if first == next and not soonest and string.byte(was, at + 84) == 126 then -- '~'
-    tell(key, sub(was, at + 1), 'again 0')
+    tell(key, sub(was, at + 1), 'wanted')
   end
   return {1, number, ttl, first == next and until_ms - now or -1}
 until true
@@ -165,7 +165,8 @@ local is_chosen = seen + 1 >= drawn and seen <= micros + 86400000000
 if is_chosen then drawn = seen + 1 end
 
 -- The record of the new ticket. If the client has chosen the number, '=' says so: see record.lua.
--- (No client of a quorum asks for a ticket that lingers, and others do not read '='.) The number may then be ahead of the clock, so the expiry cannot be counted from it.
+-- (No client of a quorum asks for a ticket that lingers, and others do not read '='.) The number may
+-- then be ahead of the clock, so the expiry cannot be counted from it.
 local function new_record()
   local record = with_expiry(number .. ARGV[1], now + ttl)
   if not is_chosen or string.byte(record, 84) == 126 then return record end -- '~'
@@ -244,7 +245,7 @@ local function take()
   local holds = not first(line) and line.out + permits <= (line.stored or capacity)
   -- first() has passed the empty places.
   if not holds and line.solo and line.head == line.next and string.byte(line.solo, 84) == 126 then -- '~'
-    tell(line.key, line.solo, 'again 0')
+    tell(line.key, line.solo, 'wanted')
   end
   if not holds and (ARGV[3] == '0' or is_full()) then return 2 end
   if drawn >= tonumber(END_OF_NUMBERS) then return 5 end
