@@ -346,7 +346,7 @@ DROP PROCEDURE IF EXISTS lockcore1_renew //
 CREATE PROCEDURE lockcore1_renew(IN asked MEDIUMBLOB)
 BEGIN
     DECLARE pos BIGINT DEFAULT 1;
-    DECLARE begins, step, length, moment, highest, held, soonest, waiter, oldest_place, keeps, lives, number, life BIGINT;
+    DECLARE begins, step, length, moment, highest, held, soonest, waiter, oldest_place, keeps, lives, number, ends, life BIGINT;
     DECLARE stored, oldest INT;
     DECLARE waits, found, barred, g BOOLEAN;
     DECLARE i BINARY(16);
@@ -374,26 +374,24 @@ BEGIN
             SET i = SUBSTR(asked, step, 16), keeps = CONV(HEX(SUBSTR(asked, step + 16, 4)), 16, 10);
             SET lives = CONV(HEX(SUBSTR(asked, step + 20, 8)), 16, 10), step = step + 28, number = NULL;
             IF waits THEN
-                SELECT t.ticket, t.granted, t.owner INTO number, g, own
-                    FROM lockcore1_tickets AS t WHERE t.id = i AND t.name = n AND t.expires_at > moment FOR UPDATE;
+                SELECT t.ticket, t.granted, t.owner, t.expires_at INTO number, g, own, ends
+                    FROM lockcore1_tickets AS t WHERE t.id = i AND t.name = n FOR UPDATE;
             ELSE
-                SELECT t.ticket, t.granted, t.owner INTO number, g, own
-                    FROM lockcore1_tickets AS t WHERE t.id = i AND t.name = n AND t.expires_at > moment FOR UPDATE SKIP LOCKED;
-                IF number IS NULL THEN
-                    SELECT TRUE INTO barred FROM lockcore1_tickets AS t WHERE t.id = i AND t.name = n AND t.expires_at > moment;
-                END IF;
+                SELECT t.ticket, t.granted, t.owner, t.expires_at INTO number, g, own, ends
+                    FROM lockcore1_tickets AS t WHERE t.id = i AND t.name = n FOR UPDATE SKIP LOCKED;
+                IF number IS NULL THEN SELECT TRUE INTO barred FROM lockcore1_tickets AS t WHERE t.id = i AND t.name = n; END IF;
             END IF;
-            IF number IS NULL THEN
+            SET found = found OR number IS NOT NULL;
+            IF number IS NULL OR ends <= moment THEN
                 SET own_answers = CONCAT(own_answers, ',,,,;');
             ELSE
                 UPDATE lockcore1_tickets SET expires_at = moment + lives, ttl = lives, permits = LEAST(permits, keeps)
                     WHERE name = n AND ticket = number;
-                SET found = TRUE, own_answers = CONCAT(own_answers, number, ',', g, ',', lives, ',,',
-                    IF(LOCATE(X'0A', own), HEX(own), ''), ';');
+                SET own_answers = CONCAT(own_answers, number, ',', g, ',', lives, ',,', IF(LOCATE(X'0A', own), HEX(own), ''), ';');
             END IF;
         END WHILE;
         -- No ticket that waits stands in front of one that holds. So the renewal of holders that nobody waits for needs no walk.
-        -- Nor does a renewal that finds none of its tickets change anything.
+        -- Nor does a renewal that finds none of its tickets change anything. If it finds one that has ended, the walk removes it.
         IF found AND NOT barred THEN
             SELECT t.granted INTO g FROM lockcore1_tickets AS t WHERE t.name = n ORDER BY t.ticket DESC LIMIT 1;
         END IF;
