@@ -4,6 +4,7 @@
 //! is a query and works wherever the router is nested, also behind a proxy that rewrites paths.
 
 mod form;
+mod happened;
 mod look;
 mod page;
 
@@ -27,6 +28,7 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use form::{Action, Form, Refused};
+use happened::{Happened, Latest};
 use look::{Look, Wanted};
 use page::Page;
 
@@ -58,7 +60,11 @@ const MOST_BYTES: usize = 64 * 1024;
 /// A page that somebody looks at costs the store a few requests for each [look](Self::every), and one
 /// more for each name with a long line. If looks take long, they are less frequent, so that all pages together use at
 /// most a fifth of the time of one connection. A page in a hidden tab asks for nothing. At most 500
-/// names, and 500 tickets of a line, are shown.
+/// names, those with the most waiters, and 500 tickets of a line, are shown.
+///
+/// Below the table are the latest [events](Locks::events) of this process since the router was made:
+/// lost locks, and outages of the store. Because the page listens to them, the client connects again
+/// after an outage even if nobody uses it.
 ///
 /// ```no_run
 /// use axum::Router;
@@ -121,6 +127,7 @@ impl Dashboard {
         Router::new()
             .route("/", get(show).post(act))
             .with_state(Arc::new(Served {
+                latest: Latest::of(&self.locks),
                 dashboard: self,
                 not_before: Mutex::new(Instant::now()),
             }))
@@ -130,12 +137,18 @@ impl Dashboard {
         look::look(&self.locks, &self.prefix, wanted).await
     }
 
-    fn page<'a>(&'a self, wanted: &'a Wanted, look: &'a Look) -> Page<'a> {
+    fn page<'a>(
+        &'a self,
+        wanted: &'a Wanted,
+        look: &'a Look,
+        happened: &'a [Happened],
+    ) -> Page<'a> {
         Page {
             prefix: &self.prefix,
             actions: self.actions,
             wanted,
             look,
+            happened,
         }
     }
 }
@@ -144,19 +157,25 @@ impl Dashboard {
 #[derive(Debug)]
 struct Served {
     dashboard: Dashboard,
+    latest: Latest,
     /// The streams look one after the other, and not before this time.
     not_before: Mutex<Instant>,
 }
 
 impl Served {
-    /// A look of a stream, which waits for its turn. If the future is dropped, the next stream looks.
-    async fn look_in_turn(&self, wanted: &Wanted) -> Look {
-        let mut not_before = self.not_before.lock().await;
-        tokio::time::sleep_until(*not_before).await;
+    /// A look of a stream, which waits for its turn. `None` if the stream ends before its turn comes.
+    /// If the future is dropped, the next stream looks.
+    async fn look_in_turn(&self, wanted: &Wanted, ends: Instant) -> Option<Look> {
+        let turn = async {
+            let not_before = self.not_before.lock().await;
+            tokio::time::sleep_until(*not_before).await;
+            not_before
+        };
+        let mut not_before = tokio::time::timeout_at(ends, turn).await.ok()?;
         let began = Instant::now();
         let look = self.dashboard.look(wanted).await;
         *not_before = Instant::now() + began.elapsed() * PAUSES;
-        look
+        Some(look)
     }
 }
 
@@ -180,7 +199,9 @@ async fn show(State(served): State<Arc<Served>>, request: Request) -> Response {
         Look::Failed(_) => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::OK,
     };
-    let html = page::whole(dashboard.page(&wanted, &look), &nonce, token.as_deref());
+    let happened = served.latest.events();
+    let page = dashboard.page(&wanted, &look, &happened);
+    let html = page::whole(page, &nonce, token.as_deref());
     let mut response = (status, html.into_string()).into_response();
     let headers = response.headers_mut();
     let html = HeaderValue::from_static("text/html; charset=utf-8");
@@ -220,9 +241,11 @@ fn events(served: Arc<Served>, wanted: Wanted) -> Response {
                 if Instant::now() >= ends {
                     return None;
                 }
-                let look = served.look_in_turn(&wanted).await;
+                let look = served.look_in_turn(&wanted, ends).await?;
                 pause = served.dashboard.every;
-                let now = page::table(served.dashboard.page(&wanted, &look)).into_string();
+                let happened = served.latest.events();
+                let page = served.dashboard.page(&wanted, &look, &happened);
+                let now = page::table(page).into_string();
                 if now != shown {
                     shown.clone_from(&now);
                     let event = Event::default().retry(AGAIN).data(now);

@@ -8,6 +8,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{Method, Request, Response, StatusCode, header};
 use http_body_util::BodyExt as _;
+use lockcore::testing::Store;
 use lockcore::{Guard, Locks};
 use lockcore_tower::Dashboard;
 use tower::ServiceExt as _;
@@ -134,6 +135,92 @@ async fn a_change_is_pushed_to_a_page_that_is_open() {
     guard.release().await.unwrap();
 
     pushed("Free.").await;
+}
+
+#[tokio::test]
+async fn a_stream_that_waits_for_its_turn_ends_in_time() {
+    let store = Store::new();
+    let builder = Locks::builder().op_timeout(2 * SOON);
+    let page = router(Dashboard::new(store.client_with(builder).unwrap()));
+    store.freeze();
+    let (mut one, mut other) = (stream(&page).await, stream(&page).await);
+
+    // One of them looks, and gets no answer. The other one waits.
+    let ends = async {
+        tokio::select! { end = one.frame() => end, end = other.frame() => end }
+    };
+    let end = tokio::time::timeout(SOON, ends).await;
+
+    assert!(end.expect("the end of the stream").is_none());
+}
+
+#[tokio::test]
+async fn of_many_names_those_with_the_most_waiters_are_shown() {
+    let store = Store::new();
+    let locks = store.client().unwrap();
+    let mut guards = Vec::new();
+    for number in 0..510 {
+        guards.push(held(&locks, &format!("order:{number}")).await);
+    }
+    guards.push(held(&locks, "stock").await);
+    let other = store.another_process().client().unwrap();
+    let waiter = tokio::spawn(async move { held(&other, "stock").await });
+    let page = router(Dashboard::new(locks.clone()));
+    while locks.inspect("stock").await.unwrap().len() < 2 {
+        tokio::task::yield_now().await;
+    }
+
+    let names = shows(&page, "/locks").await;
+
+    let first = names.split("<a href=\"?name=").nth(1).unwrap();
+    assert!(first.starts_with("stock"), "{first}");
+    assert_eq!(names.matches("<a href=\"?name=").count(), 500);
+    assert!(names.contains("the 500 names with the most waiters"));
+    waiter.abort();
+}
+
+#[tokio::test]
+async fn losses_of_this_process_are_shown() {
+    let locks = Locks::connect("memory:").unwrap();
+    let all = router(Dashboard::new(locks.clone()));
+    let orders = router(Dashboard::new(locks.clone()).prefix("order:"));
+    let guard = held(&locks, "stock").await;
+    assert!(!shows(&all, "/locks").await.contains("This process"));
+
+    let ticket = ticket(&locks, "stock").await;
+    locks.force_release("stock", ticket).await.unwrap();
+    guard.lost().await;
+
+    let began = std::time::Instant::now();
+    while !shows(&all, "/locks").await.contains("lost stock (Taken)") {
+        assert!(began.elapsed() < SOON);
+        tokio::task::yield_now().await;
+    }
+    assert!(
+        shows(&all, "/locks?name=stock")
+            .await
+            .contains("lost stock")
+    );
+    assert!(
+        !shows(&all, "/locks?name=order:1")
+            .await
+            .contains("lost stock")
+    );
+    assert!(!shows(&orders, "/locks").await.contains("lost stock"));
+}
+
+#[tokio::test]
+async fn invisible_characters_of_a_name_are_seen() {
+    let locks = Locks::connect("memory:").unwrap();
+    let _guard = held(&locks, "order:1\u{202e}").await;
+    let _other = held(&locks, "order:1\u{ad}").await;
+    let page = router(Dashboard::new(locks));
+
+    let names = shows(&page, "/locks").await;
+
+    assert!(names.contains("order:1\\u{202e}"), "{names}");
+    assert!(names.contains("order:1\\u{ad}"), "{names}");
+    assert!(!names.contains('\u{202e}'), "{names}");
 }
 
 /// The page that asks for a confirmation: its cookie and the fields of its form.

@@ -17,8 +17,8 @@ const LONGEST_OWNER: usize = 64;
 /// is no option, because everybody on a machine can read the options of a process, and a URL may
 /// have a password.
 ///
-/// Exit codes: the code of the command that was run; 64 wrong arguments; 69 the store does not
-/// answer or refuses, or the latch was never set; 70 the lock was lost and the command was ended; 71
+/// Exit codes: the code of the command that was run; 1 doctor has found what to change; 64 wrong arguments; 66 there is no
+/// such ticket; 69 the store does not answer or refuses, or the latch was never set; 70 the lock was lost and the command was ended; 71
 /// the machine refuses to start a process; 75 held by another, or the wait is over; 78 a mistake in
 /// the configuration; 126 and 127 as in a shell; 128 and the number of the signal that ended the
 /// command, or lockcore.
@@ -46,8 +46,7 @@ pub(crate) enum Command {
     Latch(Latch),
     #[command(subcommand)]
     Counter(Counter),
-    /// Checks the store: connects, reads its settings, tries each operation, and says what to change
-    Doctor,
+    Doctor(Doctor),
     Bench(Bench),
     /// Prints a completion script
     Completions {
@@ -118,13 +117,15 @@ pub(crate) struct Run {
     /// How long the lock stays taken if this machine dies (LOCK_TTL)
     #[arg(long, value_parser = humantime::parse_duration)]
     pub(crate) ttl: Option<Duration>,
-    /// The lock stays taken for at least this long
+    /// The lock stays taken for at least this long. At ZooKeeper and etcd, where a lock ends with the
+    /// session of its process, lockcore itself stays until then
     #[arg(long, value_parser = humantime::parse_duration)]
     pub(crate) min_hold: Option<Duration>,
     /// The lock is lost after this time
     #[arg(long, value_parser = humantime::parse_duration)]
     pub(crate) max_hold: Option<Duration>,
-    /// The exit code if the lock is held by another, or the wait is over
+    /// The exit code if the lock is held by another, or the wait is over. With 0 this is no failure,
+    /// and nothing is said
     #[arg(short = 'E', long, default_value_t = crate::exit::BUSY, value_name = "CODE")]
     pub(crate) busy_exit_code: u8,
     #[command(flatten)]
@@ -213,6 +214,10 @@ pub(crate) struct Inspect {
 }
 
 /// Prints a line at each change of a name: who came, who holds, who is gone.
+///
+/// If the store does not answer, it says so once, and looks again until the store does. With --prefix,
+/// the line of a name where nobody waits is read again only if its summary has changed, and at each
+/// tenth look: so a holder that is asked for its lock may be shown later there.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Watch {
     pub(crate) name: String,
@@ -248,7 +253,7 @@ pub(crate) struct Top {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Revoke {
     pub(crate) name: String,
-    /// The ticket of the holder, as inspect shows it
+    /// The ticket of the holder, as inspect shows it, or its fencing token (LOCKCORE_TOKEN)
     pub(crate) ticket: u64,
     /// How much time the holder has
     #[arg(long, value_parser = humantime::parse_duration, default_value = "30s")]
@@ -266,7 +271,7 @@ pub(crate) struct Revoke {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Release {
     pub(crate) name: String,
-    /// The ticket of the holder, as inspect shows it
+    /// The ticket of the holder, as inspect shows it, or its fencing token (LOCKCORE_TOKEN)
     pub(crate) ticket: u64,
 }
 
@@ -329,6 +334,18 @@ pub(crate) struct Bench {
     /// How many tasks work at the same time
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000), default_value_t = 16)]
     pub(crate) tasks: u32,
+    /// One JSON object per line, with times in seconds
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Checks the store: connects, reads its settings, tries each operation, and says what to change.
+///
+/// Each line begins with ok, warn (change this), skipped (not looked at, or this store cannot do it)
+/// or FAILED. The exit code is 1 if there is a line with warn, and 69 if one operation has failed. The
+/// names that it uses are its own.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Doctor {
     /// One JSON object per line, with times in seconds
     #[arg(long)]
     pub(crate) json: bool,

@@ -1,5 +1,10 @@
 //! The process of a command: how it starts, gets signals and ends.
 //!
+//! The tool may have to wait for all processes of a group. A process that has ended stays in its
+//! group until its parent reads how, and the first process of a container may never do so for the
+//! orphans that it gets. So on Linux the tool makes itself the parent of the orphans below it, and
+//! reads how each of its children has ended.
+//!
 //! On Linux the command must not outlive this process, because it would run without the lock. So
 //! the tool starts itself, and the new process asks the kernel to be killed together with its
 //! parent, checks that the parent is still there, and becomes the command.
@@ -13,15 +18,22 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, Signal, getpid, getppid, kill_process, kill_process_group,
-    set_parent_process_death_signal, test_kill_process_group,
+    Pid, Signal, WaitOptions, kill_process, kill_process_group, test_kill_process_group, wait,
 };
+#[cfg(target_os = "linux")]
+use rustix::process::{getpid, getppid, set_child_subreaper, set_parent_process_death_signal};
+use tokio::signal::unix::{self, SignalKind};
 
 use crate::exit::{self, Exit};
+use crate::say::say;
 
 /// The first argument of this tool when it starts itself. It is no command of clap, so that neither
 /// the help nor the completions know it.
+#[cfg(target_os = "linux")]
 const START: &str = "__start";
+
+/// The variable with the fencing token.
+pub(crate) const TOKEN: &str = "LOCKCORE_TOKEN";
 
 /// How often the tool looks whether a process group is empty. No event tells this of processes that
 /// are not our children.
@@ -29,8 +41,12 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// A command that was started.
 pub(crate) struct Child {
-    process: tokio::process::Child,
-    pid: Option<Pid>,
+    pid: Pid,
+    /// How the command has ended, if it has.
+    status: Option<ExitStatus>,
+    /// Tells when a child has ended. (If this process was started to ignore SIGCHLD, the kernel would
+    /// forget how children end.)
+    ends: unix::Signal,
     /// Whether the command has a process group of its own.
     has_group: bool,
     /// Whether a signal that ends programs was sent.
@@ -43,33 +59,24 @@ impl Child {
     /// With a terminal, the command stays in the process group of this tool: Ctrl-C, Ctrl-Z and `fg`
     /// are about both. Without one, it gets a group of its own, so that signals reach all that it
     /// has started.
-    pub(crate) fn start(command: &[OsString], variables: &[(&str, String)]) -> io::Result<Self> {
+    pub(crate) fn start(command: &[OsString], variables: &[(&str, String)]) -> Result<Self, Exit> {
         let has_group = File::open("/dev/tty").is_err();
-        let mut start = match cfg!(target_os = "linux") {
-            true => {
-                // This names the running program even if its file was replaced meanwhile.
-                let mut start = Command::new("/proc/self/exe");
-                start.arg(START).arg(getpid().as_raw_pid().to_string());
-                start.args(command);
-                start
-            }
-            false => {
-                let mut start = Command::new(&command[0]);
-                start.args(&command[1..]);
-                start
-            }
-        };
+        let mut start = to_start(command);
+        // That of a tool which this one runs under is not the token of this lock.
+        start.env_remove(TOKEN);
         start.envs(variables.iter().map(|(name, value)| (*name, value)));
         if has_group {
             start.process_group(0);
         }
-        let process = tokio::process::Command::from(start).spawn()?;
-        let pid = process
-            .id()
-            .and_then(|pid| Pid::from_raw(pid.cast_signed()));
+        let ends = unix::signal(SignalKind::child())?;
+        #[cfg(target_os = "linux")]
+        set_child_subreaper(Some(getpid())).map_err(io::Error::from)?;
+        let process = start.spawn().map_err(|error| not_started(command, error))?;
+        let pid = Pid::from_raw(process.id().cast_signed());
         Ok(Self {
-            process,
-            pid,
+            pid: pid.ok_or_else(|| Exit::internal("the command has no number"))?,
+            status: None,
+            ends,
             has_group,
             is_told_to_end: false,
         })
@@ -85,33 +92,57 @@ impl Child {
     /// Sends a signal. If the command has ended, nothing happens.
     pub(crate) fn signal(&mut self, signal: Signal) {
         self.is_told_to_end |= ![Signal::USR1, Signal::USR2, Signal::CONT].contains(&signal);
-        let sent = match self.pid {
-            // The number of a group is not given to a new process while the group has members.
-            Some(pid) if self.has_group => kill_process_group(pid, signal),
-            // The process is not reaped before `ended` has resolved, so its number names no other.
-            Some(pid) if self.process.id().is_some() => kill_process(pid, signal),
-            _ => return,
+        let sent = match self.status {
+            // The number of a group is not given to a new process while the group has members, and
+            // `ended` has not resolved yet.
+            _ if self.has_group => kill_process_group(self.pid, signal),
+            // Only `ended` frees the number of the process, so it names no other.
+            None => kill_process(self.pid, signal),
+            Some(_) => return,
         };
         if let Err(error) = sent
             && error != Errno::SRCH
         {
-            eprintln!("lockcore: the command gets no signal and goes on: {error}");
+            say(format_args!(
+                "the command gets no signal and goes on: {error}"
+            ));
         }
     }
 
     /// Resolves when the command has ended. If it was told to end and has a group, all others of
     /// the group must have ended too: they may still work. Cancel safety: safe.
     pub(crate) async fn ended(&mut self) -> io::Result<ExitStatus> {
-        let status = self.process.wait().await?;
-        while self.is_told_to_end && self.has_others() {
-            tokio::time::sleep(LOOK).await;
+        loop {
+            self.reap()?;
+            match self.status {
+                None => drop(self.ends.recv().await),
+                Some(_) if self.is_told_to_end && self.has_others() => {
+                    tokio::time::sleep(LOOK).await;
+                }
+                Some(status) => return Ok(status),
+            }
         }
-        Ok(status)
     }
 
+    /// Reads how children have ended: the command, and orphans that it has left. No other part of
+    /// this process starts one.
+    fn reap(&mut self) -> io::Result<()> {
+        loop {
+            match wait(WaitOptions::NOHANG) {
+                Ok(Some((pid, status))) if pid == self.pid => {
+                    self.status = Some(ExitStatus::from_raw(status.as_raw()));
+                }
+                Ok(Some(_)) => {}
+                Ok(None) | Err(Errno::CHILD) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// A process that this one may not signal is one of the group too.
     fn has_others(&self) -> bool {
-        let group = self.pid.filter(|_| self.has_group);
-        group.is_some_and(|group| test_kill_process_group(group).is_ok())
+        self.has_group && test_kill_process_group(self.pid) != Err(Errno::SRCH)
     }
 }
 
@@ -126,14 +157,52 @@ pub(crate) fn code(status: ExitStatus) -> ExitCode {
         .into()
 }
 
+#[cfg(target_os = "linux")]
+fn to_start(command: &[OsString]) -> Command {
+    // This names the running program even if its file was replaced meanwhile.
+    let mut start = Command::new("/proc/self/exe");
+    start.arg(START).arg(getpid().as_raw_pid().to_string());
+    start.args(command);
+    start
+}
+
+/// The process that was started says what is wrong with the command.
+#[cfg(target_os = "linux")]
+fn not_started(_: &[OsString], error: io::Error) -> Exit {
+    error.into()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn to_start(command: &[OsString]) -> Command {
+    let mut start = Command::new(&command[0]);
+    start.args(&command[1..]);
+    start
+}
+
+#[cfg(not(target_os = "linux"))]
+fn not_started(command: &[OsString], error: io::Error) -> Exit {
+    refused(command, &error)
+}
+
+/// The exit code for a command that the system does not execute, as in a shell.
+fn refused(command: &[OsString], error: &io::Error) -> Exit {
+    let code = match error.kind() {
+        io::ErrorKind::NotFound => exit::NOT_FOUND,
+        _ => exit::NOT_EXECUTABLE,
+    };
+    Exit::new(code, format!("{}: {error}", command[0].display()))
+}
+
 /// A command that this process is to become.
+#[cfg(target_os = "linux")]
 pub(crate) struct Start {
     /// The process that the command must not outlive.
     parent: i32,
     command: Vec<OsString>,
 }
 
-/// Reads the arguments that [`Child::start`] has written.
+/// Reads the arguments that [`to_start`] has written.
+#[cfg(target_os = "linux")]
 pub(crate) fn asked_to_start(arguments: impl Iterator<Item = OsString>) -> Option<Start> {
     let mut arguments = arguments.skip(1);
     arguments.next().filter(|first| first == START)?;
@@ -143,12 +212,11 @@ pub(crate) fn asked_to_start(arguments: impl Iterator<Item = OsString>) -> Optio
 }
 
 /// Becomes the command. Returns only if that fails.
+#[cfg(target_os = "linux")]
 pub(crate) fn become_command(start: &Start) -> Exit {
-    if cfg!(target_os = "linux") {
-        // SIGKILL, because a command that ignored another signal would go on without the lock.
-        if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
-            return Exit::internal(format!("cannot tie the command to this process: {error}"));
-        }
+    // SIGKILL, because a command that ignored another signal would go on without the lock.
+    if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
+        return Exit::internal(format!("cannot tie the command to this process: {error}"));
     }
     // The parent may have ended before the line above.
     if getppid().map(Pid::as_raw_pid) != Some(start.parent) {
@@ -156,9 +224,5 @@ pub(crate) fn become_command(start: &Start) -> Exit {
     }
     let command = &start.command;
     let error = Command::new(&command[0]).args(&command[1..]).exec();
-    let code = match error.kind() {
-        io::ErrorKind::NotFound => exit::NOT_FOUND,
-        _ => exit::NOT_EXECUTABLE,
-    };
-    Exit::new(code, format!("{}: {error}", command[0].display()))
+    refused(command, &error)
 }

@@ -6,6 +6,7 @@ use lockcore::Locks;
 
 use crate::args::Elect;
 use crate::exit::Exit;
+use crate::say::say;
 use crate::signals::Signals;
 use crate::supervise::supervise;
 use crate::until_signal;
@@ -26,7 +27,7 @@ pub(crate) async fn elect(
     let leader = until_signal(signals, election.campaign()).await??;
     let outcome = supervise(&leader, &elect.under, signals).await;
     if let Err(error) = leader.resign().await {
-        eprintln!("lockcore: {error}");
+        say(error);
     }
     outcome
 }

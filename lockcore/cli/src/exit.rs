@@ -6,10 +6,15 @@ use std::process::ExitCode;
 
 use lockcore::{Error, ErrorKind};
 
+use crate::say::say;
 use crate::signals::Signal;
 
+/// The store works, and `doctor` has found what an operator should change.
+pub(crate) const FINDINGS: u8 = 1;
 /// The arguments are wrong.
 pub(crate) const USAGE: u8 = 64;
+/// There is no such ticket.
+pub(crate) const NO_TICKET: u8 = 66;
 /// The store does not answer, or refuses.
 pub(crate) const UNAVAILABLE: u8 = 69;
 /// The lock was lost, and the command under it was ended.
@@ -44,11 +49,13 @@ impl Exit {
         Self::new(OS_ERROR, message)
     }
 
+    pub(crate) fn silent(code: u8) -> Self {
+        let message = None;
+        Self { code, message }
+    }
+
     pub(crate) fn interrupted(signal: Signal) -> Self {
-        Self {
-            code: SIGNAL.saturating_add(signal.number()),
-            message: None,
-        }
+        Self::silent(SIGNAL.saturating_add(signal.number()))
     }
 
     /// Adds to the message.
@@ -62,7 +69,7 @@ impl Exit {
     /// Says it, and returns the code.
     pub(crate) fn report(self) -> ExitCode {
         if let Some(message) = self.message {
-            eprintln!("lockcore: {message}");
+            say(message);
         }
         self.code.into()
     }
@@ -84,10 +91,7 @@ impl From<io::Error> for Exit {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             // The reader of a pipe has seen enough, as in `lockcore ls | head`.
-            io::ErrorKind::BrokenPipe => Self {
-                code: 0,
-                message: None,
-            },
+            io::ErrorKind::BrokenPipe => Self::silent(0),
             _ => Self::internal(error.to_string()),
         }
     }

@@ -2,6 +2,11 @@
 //! client is made and shut down, and the outcome becomes an exit code. Each command has a file of
 //! its own.
 
+#![deny(
+    clippy::print_stderr,
+    reason = "it panics if nobody can read: `say` does not"
+)]
+
 mod args;
 mod bench;
 mod child;
@@ -9,11 +14,13 @@ mod counter;
 mod doctor;
 mod elect;
 mod exit;
+mod findings;
 mod inspect;
 mod latch;
 mod ls;
 mod revoke;
 mod run;
+mod say;
 mod show;
 mod signals;
 mod supervise;
@@ -28,16 +35,31 @@ use std::time::Duration;
 use clap::{CommandFactory as _, Parser as _};
 use futures_util::future::join_all;
 use lockcore::{Fair, Locks};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Layer as _};
 
 use args::{Args, Command};
 use exit::Exit;
+use say::say;
 use signals::Signals;
 
 /// How long the end may take. What is held then is released by the client, or ends with its lease.
 const END: Duration = Duration::from_secs(5);
 
+/// A look at the store that took long is followed by a pause of this many times as long, so that
+/// `top` and `watch` take at most a fifth of the store's time with one connection.
+const PAUSES: u32 = 4;
+
 fn main() -> ExitCode {
+    let code = carry_out_arguments();
+    say::finish();
+    code
+}
+
+fn carry_out_arguments() -> ExitCode {
+    #[cfg(target_os = "linux")]
     if let Some(start) = child::asked_to_start(std::env::args_os()) {
         return child::become_command(&start).report();
     }
@@ -63,8 +85,11 @@ fn main() -> ExitCode {
 
 fn with_client(command: Command, namespace: Option<String>) -> Result<ExitCode, Exit> {
     // A line between the rows of a full screen would damage it.
-    if !matches!(command, Command::Top(_)) {
-        log_to_standard_error();
+    match command {
+        Command::Top(_) => {}
+        // It shows the warnings about the store itself.
+        Command::Doctor(_) => log_to_standard_error("error"),
+        _ => log_to_standard_error("warn"),
     }
     // One thread: the parent-death signal of a command comes when the *thread* ends that has started
     // the command, and the main thread lives as long as the process. Leases do not depend on this
@@ -74,6 +99,7 @@ fn with_client(command: Command, namespace: Option<String>) -> Result<ExitCode, 
         .build()
         .map_err(|error| Exit::internal(format!("cannot start the runtime: {error}")))?;
     runtime.block_on(async {
+        let mut signals = Signals::listen()?;
         let mut builder = lockcore::Builder::from_env()?;
         // As the library reads it: in upper or lower case, with or without spaces around it.
         let is_memory = |url: String| url.trim().to_ascii_lowercase().starts_with("memory:");
@@ -92,11 +118,10 @@ fn with_client(command: Command, namespace: Option<String>) -> Result<ExitCode, 
             builder = builder.fair(Fair::Strict);
         }
         let other = match command {
-            Command::Bench(_) => Some(builder.clone().build()?),
+            Command::Bench(_) | Command::Doctor(_) => Some(builder.clone().build()?),
             _ => None,
         };
         let locks = builder.build()?;
-        let mut signals = Signals::listen()?;
         let outcome = carry_out(command, &locks, other.as_ref(), &mut signals).await;
         // Signals that came until now have had their effect. The next one ends the tool at once.
         signals.forget();
@@ -108,7 +133,7 @@ fn with_client(command: Command, namespace: Option<String>) -> Result<ExitCode, 
         let ends = until_signal(&mut signals, end).await.unwrap_or_default();
         for error in ends.into_iter().filter_map(Result::err) {
             // The outcome stands: a command that has run has run.
-            eprintln!("lockcore: {error}");
+            say(error);
         }
         outcome
     })
@@ -140,13 +165,16 @@ async fn carry_out(
         Command::Counter(counter) => until_signal(signals, counter::counter(locks, counter))
             .await?
             .map(done),
-        Command::Doctor => until_signal(signals, doctor::doctor(locks)).await?,
-        Command::Bench(bench) => until_signal(
-            signals,
-            bench::bench([locks, other.unwrap_or(locks)], bench),
-        )
-        .await?
-        .map(done),
+        Command::Doctor(doctor) => {
+            let clients = [locks, other.unwrap_or(locks)];
+            until_signal(signals, doctor::doctor(clients, doctor)).await?
+        }
+        Command::Bench(bench) => {
+            let clients = [locks, other.unwrap_or(locks)];
+            until_signal(signals, bench::bench(clients, bench))
+                .await?
+                .map(done)
+        }
         Command::Completions { .. } | Command::Man { .. } => Ok(ExitCode::SUCCESS), // no client
     }
 }
@@ -161,12 +189,18 @@ async fn until_signal<T>(signals: &mut Signals, work: impl Future<Output = T>) -
     }
 }
 
-/// The library's warnings go to standard error. `RUST_LOG` asks for more or less.
-fn log_to_standard_error() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+/// The library's log goes to standard error, from this level on. `RUST_LOG` asks for more or less.
+fn log_to_standard_error(level: &str) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(|| say::StandardError)
+        // It would be said by `eprintln!`.
+        .log_internal_errors(false)
         .with_target(false)
+        .with_filter(filter);
+    let findings = findings::Findings.with_filter(filter_fn(findings::may_be_one));
+    tracing_subscriber::registry()
+        .with(lines)
+        .with(findings)
         .init();
 }

@@ -2,10 +2,11 @@
 
 use std::process::ExitCode;
 
-use lockcore::{Locks, Release as Released};
+use lockcore::inspect::TicketInfo;
+use lockcore::{FencingToken, Locks, Release as Released};
 
 use crate::args::{Release, Revoke};
-use crate::exit::Exit;
+use crate::exit::{self, Exit};
 use crate::show;
 
 pub(crate) async fn revoke(locks: &Locks, revoke: Revoke) -> Result<ExitCode, Exit> {
@@ -15,22 +16,64 @@ pub(crate) async fn revoke(locks: &Locks, revoke: Revoke) -> Result<ExitCode, Ex
         within,
         why,
     } = revoke;
+    let ticket = meant(&locks.inspect(&name).await?, ticket)?;
     let outcome = locks.revoke(&name, ticket, within, &why).await?;
     told(&name, ticket, outcome)
 }
 
 pub(crate) async fn release(locks: &Locks, release: Release) -> Result<ExitCode, Exit> {
     let Release { name, ticket } = release;
+    let ticket = meant(&locks.inspect(&name).await?, ticket)?;
     let outcome = locks.force_release(&name, ticket).await?;
     told(&name, ticket, outcome)
 }
 
-/// A ticket that was gone before is a success too: the caller wants it gone.
+/// The ticket that a number names: its own number, or the fencing token of its holder.
+fn meant(line: &[TicketInfo], number: u64) -> Result<u64, Exit> {
+    let of_token = number.to_string().parse().map(FencingToken::ticket).ok();
+    let is_there = |ticket: u64| line.iter().any(|place| place.ticket == ticket);
+    match of_token.filter(|ticket| is_there(*ticket)) {
+        Some(_) if is_there(number) => {
+            let text = format!("{number} is a ticket, and the token of another one; see inspect");
+            Err(Exit::new(exit::USAGE, text))
+        }
+        Some(ticket) => Ok(ticket),
+        None => Ok(number),
+    }
+}
+
 fn told(name: &str, ticket: u64, outcome: Released) -> Result<ExitCode, Exit> {
     let name = show::on_one_line(name);
-    show::line(&match outcome {
-        Released::Released => format!("{name}: ticket {ticket} has ended"),
-        _ => format!("{name}: there is no ticket {ticket}; see lockcore inspect"),
-    })?;
-    Ok(ExitCode::SUCCESS)
+    match outcome {
+        Released::Released => {
+            show::line(&format!("{name}: ticket {ticket} has ended"))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        _ => {
+            let text = format!("{name}: there is no ticket {ticket}; see lockcore inspect");
+            Err(Exit::new(exit::NO_TICKET, text))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_ticket_is_named_by_its_number_or_by_the_token_of_its_holder() {
+        let place =
+            |ticket| TicketInfo::new(ticket, true, 1, 1, Duration::ZERO, "shop-1/4711/1".into());
+        let line = [place(5), place(7), place(7 * 1_024)];
+
+        assert_eq!(meant(&line, 5).ok(), Some(5));
+        assert_eq!(meant(&line, 5 * 1_024).ok(), Some(5));
+        assert_eq!(meant(&line, 5 * 1_024 + 1_023).ok(), Some(5));
+        assert_eq!(meant(&line, 6 * 1_024).ok(), Some(6 * 1_024), "not there");
+        assert_eq!(meant(&line, u64::MAX).ok(), Some(u64::MAX), "no token");
+        let both = meant(&line, 7 * 1_024).unwrap_err();
+        assert_eq!(both.code, exit::USAGE);
+    }
 }

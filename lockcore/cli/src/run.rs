@@ -2,10 +2,12 @@
 
 use std::process::ExitCode;
 
-use lockcore::{Error, ErrorKind, Lock, Locks, Release};
+use lockcore::{Error, ErrorKind, Held, Lock, Locks, Release};
+use tokio::time::{Instant, sleep_until};
 
 use crate::args::Run;
 use crate::exit::{self, Exit};
+use crate::say::say;
 use crate::show;
 use crate::signals::Signals;
 use crate::supervise::supervise;
@@ -24,19 +26,51 @@ pub(crate) async fn run(locks: &Locks, run: Run, signals: &mut Signals) -> Resul
         Ok(guard) => guard,
         Err(error) => return Err(not_taken(locks, &run, error).await),
     };
+    let began = Instant::now();
     let outcome = supervise(&guard, &run.under, signals).await;
+    if let Some(min_hold) = run.min_hold
+        && ends_with_its_session()
+    {
+        stay(&guard, began + min_hold, signals).await;
+    }
     match guard.release().await {
         Ok(Release::AlreadyLost) if !is_lost(&outcome) => {
-            eprintln!(
-                "lockcore: {}: the lock was lost before its release",
-                show::on_one_line(&run.name)
-            );
+            let name = show::on_one_line(&run.name);
+            say(format_args!("{name}: the lock was lost before its release"));
         }
         // A loss was said when it was noticed.
         Ok(_) => {}
-        Err(error) => eprintln!("lockcore: {error}"),
+        Err(error) => say(error),
     }
     outcome
+}
+
+/// Whether the store ends the locks of a process together with its session. Elsewhere the client
+/// leaves a lock at the store for the rest of its `min_hold`.
+fn ends_with_its_session() -> bool {
+    let url = std::env::var("LOCK_URL").unwrap_or_default();
+    let url = url.trim().to_ascii_lowercase();
+    ["zookeeper", "etcd"]
+        .iter()
+        .any(|store| url.starts_with(store))
+}
+
+/// Keeps the lock until this time, unless it is lost, or a signal asks this process to end.
+async fn stay(held: &Held, until: Instant, signals: &mut Signals) {
+    let name = show::on_one_line(held.name());
+    if !signals.is_asked_to_end() {
+        tokio::select! {
+            _ = signals.next_to_end() => {}
+            // It is said by the caller.
+            _ = held.lost() => return,
+            () = sleep_until(until) => return,
+        }
+    }
+    if Instant::now() < until {
+        say(format_args!(
+            "{name}: the lock is released before its --min-hold is over, because it ends with this process"
+        ));
+    }
 }
 
 fn is_lost(outcome: &Result<ExitCode, Exit>) -> bool {
@@ -71,6 +105,10 @@ async fn not_taken(locks: &Locks, run: &Run, error: Error) -> Exit {
     let exit = Exit::from(error);
     if !is_busy {
         return exit;
+    }
+    if run.busy_exit_code == 0 {
+        // No failure: a line for it would be a mail of cron.
+        return Exit::silent(0);
     }
     // Only to help: without an answer the error stands alone.
     let line = locks.inspect(&run.name).await.unwrap_or_default();

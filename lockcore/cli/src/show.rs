@@ -13,6 +13,10 @@ use unicode_width::UnicodeWidthStr as _;
 
 use crate::exit::Exit;
 
+/// A token is the number of its ticket times this, and the number of earlier holders of the ticket:
+/// see `GrantId` of the library.
+const TOKENS_OF_A_TICKET: u64 = 1_024;
+
 /// The space between two columns.
 const GAP: &str = "  ";
 
@@ -26,9 +30,15 @@ pub(crate) fn on_one_line(text: &str) -> String {
     text.chars().map(escaped).collect()
 }
 
-/// Characters that change the direction of the text around them, or have no width.
+/// Characters without a width, and those that change the direction of the text: `Bidi_Control`,
+/// `Default_Ignorable_Code_Point` and separators of lines, in Unicode 16.
 fn is_invisible(c: char) -> bool {
-    matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+    matches!(c,
+        '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}'
+        | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+        | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}'
+        | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' | '\u{1bca0}'..='\u{1bca3}'
+        | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
 }
 
 /// A time as people say it: two units at most, and no more exact than a millisecond.
@@ -136,6 +146,10 @@ fn terminal_width() -> Option<usize> {
 pub(crate) struct Place<'a> {
     name: &'a str,
     ticket: u64,
+    /// The fencing token of the first holder of this ticket, if the ticket is exclusive. Each holder
+    /// after it in the same process has one more. It is a text because it has more digits than a
+    /// number has in many JSON readers.
+    first_token: Option<String>,
     holds: bool,
     permits: u32,
     capacity: u32,
@@ -158,6 +172,7 @@ impl<'a> Place<'a> {
         Self {
             name,
             ticket: place.ticket,
+            first_token: first_token(place),
             holds: place.granted,
             permits: place.permits,
             capacity: place.capacity,
@@ -172,6 +187,12 @@ impl<'a> Place<'a> {
             }),
         }
     }
+}
+
+fn first_token(place: &TicketInfo) -> Option<String> {
+    let is_exclusive = place.permits >= place.capacity;
+    let token = place.ticket.checked_mul(TOKENS_OF_A_TICKET)?;
+    is_exclusive.then(|| token.to_string())
 }
 
 /// The permits of a ticket: a mutex and the write side of a lock have all.
@@ -206,7 +227,14 @@ mod tests {
     #[test]
     fn a_name_cannot_change_the_terminal() {
         assert_eq!(on_one_line("a\u{1b}[2Jb\r\nc"), "a\\u{1b}[2Jb\\r\\nc");
-        assert_eq!(on_one_line("order:42\u{202e}"), "order:42\\u{202e}");
+        for (name, shown) in [
+            ("order:42\u{202e}", "order:42\\u{202e}"),
+            ("order:42\u{ad}", "order:42\\u{ad}"),
+            ("order:\u{61c}42", "order:\\u{61c}42"),
+            ("order:42\u{e0041}", "order:42\\u{e0041}"),
+        ] {
+            assert_eq!(on_one_line(name), shown);
+        }
         assert_eq!(on_one_line("Müller 日本"), "Müller 日本");
     }
 

@@ -19,8 +19,8 @@ const OTHERS: [Number; 2] = [Number::USR1, Number::USR2];
 pub(crate) struct Signals {
     to_end: Vec<(Number, unix::Signal)>,
     others: Vec<(Number, unix::Signal)>,
-    /// If this process was started to ignore SIGCHLD, the kernel would forget how commands end.
-    _ends_of_commands: unix::Signal,
+    /// Whether one that asks this process to end was received.
+    is_asked: bool,
 }
 
 impl Signals {
@@ -42,13 +42,20 @@ impl Signals {
         Ok(Self {
             to_end: listen(&TO_END)?,
             others: listen(&OTHERS)?,
-            _ends_of_commands: unix::signal(SignalKind::child())?,
+            is_asked: false,
         })
     }
 
     /// The next signal. Cancel safety: safe, because a signal is kept until it is received.
     pub(crate) async fn next(&mut self) -> Signal {
-        next_of(self.to_end.iter_mut().chain(&mut self.others)).await
+        let signal = next_of(self.to_end.iter_mut().chain(&mut self.others)).await;
+        self.is_asked |= TO_END.contains(&signal.0);
+        signal
+    }
+
+    /// Whether a signal was received that asks this process to end.
+    pub(crate) fn is_asked_to_end(&self) -> bool {
+        self.is_asked
     }
 
     /// Drops the signals that have come and were not received. Returns the first of those that ask
@@ -64,7 +71,9 @@ impl Signals {
 
     /// The next signal that asks this process to end. Cancel safety: safe.
     pub(crate) async fn next_to_end(&mut self) -> Signal {
-        next_of(self.to_end.iter_mut()).await
+        let signal = next_of(self.to_end.iter_mut()).await;
+        self.is_asked = true;
+        signal
     }
 }
 

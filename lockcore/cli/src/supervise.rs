@@ -10,6 +10,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::args::{OnLost, OnRevoke, Under};
 use crate::child::{self, Child};
 use crate::exit::{self, Exit};
+use crate::say::say;
 use crate::show;
 use crate::signals::Signals;
 
@@ -24,7 +25,7 @@ pub(crate) async fn supervise(
     let name = held.name();
     let mut variables = vec![("LOCKCORE_NAME", name.to_owned())];
     if let Ok(token) = held.fencing_token() {
-        variables.push(("LOCKCORE_TOKEN", token.as_i64().to_string()));
+        variables.push((child::TOKEN, token.as_i64().to_string()));
     }
     // What has come before the command starts is not for the command.
     if let Some(signal) = signals.forget() {
@@ -46,7 +47,6 @@ pub(crate) async fn supervise(
                     OnLost::Kill => "the command is killed",
                     OnLost::Ignore => "the command goes on without it",
                 };
-                eprintln!("lockcore: {name}: the lock is lost ({reason:?}): {then}");
                 match under.on_lost {
                     OnLost::Term => {
                         terminate(&mut child);
@@ -55,21 +55,22 @@ pub(crate) async fn supervise(
                     OnLost::Kill => child.signal(Signal::KILL),
                     OnLost::Ignore => {}
                 }
+                say(format_args!("{name}: the lock is lost ({reason:?}): {then}"));
             }
             asked = held.revoked(), if !is_asked && !is_lost => {
                 is_asked = true;
-                eprintln!(
-                    "lockcore: {name}: {} asks for the lock within {}{}",
+                if under.on_revoke == OnRevoke::Term {
+                    terminate(&mut child);
+                }
+                say(format_args!(
+                    "{name}: {} asks for the lock within {}{}",
                     show::on_one_line(&asked.by),
                     show::span(asked.grace),
                     match asked.why.as_str() {
                         "" => String::new(),
                         why => format!(": {}", show::on_one_line(why)),
                     },
-                );
-                if under.on_revoke == OnRevoke::Term {
-                    terminate(&mut child);
-                }
+                ));
             }
             signal = signals.next() => {
                 if child.is_passed(signal.0) {

@@ -1,20 +1,32 @@
-//! `lockcore watch`: a line at each change. The tool looks at the line of each name again and again,
-//! so it costs the store a request per name and look.
+//! `lockcore watch`: a line at each change. The tool looks again and again: at the line of a name, or
+//! at the summaries of many names and at the lines that may have changed.
 
 use std::collections::BTreeMap;
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use lockcore::Locks;
-use lockcore::inspect::TicketInfo;
+use lockcore::inspect::{Summary, TicketInfo};
 use serde::Serialize;
-use tokio::time::{MissedTickBehavior, interval};
 
 use crate::args::Watch;
-use crate::exit::Exit;
-use crate::{ls, show};
+use crate::exit::{self, Exit};
+use crate::say::say;
+use crate::{PAUSES, ls, show};
 
-/// The tickets that the last look has shown, by name and number.
-type Seen = BTreeMap<(String, u64), TicketInfo>;
+/// Even if its summary shows no change, each line is looked at after this many looks: a summary does
+/// not show who is asked for a lock.
+const LOOKS: u32 = 10;
+/// By how much the age of a ticket may be wrong. It is measured on two machines.
+const INEXACT: Duration = Duration::from_millis(200);
+
+/// What the last look at a name has shown.
+struct Seen {
+    line: BTreeMap<u64, TicketInfo>,
+    summary: Option<Summary>,
+    at: Instant,
+    /// How many looks have passed since the line was read.
+    looks: u32,
+}
 
 #[derive(Clone, Copy, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -34,43 +46,117 @@ struct Changed<'a> {
 }
 
 pub(crate) async fn watch(locks: &Locks, watch: Watch) -> Result<(), Exit> {
-    let mut looks = interval(watch.every);
-    // After a look that took long, the next one is not made up for.
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut seen = Seen::new();
+    let mut seen = BTreeMap::new();
+    let mut failed = false;
+    let mut is_first = true;
     loop {
-        looks.tick().await;
-        let now = look(locks, &watch).await?;
-        for (key, place) in &now {
-            if let Some(change) = change(seen.get(key), place) {
-                tell(&watch, change, &key.0, place)?;
+        let began = Instant::now();
+        match look(locks, &watch, &seen).await {
+            Ok(now) => {
+                if std::mem::take(&mut failed) {
+                    say("the store answers again");
+                }
+                tell_changes(&watch, &seen, &now)?;
+                seen = now;
+                is_first = false;
             }
+            // It is said once, and the next looks are at what has changed meanwhile.
+            Err(error) if error.code == exit::UNAVAILABLE && !is_first => {
+                if !std::mem::replace(&mut failed, true) {
+                    let why = error.message.unwrap_or_default();
+                    say(format_args!("{}: looking again", show::on_one_line(&why)));
+                }
+            }
+            Err(error) => return Err(error),
         }
-        for (key, place) in seen.iter().filter(|(key, _)| !now.contains_key(*key)) {
-            tell(&watch, Change::Gone, &key.0, place)?;
-        }
-        seen = now;
+        let took = began.elapsed();
+        let pause = watch.every.saturating_sub(took);
+        // A store that is down needs no rest.
+        let rest = if failed {
+            Duration::ZERO
+        } else {
+            took * PAUSES
+        };
+        tokio::time::sleep(pause.max(rest)).await;
     }
 }
 
-async fn look(locks: &Locks, watch: &Watch) -> Result<Seen, Exit> {
+async fn look(
+    locks: &Locks,
+    watch: &Watch,
+    seen: &BTreeMap<String, Seen>,
+) -> Result<BTreeMap<String, Seen>, Exit> {
+    let at = Instant::now();
     let names = match watch.prefix {
         true => {
-            let names = ls::names(locks, &watch.name).await?.into_iter();
+            let names = ls::look(locks, &watch.name).await?.into_iter();
             names
                 .filter(|used| used.is_whole)
-                .map(|used| used.name)
+                .map(|used| (used.name, used.summary))
                 .collect()
         }
-        false => vec![watch.name.clone()],
+        false => vec![(watch.name.clone(), None)],
     };
-    let mut seen = Seen::new();
-    for name in names {
-        for place in locks.inspect(&name).await? {
-            seen.insert((name.clone(), place.ticket), place);
+    let mut now = BTreeMap::new();
+    for (name, summary) in names {
+        let before = seen.get(&name);
+        let unchanged = before.filter(|seen| seen.stays(summary.as_ref(), at));
+        let (line, looks) = match unchanged {
+            Some(seen) => (seen.line.clone(), seen.looks + 1),
+            None => {
+                let line = locks.inspect(&name).await?.into_iter();
+                (line.map(|place| (place.ticket, place)).collect(), 0)
+            }
+        };
+        let seen = Seen {
+            line,
+            summary,
+            at,
+            looks,
+        };
+        now.insert(name, seen);
+    }
+    Ok(now)
+}
+
+impl Seen {
+    /// Whether a summary shows that the line of a single holder has not changed.
+    fn stays(&self, now: Option<&Summary>, at: Instant) -> bool {
+        let (Some(before), Some(now)) = (&self.summary, now) else {
+            return false;
+        };
+        let is_alone = |summary: &Summary| summary.holders == 1 && summary.waiters == 0;
+        let same_owner = before.owner == now.owner && before.owner_text == now.owner_text;
+        // Another ticket of the same owner is younger.
+        let same_ticket = before.since.zip(now.since).is_some_and(|(before, now)| {
+            let expected = before + at.duration_since(self.at);
+            before > INEXACT * 2 && now + INEXACT >= expected
+        });
+        self.looks < LOOKS && is_alone(before) && is_alone(now) && same_owner && same_ticket
+    }
+}
+
+fn tell_changes(
+    watch: &Watch,
+    seen: &BTreeMap<String, Seen>,
+    now: &BTreeMap<String, Seen>,
+) -> Result<(), Exit> {
+    let before = |name: &str, ticket| seen.get(name)?.line.get(ticket);
+    for (name, now) in now {
+        for (ticket, place) in &now.line {
+            if let Some(change) = change(before(name, ticket), place) {
+                tell(watch, change, name, place)?;
+            }
         }
     }
-    Ok(seen)
+    for (name, seen) in seen {
+        let line = now.get(name).map(|now| &now.line);
+        let is_gone = |ticket| line.is_none_or(|line| !line.contains_key(ticket));
+        for (_, place) in seen.line.iter().filter(|(ticket, _)| is_gone(ticket)) {
+            tell(watch, Change::Gone, name, place)?;
+        }
+    }
+    Ok(())
 }
 
 fn change(before: Option<&TicketInfo>, now: &TicketInfo) -> Option<Change> {
@@ -102,4 +188,45 @@ fn tell(watch: &Watch, change: Change, name: &str, place: &TicketInfo) -> Result
         "{at}  {name}  {} {owner} {what}",
         place.ticket
     ))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_stays_if_its_holder_is_alone_and_grows_older() {
+        let all = 1 << 30;
+        let secs = Duration::from_secs;
+        let holder = |ticket, age| {
+            let owner = "shop-1/4711/1".into();
+            TicketInfo::new(ticket, true, all, all, secs(9), owner).with_age(age)
+        };
+        let at = Instant::now();
+        let seen = |age, looks| Seen {
+            line: BTreeMap::from([(7, holder(7, age))]),
+            summary: Some(Summary::of(&[holder(7, age)])),
+            at,
+            looks,
+        };
+        let stays =
+            |seen: Seen, line: &[TicketInfo]| seen.stays(Some(&Summary::of(line)), at + secs(1));
+
+        assert!(stays(seen(secs(5), 0), &[holder(7, secs(6))]));
+        assert!(
+            !stays(seen(secs(5), LOOKS), &[holder(7, secs(6))]),
+            "long ago"
+        );
+        assert!(
+            !stays(seen(secs(5), 0), &[holder(8, secs(1))]),
+            "another ticket"
+        );
+        assert!(
+            !stays(seen(Duration::ZERO, 0), &[holder(8, secs(1))]),
+            "perhaps another"
+        );
+        let two = [holder(7, secs(6)), holder(8, secs(6))];
+        assert!(!stays(seen(secs(5), 0), &two));
+        assert!(!seen(secs(5), 0).stays(None, at));
+    }
 }

@@ -9,7 +9,7 @@ mod kit;
 
 use std::process::Stdio;
 
-use kit::{Shop, runs, until};
+use kit::{Running, Shop, runs, until};
 
 // ---- run
 
@@ -64,6 +64,18 @@ fn the_command_knows_its_lock_and_gets_a_higher_token_each_time() {
 }
 
 #[test]
+fn a_shared_lock_under_a_mutex_does_not_get_the_token_of_the_mutex() {
+    let shop = Shop::new();
+    let tool = env!("CARGO_BIN_EXE_lockcore");
+    let script = "echo $LOCKCORE_NAME ${LOCKCORE_TOKEN-none}";
+    let inner = [tool, "run", "--shared", "page", "sh", "-c", script];
+
+    let printed = shop.prints(&[&["run", "job"], &inner[..]].concat());
+
+    assert_eq!(printed, "page none\n");
+}
+
+#[test]
 fn a_lock_that_is_held_has_an_exit_code_of_its_own_and_a_holder() {
     let shop = Shop::new();
     let _holder = shop.start(&["run", "job", "sleep", "1000"]);
@@ -81,6 +93,10 @@ fn a_lock_that_is_held_has_an_exit_code_of_its_own_and_a_holder() {
         shop.code(&["run", "-w", "1s", "-E", "9", "job", "touch", "ran"]),
         9
     );
+    // Cron sends a mail for each line.
+    let no_failure = shop.outcome(&["run", "--try", "-E", "0", "job", "touch", "ran"]);
+    assert_eq!(no_failure.status.code(), Some(0));
+    assert_eq!((no_failure.stdout, no_failure.stderr), (vec![], vec![]));
     assert!(!shop.path("ran").exists());
 }
 
@@ -143,6 +159,70 @@ fn a_command_that_ignores_the_end_or_is_stopped_is_killed() {
 }
 
 #[test]
+fn a_command_is_killed_at_the_loss_if_the_tool_is_told_so() {
+    let shop = Shop::new();
+    let script = "trap 'echo > asked' TERM; echo $$ > pid; while :; do sleep 0.05; done";
+    let words = ["run", "--ttl", "5s", "--on-lost", "kill", "--grace", "10m"];
+    let holder = shop.start(&[&words[..], &["job", "sh", "-c", script]].concat());
+    let pid = shop.written("pid");
+
+    shop.prints(&["release", "job", &shop.ticket("job", true)]);
+
+    let (code, said) = holder.said();
+    assert_eq!(code, 70, "{said}");
+    assert!(!runs(&pid) && !shop.path("asked").exists());
+}
+
+/// Ends its work in good order: it notes SIGTERM, and goes on until it may end.
+const NOTES_THE_END: &str = "exec 2> /dev/null; trap 'echo > asked' TERM; echo > began; until [ -e go ]; do sleep 0.05; done; exit 5";
+
+#[test]
+fn a_command_does_not_depend_on_who_reads_what_the_tool_says() {
+    let shop = Shop::new();
+    let words = [
+        "run",
+        "--on-revoke",
+        "term",
+        "job",
+        "sh",
+        "-c",
+        NOTES_THE_END,
+    ];
+    let full = std::fs::File::options().write(true).open("/dev/full");
+    let mut tool = shop.tool(&words);
+    let mut holder = tool
+        .env("RUST_LOG", "trace")
+        .stderr(full.unwrap())
+        .spawn()
+        .unwrap();
+    shop.written("began");
+    let ticket = shop.ticket("job", true);
+    let _asks = shop.start(&["revoke", "--within", "10m", "job", &ticket]);
+    shop.written("asked");
+
+    std::fs::write(shop.path("go"), "").unwrap();
+
+    let status = until("the end of the tool", || holder.try_wait().unwrap());
+    assert_eq!(status.code(), Some(5));
+}
+
+#[test]
+fn a_signal_for_the_command_does_not_wait_for_a_reader_that_has_stalled() {
+    let shop = Shop::new();
+    // The pipe has no room for anything more.
+    let full = "head -c 65536 /dev/zero >&2; exec \"$0\" \"$@\"";
+    let words = ["run", "--ttl", "5s", "job", "sh", "-c", NOTES_THE_END];
+    let mut holder = Shop::begin(shop.through("sh", &["-c", full], &words));
+    shop.written("began");
+
+    shop.prints(&["release", "job", &shop.ticket("job", true)]);
+
+    shop.written("asked");
+    std::fs::write(shop.path("go"), "").unwrap();
+    assert_eq!(holder.ended().code(), Some(70));
+}
+
+#[test]
 fn a_command_may_go_on_without_its_lock_if_it_is_told_so() {
     let shop = Shop::new();
     let script = "echo began > begin; until [ -e go ]; do sleep 0.05; done; exit 5";
@@ -189,19 +269,8 @@ fn a_signal_reaches_all_that_the_command_has_started() {
     // needs some time to end.
     let cleans_up = "trap 'until [ -e go ]; do sleep 0.05; done; exit' TERM; echo > ready";
     let script = format!("({cleans_up}; while :; do sleep 0.1; done) & echo $! > pid; wait");
-    let mut words = vec!["run", "job", "sh", "-c", &script];
-    let tool = shop.tool(&words);
-    let mut detached = std::process::Command::new("setsid");
-    words.clear();
-    detached
-        .arg("--wait")
-        .arg(tool.get_program())
-        .args(tool.get_args());
-    detached.envs(
-        tool.get_envs()
-            .filter_map(|(name, value)| Some((name, value?))),
-    );
-    detached.current_dir(shop.path("")).stdin(Stdio::null());
+    let words = ["run", "job", "sh", "-c", &script];
+    let mut detached = shop.through("setsid", &["--wait"], &words);
     let mut holder = detached.spawn().unwrap();
     let pid = shop.written("pid");
     shop.written("ready");
@@ -229,6 +298,48 @@ fn a_signal_reaches_all_that_the_command_has_started() {
         (!runs(&pid)).then_some(())
     });
     assert_eq!(shop.prints(&["inspect", "job"]), "job: free\n");
+}
+
+/// As the first process of a container is to the tool: orphans that nobody else takes become children
+/// of this process, which never reads how they have ended.
+#[cfg(target_os = "linux")]
+fn leave_orphans() {
+    use rustix::process::{getpid, set_child_subreaper};
+    set_child_subreaper(Some(getpid())).unwrap();
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_process_that_nobody_reaps_does_not_keep_the_tool_waiting() {
+    leave_orphans();
+    let shop = Shop::new();
+    // Without a terminal, so that the command has a process group. The second process of the group
+    // has lost its parent, and ends at SIGTERM, as the command does.
+    let script = "(sleep 1000 & echo $! > pid); echo > began; sleep 1000";
+    let words = ["run", "--ttl", "5s", "job", "sh", "-c", script];
+    let mut holder = shop.through("setsid", &["--wait"], &words).spawn().unwrap();
+    shop.written("began");
+
+    shop.prints(&["release", "job", &shop.ticket("job", true)]);
+
+    let status = until("the end of the tool", || holder.try_wait().unwrap());
+    assert_eq!(status.code(), Some(70));
+    assert!(!runs(&shop.read("pid")));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn an_orphan_of_the_command_is_reaped_while_the_command_goes_on() {
+    let shop = Shop::new();
+    let script = "(sh -c 'echo $$ > pid' &); echo > began; sleep 1000";
+    let _holder = shop.start(&["run", "job", "sh", "-c", script]);
+    shop.written("began");
+    let pid = shop.written("pid");
+
+    let process = std::path::Path::new("/proc").join(pid.trim());
+    until("the end of the orphan", || {
+        (!process.exists()).then_some(())
+    });
 }
 
 #[test]
@@ -280,6 +391,35 @@ fn a_holder_is_told_why_it_is_asked_and_the_next_one_gets_the_lock() {
         "{said}"
     );
     assert!(next.ended().success());
+}
+
+#[test]
+fn a_holder_is_named_by_its_token_too_and_one_that_is_gone_has_an_exit_code_of_its_own() {
+    let shop = Shop::new();
+    let script = "echo $LOCKCORE_TOKEN > token; sleep 1000";
+    let holder = shop.start(&["run", "--ttl", "5s", "job", "sh", "-c", script]);
+    let token = shop.written("token");
+    let token = token.trim();
+    let ticket = shop.ticket("job", true);
+    let line = shop.prints(&["inspect", "--json", "job"]);
+    assert!(
+        line.contains(&format!("\"first_token\":\"{token}\"")),
+        "{line}"
+    );
+
+    assert_eq!(
+        shop.prints(&["release", "job", token]),
+        format!("job: ticket {ticket} has ended\n")
+    );
+
+    assert_eq!(holder.said().0, 70);
+    for command in ["release", "revoke"] {
+        for gone in [&ticket, token] {
+            let outcome = shop.outcome(&[command, "job", gone]);
+            assert_eq!(outcome.status.code(), Some(66), "{command}");
+            assert_eq!(outcome.stdout, b"");
+        }
+    }
 }
 
 #[test]
@@ -343,14 +483,110 @@ fn a_reader_that_has_seen_enough_ends_watch_without_a_word() {
 }
 
 #[test]
-fn doctor_tries_each_operation() {
-    let report = Shop::new().prints(&["doctor"]);
+fn ctrl_c_ends_each_command_that_waits_and_leaves_nothing() {
+    let shop = Shop::new();
+    let _holder = shop.start(&["run", "job", "sleep", "1000"]);
+    shop.ticket("job", true);
+    shop.prints(&["latch", "set", "ready", "1"]);
+    let commands: [&[&str]; 7] = [
+        &["run", "--wait", "forever", "job", "touch", "ran"],
+        &["run", "other", "sleep", "1000"],
+        &["elect", "job", "touch", "ran"],
+        &["watch", "job"],
+        &["latch", "wait", "--wait", "forever", "ready"],
+        &["counter", "watch", "hits"],
+        &["bench", "--time", "10m"],
+    ];
 
-    assert_eq!(report.lines().count(), 6, "{report}");
+    for words in commands {
+        // In the background, a shell lets all that it starts ignore the signal.
+        let mut tool = shop.through("env", &["--default-signal=INT"], words);
+        let said = std::fs::File::create(shop.path("said")).unwrap();
+        // The tool listens to signals before this line of the log.
+        tool.env("RUST_LOG", "info")
+            .stdout(Stdio::null())
+            .stderr(said);
+        let mut tool = Running::of(tool.spawn().unwrap());
+        until("the client", || {
+            shop.read("said").contains("client started").then_some(())
+        });
+
+        tool.signal("-INT");
+
+        assert_eq!(tool.ended().code(), Some(128 + 2), "{words:?}");
+        assert_eq!(shop.prints(&["ls", "--names"]), "job\n", "{words:?}");
+        let line = shop.prints(&["inspect", "--json", "job"]);
+        assert_eq!(line.lines().count(), 1, "{line}");
+        assert!(!shop.path("ran").exists());
+    }
+}
+
+#[test]
+fn a_pipe_that_nobody_reads_is_no_failure() {
+    let shop = Shop::new();
+    let _holder = shop.start(&["run", "job", "sleep", "1000"]);
+    let ticket = shop.ticket("job", true);
+    let commands: [&[&str]; 7] = [
+        &["ls"],
+        &["ls", "--json"],
+        &["inspect", "job"],
+        &["counter", "get", "hits"],
+        &["doctor"],
+        &["completions", "bash"],
+        &["release", "job", &ticket],
+    ];
+
+    for words in commands {
+        let mut tool = shop.tool(words);
+        let mut tool = tool
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        drop(tool.stdout.take());
+
+        let outcome = tool.wait_with_output().unwrap();
+
+        assert_eq!(outcome.status.code(), Some(0), "{words:?} {outcome:?}");
+        assert_eq!(outcome.stderr, b"", "{words:?} {outcome:?}");
+    }
+}
+
+#[test]
+fn doctor_tries_each_operation() {
+    let shop = Shop::new();
+
+    let report = shop.prints(&["doctor"]);
+
+    assert_eq!(report.lines().count(), 9, "{report}");
     assert!(
         report.lines().all(|line| line.starts_with("ok ")),
         "{report}"
     );
+    assert_eq!(shop.prints(&["ls"]), "");
+}
+
+#[test]
+fn doctor_finds_a_large_log_of_sqlite_whatever_the_log_says() {
+    let shop = Shop::new();
+    let _holder = shop.start(&["run", "job", "sleep", "1000"]);
+    shop.ticket("job", true);
+    let log = std::fs::File::options()
+        .write(true)
+        .open(shop.path("locks.db-wal"));
+    log.unwrap().set_len(65 << 20).unwrap();
+
+    for quiet in ["off", "trace"] {
+        let mut doctor = shop.tool(&["doctor", "--json"]);
+        let outcome = doctor.env("RUST_LOG", quiet).output().unwrap();
+
+        assert_eq!(outcome.status.code(), Some(1));
+        let report = String::from_utf8(outcome.stdout).unwrap();
+        let mut warnings = report.lines().filter(|line| line.contains("\"warn\""));
+        let warning = warnings.next().unwrap();
+        assert!(warning.contains("locks.db-wal has 65 MiB"), "{report}");
+        assert_eq!(warnings.next(), None);
+    }
 }
 
 #[test]

@@ -7,13 +7,18 @@
 
 mod kit;
 
+use std::time::{Duration, Instant};
+
 use libtest_mimic::{Arguments, Conclusion, Trial};
+use tests::etcd_server::EtcdServer;
 use tests::fact::fact;
+use tests::mysql_server::MysqlServer;
 use tests::postgres_server::PostgresServer;
+use tests::proxy::Proxy;
 use tests::redis_server::RedisServer;
 use tests::zookeeper_server::ZooKeeperServer;
 
-use kit::Shop;
+use kit::{Running, Shop, until};
 
 type Fact = (&'static str, fn(&Shop));
 
@@ -40,8 +45,12 @@ fn main() -> std::process::ExitCode {
             go(ZooKeeperServer::start().url());
         }),
         on("postgres", PostgresServer::available(), |go| {
-            go(PostgresServer::start().url());
+            // In the tests it does not write to the disk otherwise, which doctor would find.
+            go(PostgresServer::with(&["fsync=on"]).url());
         }),
+        findings(),
+        sessions(),
+        outages(),
         on_a_terminal(),
     ];
     let arguments = Arguments::from_args();
@@ -55,7 +64,8 @@ fn on_a_terminal() -> Vec<Trial> {
     let needs = tmux
         .map(drop)
         .map_err(|_| "tmux is not installed".to_owned());
-    let facts: [Fact; 2] = [
+    let facts: [Fact; 3] = [
+        ("ls_and_inspect_show_blocks_on_a_narrow_terminal", blocks),
         ("top_shows_a_line_and_asks_its_holder", top),
         ("top_fits_a_narrow_terminal_and_ends_with_ctrl_c", narrow),
     ];
@@ -91,6 +101,28 @@ fn top(shop: &Shop) {
     holder.ended();
     screen.press(&["q"]);
     screen.ends();
+}
+
+fn blocks(shop: &Shop) {
+    let _holder = shop.start(&["run", "order:1", "sleep", "1000"]);
+    shop.ticket("order:1", true);
+
+    for (words, heads) in [
+        (&["ls"][..], ["NAME ", "HOLDERS ", "HELD BY "]),
+        (&["inspect", "order:1"], ["TICKET ", "PERMITS ", "OWNER "]),
+    ] {
+        let screen = shop.screen(40, 20, words);
+        screen.shows("restored");
+        let text = screen.text();
+        for head in heads {
+            let begins = |line: &str| line.starts_with(head);
+            assert_eq!(
+                text.lines().filter(|line| begins(line)).count(),
+                1,
+                "{text}"
+            );
+        }
+    }
 }
 
 fn narrow(shop: &Shop) {
@@ -152,11 +184,281 @@ fn release(shop: &Shop) {
 fn doctor(shop: &Shop) {
     let report = shop.prints(&["doctor"]);
 
-    assert_eq!(report.lines().count(), 6, "{report}");
+    assert_eq!(report.lines().count(), 9, "{report}");
     assert!(
         report.lines().all(|line| line.starts_with("ok ")),
         "{report}"
     );
+}
+
+fn sessions() -> Vec<Trial> {
+    vec![
+        fact(
+            "zookeeper::a_lock_stays_for_its_min_hold",
+            ZooKeeperServer::available(),
+            || {
+                min_hold(&Shop::at(ZooKeeperServer::start().url()));
+            },
+        ),
+        fact(
+            "etcd::a_lock_stays_for_its_min_hold",
+            EtcdServer::available(),
+            || {
+                min_hold(&Shop::at(EtcdServer::start().url()));
+            },
+        ),
+    ]
+}
+
+fn outages() -> Vec<Trial> {
+    let facts: [(&str, fn()); 3] = [
+        ("watch_goes_on_after_an_outage", watch_goes_on),
+        (
+            "a_command_is_ended_when_its_lease_is_over",
+            store_down_during_a_run,
+        ),
+        (
+            "a_command_that_has_ended_keeps_its_exit_code",
+            store_down_after_a_run,
+        ),
+    ];
+    let trial = |(name, body): (&str, fn())| {
+        fact(format!("outage::{name}"), RedisServer::available(), body)
+    };
+    facts.map(trial).into()
+}
+
+/// A lock that ends with the session of its process stays taken for as long as the tool stays.
+fn min_hold(shop: &Shop) {
+    let began = Instant::now();
+    let hold = ["run", "--ttl", "2s", "--min-hold", "8s", "job"];
+    let mut first = shop.start(&[&hold[..], &["sh", "-c", "echo > done"]].concat());
+    shop.written("done");
+    assert_eq!(shop.code(&["run", "--try", "job", "true"]), 75);
+
+    assert!(first.ended().success());
+
+    assert!(
+        began.elapsed() >= Duration::from_secs(8),
+        "{:?}",
+        began.elapsed()
+    );
+    assert_eq!(shop.code(&["run", "job", "true"]), 0);
+
+    // A service manager that ends the tool does not wait for it.
+    let mut second = shop.start(&[
+        "run",
+        "--min-hold",
+        "10m",
+        "job",
+        "sh",
+        "-c",
+        "echo > again",
+    ]);
+    shop.written("again");
+    second.signal("-TERM");
+    let code = second.ended().code();
+    // The command may have got the signal too.
+    assert!([Some(0), Some(128 + 15)].contains(&code), "{code:?}");
+}
+
+/// Until it may end.
+const WORKS: &str = "echo > began; until [ -e go ]; do sleep 0.05; done; exit 5";
+
+fn store_down_during_a_run() {
+    let server = RedisServer::start();
+    let shop = Shop::at(server.url());
+    let holder = shop.start(&["run", "--ttl", "2s", "job", "sh", "-c", WORKS]);
+    shop.written("began");
+
+    server.kill();
+
+    let (code, said) = holder.said();
+    assert_eq!(code, 70, "{said}");
+    assert!(
+        said.contains("the lock is lost (Expired): the command is ended"),
+        "{said}"
+    );
+}
+
+fn store_down_after_a_run() {
+    let server = RedisServer::start();
+    let shop = Shop::at(server.url());
+    let holder = shop.start(&["run", "--ttl", "10m", "job", "sh", "-c", WORKS]);
+    shop.written("began");
+    server.kill();
+
+    std::fs::write(shop.path("go"), "").unwrap();
+
+    let (code, said) = holder.said();
+    assert_eq!(code, 5, "{said}");
+    assert!(
+        said.contains("lockcore: "),
+        "nobody learns that the lock is not released: {said}"
+    );
+}
+
+fn watch_goes_on() {
+    let server = RedisServer::start();
+    let shop = Shop::at(server.url());
+    let mut watch = shop.tool(&["watch", "--every", "50ms", "job"]);
+    watch.env("LOCK_OP_TIMEOUT", "1s").env("RUST_LOG", "off");
+    let file = |name: &str| std::fs::File::create(shop.path(name)).unwrap();
+    let watch = watch.stdout(file("changes")).stderr(file("said"));
+    let mut watch = Running::of(watch.spawn().unwrap());
+    let mut first = shop.start(&["run", "--ttl", "1s", "job", "sleep", "1000"]);
+    let shows = |file: &str, part: &str, times: usize| {
+        until(part, || {
+            (shop.read(file).matches(part).count() >= times).then_some(())
+        });
+    };
+    shows("changes", "holds", 1);
+
+    server.kill();
+    shows("said", "looking again", 1);
+    first.ended();
+    server.restart();
+
+    let _second = shop.start(&["run", "job", "sleep", "1000"]);
+    shows("said", "answers again", 1);
+    shows("changes", "is gone", 1);
+    shows("changes", "holds", 2);
+    assert_eq!(
+        shop.read("said").lines().count(),
+        2,
+        "{}",
+        shop.read("said")
+    );
+    watch.signal("-TERM");
+    assert_eq!(watch.ended().code(), Some(128 + 15));
+}
+
+/// Stores that are made wrong on purpose, and what `doctor` says of each.
+fn findings() -> Vec<Trial> {
+    vec![
+        fact(
+            "doctor::redis_that_evicts_keys",
+            RedisServer::available(),
+            || {
+                let server = RedisServer::with(&["--maxmemory-policy", "allkeys-lru"]);
+                let report = finds(&Shop::at(server.url()), "");
+                assert!(
+                    report.contains("Set maxmemory-policy noeviction"),
+                    "{report}"
+                );
+            },
+        ),
+        fact(
+            "doctor::redis_that_tells_nothing",
+            RedisServer::available(),
+            || {
+                let server = RedisServer::start();
+                let user = [
+                    "ACL", "SETUSER", "ann", "on", ">secret", "~*", "&*", "+@all", "-info",
+                ];
+                let () = server.command(&user);
+                let report = Shop::at(server.url_with_user("ann", "secret")).prints(&["doctor"]);
+                let is_told = |line: &str| line.starts_with("skipped INFO is not permitted");
+                assert_eq!(
+                    report.lines().filter(|line| is_told(line)).count(),
+                    1,
+                    "{report}"
+                );
+            },
+        ),
+        fact(
+            "doctor::zookeeper_behind_a_proxy_that_loses_events",
+            ZooKeeperServer::available(),
+            || {
+                let server = ZooKeeperServer::start();
+                let proxy = Proxy::to(server.port());
+                proxy.lose_events();
+                let url = format!("zookeeper://127.0.0.1:{}", proxy.port());
+                let outcome = Shop::at(url).outcome(&["doctor"]);
+                let report = String::from_utf8(outcome.stdout).unwrap();
+                assert!(report.contains("FAILED  hands a lock over"), "{report}");
+                assert!(
+                    report.contains("no wake-up of the store has reached"),
+                    "{report}"
+                );
+                assert_eq!(outcome.status.code(), Some(69), "{report}");
+            },
+        ),
+        fact(
+            "doctor::postgres_that_does_not_write",
+            PostgresServer::available(),
+            || {
+                let server = PostgresServer::with(&["fsync=off"]);
+                let report = finds(&Shop::at(server.url()), "");
+                assert!(report.contains("Set fsync on"), "{report}");
+            },
+        ),
+        fact(
+            "doctor::postgres_with_an_unlogged_table",
+            PostgresServer::available(),
+            || {
+                let server = PostgresServer::with(&["fsync=on"]);
+                let tables = server.query("SELECT tablename FROM pg_tables WHERE schemaname = 'lockcore1' AND tablename NOT IN (SELECT conrelid::regclass::text FROM pg_constraint WHERE contype = 'f')");
+                server.query(&format!("ALTER TABLE lockcore1.{} SET UNLOGGED", tables[0]));
+                let report = finds(&Shop::at(server.url()), "");
+                assert!(report.contains("is UNLOGGED"), "{report}");
+            },
+        ),
+        fact(
+            "doctor::mysql_that_writes_later",
+            MysqlServer::available(),
+            || {
+                let server = MysqlServer::with(&["--innodb-flush-log-at-trx-commit=2"]);
+                let report = finds(&Shop::at(server.url()), "");
+                assert!(
+                    report.contains("innodb_flush_log_at_trx_commit is not 1"),
+                    "{report}"
+                );
+            },
+        ),
+        fact(
+            "doctor::zookeeper_with_short_sessions",
+            ZooKeeperServer::available(),
+            || {
+                let server = ZooKeeperServer::with(&["maxSessionTimeout=2000"]);
+                let report = finds(&Shop::at(server.url()), "10s");
+                assert!(
+                    report.contains("Raise the server's maxSessionTimeout"),
+                    "{report}"
+                );
+            },
+        ),
+        fact(
+            "doctor::etcd_with_long_leases",
+            EtcdServer::available(),
+            || {
+                let server = EtcdServer::with(&["--election-timeout", "5000"]);
+                let report = finds(&Shop::at(server.url()), "1s");
+                assert!(
+                    report.contains("Its least ttl follows from its election timeout"),
+                    "{report}"
+                );
+            },
+        ),
+    ]
+}
+
+/// The report, in which one line is a warning, and all others are good.
+fn finds(shop: &Shop, ttl: &str) -> String {
+    let mut doctor = shop.tool(&["doctor"]);
+    if !ttl.is_empty() {
+        doctor.env("LOCK_TTL", ttl);
+    }
+    let outcome = doctor.env("RUST_LOG", "off").output().unwrap();
+    let report = String::from_utf8(outcome.stdout).unwrap();
+    let begin = |word: &str| report.lines().filter(|line| line.starts_with(word)).count();
+    assert_eq!(
+        (begin("ok "), begin("warn "), begin("")),
+        (9, 1, 10),
+        "{report}"
+    );
+    assert_eq!(outcome.status.code(), Some(1), "{report}");
+    report
 }
 
 fn bench(shop: &Shop) {

@@ -8,6 +8,9 @@ use super::form::Action;
 /// How many names are shown.
 pub(super) const MOST_NAMES: usize = 500;
 
+/// How many names the store is asked for at once.
+const PAGE: u32 = 1_000;
+
 /// The query of a page.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Wanted {
@@ -66,20 +69,17 @@ pub(super) async fn look(locks: &Locks, prefix: &str, wanted: &Wanted) -> Look {
 }
 
 async fn names(locks: &Locks, begin: &str) -> Result<Look, Error> {
-    // One name more, so that one page shows whether there are more names than fit.
-    let page = u32::try_from(MOST_NAMES + 1).unwrap_or(u32::MAX);
-    let mut pages = locks.list(begin).with_summaries().page_size(page);
+    let mut pages = locks.list(begin).with_summaries().page_size(PAGE);
     let mut names = Vec::new();
-    while names.len() <= MOST_NAMES
-        && let Some(page) = pages.next().await?
-    {
+    let mut more = false;
+    while let Some(page) = pages.next().await? {
         names.extend(page);
+        names.sort();
+        names.dedup_by(|one, other| one.name == other.name && one.is_whole == other.is_whole);
+        let waiters = |used: &NameInUse| used.summary.as_ref().map_or(0, |summary| summary.waiters);
+        names.sort_by_key(|used| std::cmp::Reverse(waiters(used)));
+        more |= names.len() > MOST_NAMES;
+        names.truncate(MOST_NAMES);
     }
-    let more = names.len() > MOST_NAMES;
-    names.sort();
-    names.dedup_by(|one, other| one.name == other.name && one.is_whole == other.is_whole);
-    names.truncate(MOST_NAMES);
-    let waiters = |used: &NameInUse| used.summary.as_ref().map_or(0, |summary| summary.waiters);
-    names.sort_by_key(|used| std::cmp::Reverse(waiters(used)));
     Ok(Look::Names { names, more })
 }

@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+use lockcore::events::Event;
 use lockcore::inspect::{NameInUse, TicketInfo};
 use lockcore::semaphore::Semaphore;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::form::Action;
+use super::happened::Happened;
 use super::look::{Look, MOST_NAMES, Wanted};
 
 const STYLE: &str = include_str!("style.css");
@@ -23,6 +25,8 @@ pub(super) struct Page<'a> {
     pub(super) actions: bool,
     pub(super) wanted: &'a Wanted,
     pub(super) look: &'a Look,
+    /// What has happened to the client of this process, the newest first.
+    pub(super) happened: &'a [Happened],
 }
 
 /// The whole page. With a token it asks for a confirmation.
@@ -33,7 +37,7 @@ pub(super) fn whole(page: Page<'_>, nonce: &str, token: Option<&str>) -> Markup 
         look,
         ..
     } = page;
-    let title = wanted.name.as_deref().unwrap_or("Locks");
+    let title = visible(wanted.name.as_deref().unwrap_or("Locks"));
     html! {
         (DOCTYPE)
         html lang="en" {
@@ -50,13 +54,13 @@ pub(super) fn whole(page: Page<'_>, nonce: &str, token: Option<&str>) -> Markup 
                 @match &wanted.name {
                     Some(name) => {
                         nav { a href="?" { "All names" } }
-                        h1 { (name) }
+                        h1 { (visible(name)) }
                     }
                     None => {
                         h1 { "Locks" }
                         form {
                             label {
-                                "Names that begin with " (prefix) " "
+                                "Names that begin with " (visible(prefix)) " "
                                 input name="begin" value=(wanted.begin) autocomplete="off";
                             }
                             " "
@@ -81,8 +85,43 @@ pub(super) fn whole(page: Page<'_>, nonce: &str, token: Option<&str>) -> Markup 
     }
 }
 
-/// What the page shows of the store.
+/// What the page shows of the store, and of this process.
 pub(super) fn table(page: Page<'_>) -> Markup {
+    let is_shown = |happened: &&Happened| match &happened.event {
+        Event::Lost { name, .. } => match &page.wanted.name {
+            Some(wanted) => name == wanted,
+            None => name.starts_with(page.prefix),
+        },
+        _ => true,
+    };
+    let happened: Vec<_> = page.happened.iter().filter(is_shown).collect();
+    html! {
+        (of_the_store(page))
+        @if !happened.is_empty() {
+            h2 { "This process" }
+            ul { @for happened in happened {
+                li.text { (time(Some(happened.at.elapsed()))) " ago: " (what(&happened.event)) }
+            } }
+        }
+    }
+}
+
+fn what(event: &Event) -> String {
+    match event {
+        Event::Suspended => "the store is out of reach".into(),
+        Event::Restored => "the store answers again".into(),
+        Event::Lost { name, reason, .. } => format!("lost {} ({reason:?})", visible(name)),
+        Event::Moved(address) => {
+            format!("{} leads to another server", visible(address))
+        }
+        Event::NodeDown(address) => format!("the node {} is out of reach", visible(address)),
+        Event::NodeUp(address) => format!("the node {} is in reach again", visible(address)),
+        Event::Missed(number) => format!("{number} events that were not seen"),
+        other => format!("{other:?}"),
+    }
+}
+
+fn of_the_store(page: Page<'_>) -> Markup {
     match page.look {
         Look::Names { names, more } => names_table(names, *more),
         Look::Line(line) => {
@@ -111,7 +150,10 @@ fn names_table(names: &[NameInUse], more: bool) -> Markup {
             }
         }
         @if more {
-            p { "Only " (MOST_NAMES) " names are shown. Type how the names begin to see others." }
+            p {
+                "Only the " (MOST_NAMES) " names with the most waiters are shown. Type how the names begin \
+                 to see others."
+            }
         }
     }
 }
@@ -122,9 +164,9 @@ fn name_row(used: &NameInUse) -> Markup {
         tr {
             td.text {
                 @if used.is_whole {
-                    a href=(link(&[("name", name)])) { (name) }
+                    a href=(link(&[("name", name)])) { (visible(name)) }
                 } @else {
-                    (name) "… (too long to inspect)"
+                    (visible(name)) "… (too long to inspect)"
                 }
             }
             @match &used.summary {
@@ -190,7 +232,7 @@ fn place_row(place: &TicketInfo, name: &str, actions: bool) -> Markup {
             td.text { (owner_of(place)) }
             td.wide.text {
                 @if let Some(asked) = &place.asked_back {
-                    (asked.by) @if !asked.why.is_empty() { ": " (asked.why) }
+                    (visible(&asked.by)) @if !asked.why.is_empty() { ": " (visible(&asked.why)) }
                 }
             }
             @if actions {
@@ -258,10 +300,32 @@ fn owner_of(place: &TicketInfo) -> String {
 }
 
 fn owner(owner: &str, text: Option<&str>) -> String {
+    let owner = visible(owner);
     match text {
-        Some(text) => format!("{owner} ({text})"),
-        None => owner.to_owned(),
+        Some(text) => format!("{owner} ({})", visible(text)),
+        None => owner,
     }
+}
+
+/// A text from outside in which a person sees each character: two names that look the same are the
+/// same, and none changes the direction of the text around it.
+fn visible(text: &str) -> String {
+    let escaped = |c: char| match c.is_control() || is_invisible(c) {
+        true => c.escape_default().to_string(),
+        false => c.to_string(),
+    };
+    text.chars().map(escaped).collect()
+}
+
+/// Characters without a width, and those that change the direction of the text: `Bidi_Control`,
+/// `Default_Ignorable_Code_Point` and separators of lines, in Unicode 16.
+fn is_invisible(c: char) -> bool {
+    matches!(c,
+        '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}'
+        | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+        | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}'
+        | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' | '\u{1bca0}'..='\u{1bca3}'
+        | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
 }
 
 fn permits(place: &TicketInfo) -> String {

@@ -1,5 +1,7 @@
 //! Draws the live view. Without colours: what stands out is bold or reversed, on every terminal.
 
+use std::ops::Range;
+
 use lockcore::inspect::{NameInUse, Summary, TicketInfo};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
@@ -47,12 +49,21 @@ pub(super) fn draw(frame: &mut Frame<'_>, view: &View, state: &mut TableState) {
         Constraint::Length(1),
     ])
     .areas(frame.area());
+    // The head of the table has a row too.
+    let height = usize::from(body.height.saturating_sub(1));
+    let cursor = view.cursor();
     let (columns, rows): (&[Column], Vec<[String; 6]>) = match &view.page {
         Page::Names { .. } => {
-            let names = view.names().into_iter();
-            (&NAMES, names.map(name_row).collect())
+            let names = view.names();
+            let seen = window(state, cursor, height, names.len());
+            let rows = names[seen].iter().map(|used| name_row(used));
+            (&NAMES, rows.collect())
         }
-        Page::Line { .. } => (&LINE, view.line().iter().map(line_row).collect()),
+        Page::Line { .. } => {
+            let line = view.line();
+            let seen = window(state, cursor, height, line.len());
+            (&LINE, line[seen].iter().map(line_row).collect())
+        }
     };
     let width = frame.area().width;
     let fit: Vec<usize> = (0..columns.len())
@@ -67,10 +78,21 @@ pub(super) fn draw(frame: &mut Frame<'_>, view: &View, state: &mut TableState) {
     .header(Row::new(heads).style(Modifier::BOLD))
     .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED))
     .column_spacing(2);
-    state.select(Some(view.cursor()));
+    // The table has no other rows than those of the window.
+    let cursor = cursor - state.offset();
+    let mut in_window = TableState::new().with_selected(cursor);
     frame.render_widget(Line::from(title(view)), head);
-    frame.render_stateful_widget(table, body, state);
+    frame.render_stateful_widget(table, body, &mut in_window);
     frame.render_widget(Line::from(bottom(view)), foot);
+}
+
+/// The rows that fit on the screen, with the row of the cursor. The window moves only if it must.
+fn window(state: &mut TableState, cursor: usize, height: usize, rows: usize) -> Range<usize> {
+    let last = rows.saturating_sub(height);
+    let least = (cursor + 1).saturating_sub(height).min(cursor);
+    let first = state.offset().min(last).clamp(least, cursor);
+    *state.offset_mut() = first;
+    first..rows.min(first + height)
 }
 
 fn name_row(used: &NameInUse) -> [String; 6] {
@@ -210,6 +232,26 @@ order:1            0
 
 enter line  / filter  s sort  q quit
 "
+        );
+    }
+
+    #[test]
+    fn the_window_has_the_row_of_the_cursor_and_moves_only_if_it_must() {
+        let mut state = TableState::new();
+        let mut window = |cursor, rows| window(&mut state, cursor, 4, rows);
+
+        assert_eq!(window(0, 1_000), 0..4);
+        assert_eq!(window(3, 1_000), 0..4);
+        assert_eq!(window(4, 1_000), 1..5);
+        assert_eq!(window(999, 1_000), 996..1_000);
+        assert_eq!(window(998, 1_000), 996..1_000);
+        assert_eq!(window(5, 10), 5..9);
+        assert_eq!(window(0, 2), 0..2, "rows are gone");
+        assert_eq!(window(0, 0), 0..0);
+        assert_eq!(
+            super::window(&mut TableState::new(), 3, 0, 5).len(),
+            0,
+            "no room"
         );
     }
 

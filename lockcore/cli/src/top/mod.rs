@@ -20,14 +20,11 @@ use tokio::sync::mpsc;
 
 use crate::args::Top;
 use crate::exit::{Exit, USAGE};
-use crate::{ls, show};
+use crate::{PAUSES, ls, show};
 use view::{Do, View};
 
 /// How much time a holder has that is asked for its lock.
 const WITHIN: Duration = Duration::from_secs(30);
-/// A look that took long is followed by a pause of this many times as long, so that the tool takes
-/// at most a fifth of the store's time with one connection.
-const PAUSES: u32 = 4;
 
 pub(crate) async fn top(locks: &Locks, top: Top) -> Result<(), Exit> {
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {

@@ -55,6 +55,23 @@ impl Shop {
         tool
     }
 
+    /// Another program with the tool and these words as its last arguments, and with what the tool
+    /// has: variables, folder, no terminal.
+    pub fn through(&self, program: &str, arguments: &[&str], words: &[&str]) -> Command {
+        let tool = self.tool(words);
+        let mut other = Command::new(program);
+        other.args(arguments).arg(tool.get_program());
+        other.args(tool.get_args()).stdin(Stdio::null());
+        other.current_dir(self.folder.path());
+        for (variable, value) in tool.get_envs() {
+            match value {
+                Some(value) => other.env(variable, value),
+                None => other.env_remove(variable),
+            };
+        }
+        other
+    }
+
     /// Runs the tool to its end.
     pub fn outcome(&self, words: &[&str]) -> Output {
         self.tool(words).output().unwrap()
@@ -73,7 +90,11 @@ impl Shop {
 
     /// Starts the tool. It is killed when the test ends.
     pub fn start(&self, words: &[&str]) -> Running {
-        let mut tool = self.tool(words);
+        Self::begin(self.tool(words))
+    }
+
+    /// Starts the tool, or the program in front of it. It is killed when the test ends.
+    pub fn begin(mut tool: Command) -> Running {
         // Not the output of the test: a command that is left behind would keep it open.
         tool.stdout(Stdio::null()).stderr(Stdio::piped());
         let child = tool.spawn().unwrap();
@@ -85,24 +106,15 @@ impl Shop {
         let screen = Screen {
             socket: self.path("tmux"),
         };
-        let tool = self.tool(words);
-        let mut tmux = screen.tmux(&["new-session", "-d", "-s", "top"]);
-        tmux.args(["-x", &columns.to_string(), "-y", &rows.to_string()]);
-        tmux.args(["sh", "-c", ON_A_TERMINAL]);
-        tmux.arg(tool.get_program()).args(tool.get_args());
+        let (columns, rows) = (columns.to_string(), rows.to_string());
+        let socket = screen.socket.display().to_string();
+        let session = ["-S", &socket, "-f", "/dev/null", "new-session", "-d"];
+        let window = ["-s", "top", "-x", &columns, "-y", &rows];
+        let shell = ["sh", "-c", ON_A_TERMINAL];
         // The server of tmux passes its own variables on.
-        for (variable, value) in tool.get_envs() {
-            match value {
-                Some(value) => tmux.env(variable, value),
-                None => tmux.env_remove(variable),
-            };
-        }
-        assert!(
-            tmux.current_dir(self.folder.path())
-                .status()
-                .unwrap()
-                .success()
-        );
+        let tmux = [&session[..], &window, &shell].concat();
+        let begun = self.through("tmux", &tmux, words).status();
+        assert!(begun.unwrap().success());
         screen
     }
 
@@ -211,6 +223,11 @@ impl Drop for Screen {
 pub struct Running(Child);
 
 impl Running {
+    /// Kills this process when the test ends.
+    pub fn of(process: Child) -> Self {
+        Self(process)
+    }
+
     pub fn signal(&self, signal: &str) {
         let pid = self.0.id().to_string();
         let kill = Command::new("kill").args([signal, &pid]).status().unwrap();

@@ -232,7 +232,10 @@ pub(super) async fn check(connection: RedisConnection) -> Result<Vec<String>, St
     let info = match info.map_err(failed) {
         Ok(info) => info,
         Err(error) if error.fault() == Fault::Config => {
-            tracing::debug!(%error, "INFO is not permitted; the server's settings stay unchecked");
+            tracing::info!(
+                %error,
+                "lock store: INFO is not permitted, so the settings of the server were not looked at"
+            );
             return Ok(warnings);
         }
         Err(error) => return Err(error),
