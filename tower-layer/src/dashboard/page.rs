@@ -140,7 +140,7 @@ fn names_table(names: &[NameInUse], more: bool) -> Markup {
             table {
                 thead { tr {
                     th { "Name" }
-                    th.number { "Holders" }
+                    th.wide.number { "Holders" }
                     th.number { "Waiters" }
                     th.wide { "Since" }
                     th { "Longest wait" }
@@ -170,9 +170,9 @@ fn name_row(used: &NameInUse) -> Markup {
                 }
             }
             @match &used.summary {
-                None => { td.number { "?" } td.number { "?" } td.wide {} td {} td.wide {} }
+                None => { td.wide.number { "?" } td.number { "?" } td.wide {} td {} td.wide {} }
                 Some(summary) => {
-                    td.number { (summary.holders) }
+                    td.wide.number { (summary.holders) }
                     td.number { (summary.waiters) }
                     td.wide { (time(summary.since)) }
                     td { (time(summary.longest_wait)) }
