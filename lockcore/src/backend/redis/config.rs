@@ -212,9 +212,13 @@ pub(super) async fn keeps_locks(
     Ok(())
 }
 
-/// Reads `INFO`, and returns warnings about the server's settings. If the user may not run `INFO`,
+/// Checks that the address still leads to the same server. Reads `INFO`, and returns warnings about
+/// the server's settings. If the user may not run `INFO`,
 /// the settings stay unchecked.
 pub(super) async fn check(connection: RedisConnection) -> Result<Vec<String>, StoreError> {
+    if let Some(server) = &connection.driver.server {
+        server.compare().await?;
+    }
     let (watch, in_a_cluster) = (connection.watch, connection.hop.is_some());
     let durability = match &connection.group {
         Some(group) => {

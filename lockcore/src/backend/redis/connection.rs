@@ -44,6 +44,23 @@ pub(super) trait Socket: Send {
 }
 
 impl RedisConnection {
+    pub(super) fn new(
+        connection: MultiplexedConnection,
+        driver: Driver,
+        channel: Arc<str>,
+    ) -> Self {
+        Self {
+            connection,
+            channel,
+            watched: Arc::default(),
+            driver: Arc::new(driver),
+            watch: None,
+            group: None,
+            hop: None,
+            wakes: false,
+        }
+    }
+
     /// Whether this request was redirected to this server with `ASK`. Such a server is taking over
     /// the slot of the key. The node that serves the slot does not have the key.
     pub(super) fn is_asking(&self) -> bool {

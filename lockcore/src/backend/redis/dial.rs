@@ -6,9 +6,10 @@
 //! other certificates.
 
 use std::fmt;
+use std::future::Future;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -19,14 +20,15 @@ use redis::{
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 use url::Url;
 
 use super::durability::Durability;
 use super::errors::not_connected;
 use super::gathering::{Gathering, InFlight};
-use super::siblings::Siblings;
-use crate::backend::{Fault, StoreError, hosts};
+use super::siblings::{self, Siblings};
+use crate::backend::{EventSink, Fault, StoreError, hosts};
 #[cfg(feature = "redis-tls")]
 use crate::tls::Connector;
 
@@ -79,6 +81,8 @@ impl Part {
 #[derive(Debug)]
 pub(super) struct Driver {
     task: AbortHandle,
+    /// Nothing is ever sent on this channel. The task has its other end.
+    open: watch::Receiver<()>,
     pub(super) in_flight: InFlight,
     /// Whether the last ticket that was taken on this connection had to wait.
     pub(super) has_waited: AtomicBool,
@@ -91,6 +95,14 @@ impl Driver {
     pub(super) fn end(&self) -> AbortHandle {
         self.task.clone()
     }
+
+    /// Resolves when the connection has ended.
+    pub(super) fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut open = self.open.clone();
+        async move {
+            let _ = open.changed().await; // an error: the other end is gone
+        }
+    }
 }
 
 impl Drop for Driver {
@@ -99,7 +111,57 @@ impl Drop for Driver {
     }
 }
 
+/// The settings of all connections.
+pub(super) fn settings() -> AsyncConnectionConfig {
+    AsyncConnectionConfig::new()
+        // The core has its own deadlines, on the lease clock. So the driver needs none. Its timers
+        // depend on the user's runtime, where they may be paused or off.
+        .set_connection_timeout(None)
+        .set_response_timeout(None)
+        // This many requests can wait until they are written. The default of 50 is less than the
+        // number of tasks in one busy process.
+        .set_pipeline_buffer_size(1024)
+}
+
 impl Server {
+    /// Opens a connection that leads to the same server as the other connections of the client to
+    /// this address. Ends the others if they lead to an earlier server, and tells `events`. `first`
+    /// are the first requests.
+    pub(super) async fn open<T, F>(
+        self: &Arc<Self>,
+        config: AsyncConnectionConfig,
+        events: Weak<EventSink>,
+        first: impl FnOnce(MultiplexedConnection) -> F,
+    ) -> Result<(MultiplexedConnection, Driver, T), StoreError>
+    where
+        F: Future<Output = Result<T, StoreError>>,
+    {
+        let dialed = self.siblings.dial();
+        let (connection, mut driver) = self.connect(config).await?;
+        let run_id = siblings::run_id(connection.clone());
+        let (first, run_id) = tokio::try_join!(first(connection.clone()), run_id)?;
+        if let Some(run_id) = run_id {
+            let at = (dialed, self.info.addr().to_string());
+            self.siblings.join(at, run_id, driver.end(), events)?;
+            driver.server = Some(Arc::clone(self));
+        }
+        Ok((connection, driver, first))
+    }
+
+    /// Connects once more, and checks that the address still leads to the server of the open
+    /// connections. Otherwise it ends them.
+    ///
+    /// # Errors
+    ///
+    /// `Retry` if the address leads to another server.
+    pub(super) async fn compare(&self) -> Result<(), StoreError> {
+        let (connection, _driver) = self.connect(settings()).await?;
+        match siblings::run_id(connection).await? {
+            Some(run_id) => (self.siblings).compare(&self.info.addr().to_string(), &run_id),
+            None => Ok(()),
+        }
+    }
+
     /// Connects. The error says what the problem is, and whether a person must correct it.
     pub(super) async fn connect(
         &self,
@@ -115,9 +177,14 @@ impl Server {
             MultiplexedConnection::new_with_config(settings, stream, config).await
         };
         let (connection, driver) = opened.await.map_err(|error| self.failed(error))?;
-        let task = tokio::spawn(driver).abort_handle();
+        let (is_open, open) = watch::channel(());
+        let task = tokio::spawn(async move {
+            driver.await;
+            drop(is_open);
+        });
         let driver = Driver {
-            task,
+            task: task.abort_handle(),
+            open,
             in_flight,
             has_waited: AtomicBool::new(false),
             server: None,

@@ -10,11 +10,11 @@ use std::time::Duration;
 use futures_util::future::join;
 use humantime::format_duration;
 use redis::aio::{ConnectionLike as _, MultiplexedConnection};
-use redis::{AsyncConnectionConfig, Cmd, Pipeline, RedisError, RedisResult, Value};
+use redis::{Cmd, Pipeline, RedisError, RedisResult, Value};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 
-use super::dial::{Driver, Server};
+use super::dial::{Driver, Server, settings};
 use super::durability::Durability;
 use super::errors::{GUIDE, failed};
 use super::layout;
@@ -60,58 +60,26 @@ struct Sent {
 #[derive(Clone, Debug)]
 pub(super) struct Verdict(watch::Receiver<Option<Result<(), StoreError>>>);
 
-/// A connection for a group that was just opened.
-pub(super) struct Opened {
-    connection: MultiplexedConnection,
-    driver: Driver,
-    ended: oneshot::Receiver<()>,
-    durability: Durability,
-}
-
-impl Opened {
-    /// Connects. Checks that the server can do what the URL asks for, and that the user has the
-    /// right to the command.
-    pub(super) async fn of(server: &Server, durability: Durability) -> Result<Self, StoreError> {
-        let (open, ended) = oneshot::channel::<()>();
-        let sink = move |_| {
-            let _goes_with_the_connection = &open;
-            Ok::<_, std::convert::Infallible>(())
-        };
-        let config = AsyncConnectionConfig::new()
-            // The core has its own deadlines, for this connection as for the main one.
-            .set_connection_timeout(None)
-            .set_response_timeout(None)
-            .set_push_sender(sink);
-        let (mut connection, driver) = server.connect(config).await?;
-        let tried: RedisResult<Value> = durability.attempt().query_async(&mut connection).await;
-        match tried {
-            Ok(_) => Ok(Self {
-                connection,
-                driver,
-                ended,
-                durability,
-            }),
-            Err(error) => Err(cannot_wait(server, durability, error)),
-        }
-    }
-
-    /// Starts the task that sends verbs. If one of the two connections ends, this task ends the
-    /// other. `main` is the driver of the main connection, and `main_ended` resolves when that
-    /// connection ends.
+impl Group {
+    /// Opens the connection of the group, beside the main connection, and starts the task that sends
+    /// verbs. If one of the two connections ends, this task ends the other.
     ///
-    /// `channel` is the channel of wake-ups that the main connection listens to. A message that is
-    /// sent here must be received there. Otherwise the two connections have reached two servers:
-    /// the address may have moved in between. `key` is for the [check](Group::check).
-    pub(super) async fn beside(
-        mut self,
+    /// Checks that the server can do what the URL asks for, and that the user has the right to the
+    /// command. `channel` is the channel of wake-ups that the main connection listens to. A message
+    /// that is sent here must be received there. Otherwise the two connections have reached two
+    /// servers: the address may have moved in between. `key` is for the [check](Self::check).
+    pub(super) async fn open(
         server: &Server,
+        durability: Durability,
         main: &Driver,
-        main_ended: oneshot::Receiver<()>,
-        channel: String,
+        channel: &str,
         key: String,
         op_timeout: Duration,
-    ) -> Result<Group, StoreError> {
-        let heard: RedisResult<u64> = message_to(&channel).query_async(&mut self.connection).await;
+    ) -> Result<Self, StoreError> {
+        let (mut connection, driver) = server.connect(settings()).await?;
+        let tried: RedisResult<Value> = durability.attempt().query_async(&mut connection).await;
+        tried.map_err(|error| cannot_wait(server, durability, error))?;
+        let heard: RedisResult<u64> = message_to(channel).query_async(&mut connection).await;
         if heard.map_err(|error| server.failed(error))? == 0 {
             return Err(server.because(
                 Fault::Retry,
@@ -120,23 +88,17 @@ impl Opened {
         }
         let (verbs, asked) = mpsc::unbounded_channel();
         let turn = Arc::new(Turn::within(op_timeout));
-        let (main, of_task) = (main.end(), Arc::clone(&turn));
-        let durability = self.durability;
+        let (main_ended, end_main) = (main.ended(), main.end());
+        let of_task = Arc::clone(&turn);
         let task = tokio::spawn(async move {
-            let Self {
-                connection,
-                driver: _ends_with_this_task,
-                ended,
-                durability,
-            } = self;
             tokio::select! {
                 () = serve(connection, durability, &of_task, asked) => {}
-                _ = ended => {}
-                _ = main_ended => {}
+                () = driver.ended() => {}
+                () = main_ended => {}
             }
-            main.abort();
+            end_main.abort();
         });
-        Ok(Group {
+        Ok(Self {
             verbs,
             turn,
             op_timeout,

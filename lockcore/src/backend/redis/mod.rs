@@ -32,7 +32,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use redis::aio::MultiplexedConnection;
 use url::Url;
 
 use super::{
@@ -49,9 +49,9 @@ use crate::tls::Tls;
 use changed::{CountAnswer, Repeating, repeated_all};
 use cluster::Seeds;
 use connection::RedisConnection;
-use dial::Server;
-use group::Opened;
-use opening::{checked, settings};
+use dial::{Server, settings};
+use group::Group;
+use opening::checked;
 use released::{BATCH, Elsewhere};
 use sentinels::Sentinels;
 use watch::{ChangedElsewhere, MasterSettings, Watch};
@@ -208,51 +208,30 @@ async fn connected(
     let namespace = events.namespace().clone();
     let channels = layout::wake_channel(&namespace, &channel);
     let op_timeout = events.op_timeout();
-    let (open, ended) = oneshot::channel::<()>();
     let watched = Arc::default();
-    let sink = events::sink(Arc::clone(&events), Arc::clone(&watched));
-    let config = settings().set_push_sender(move |push| {
-        let _goes_with_the_connection = &open;
-        sink(push)
-    });
-    let dialed = server.siblings.dial();
-    let (connection, mut driver) = server.connect(config).await?;
-    let mut subscribes = connection.clone();
-    // Resolves when the server has confirmed the subscription. No ticket is requested before that,
-    // so no wake-up is missed.
-    let subscribed = subscribes.subscribe(&channels);
-    let checked = checked(server, &connection, &namespace, &channels, subscribed);
-    let opened = async {
-        match server.durability {
-            Some(durability) => Opened::of(server, durability).await.map(Some),
-            None => Ok(None),
-        }
+    let config =
+        settings().set_push_sender(events::sink(Arc::clone(&events), Arc::clone(&watched)));
+    let first = async |connection: MultiplexedConnection| {
+        let mut subscribes = connection.clone();
+        // Resolves when the server has confirmed the subscription. No ticket is requested before
+        // that, so no wake-up is missed.
+        let subscribed = subscribes.subscribe(&channels);
+        checked(server, &connection, &namespace, &channels, subscribed).await
     };
-    let run_id = siblings::run_id(connection.clone());
-    let ((), opened, run_id) = tokio::try_join!(checked, opened, run_id)?;
-    if let Some(run_id) = run_id {
-        let dialed = (dialed, server.info.addr().to_string());
-        let events = Arc::downgrade(&events);
-        (server.siblings).join(dialed, run_id, driver.end(), events)?;
-        driver.server = Some(Arc::clone(server));
-    }
-    let group = match opened {
-        Some(opened) => {
+    let events = Arc::downgrade(&events);
+    let (connection, driver, ()) = server.open(config, events, first).await?;
+    let group = match server.durability {
+        Some(durability) => {
             let key = layout::some_key(&namespace);
-            let beside = opened.beside(server, &driver, ended, channels, key, op_timeout);
-            Some(Arc::new(beside.await?))
+            let group = Group::open(server, durability, &driver, &channels, key, op_timeout);
+            Some(Arc::new(group.await?))
         }
         None => None,
     };
     Ok(RedisConnection {
-        connection,
-        channel,
         watched,
-        driver: Arc::new(driver),
-        watch: None,
         group,
-        hop: None,
-        wakes: false,
+        ..RedisConnection::new(connection, driver, channel)
     })
 }
 
@@ -451,12 +430,6 @@ impl Connection for RedisConnection {
     }
 
     fn check(&self) -> Answer<Vec<String>> {
-        let connection = self.clone();
-        Box::pin(async move {
-            if let Some(server) = &connection.driver.server {
-                opening::compared(server).await?;
-            }
-            config::check(connection).await
-        })
+        Box::pin(config::check(self.clone()))
     }
 }

@@ -16,14 +16,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use redis::aio::MultiplexedConnection;
 use redis::{
-    AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _, PushInfo,
-    RedisConnectionInfo,
+    ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _, PushInfo, RedisConnectionInfo,
 };
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 use url::Url;
 
 use super::changed::Changed;
-use super::dial::{Part, Server, login, prepared};
+use super::dial::{Part, Server, login, prepared, settings};
 use super::durability::{self, Durability};
 use super::released::Released;
 use super::siblings::Siblings;
@@ -193,20 +192,14 @@ impl Sentinels {
     /// listened to.
     pub(super) async fn hear(&self, at: usize, views: &watch::Sender<Views>) -> StoreError {
         let server = &self.servers[at];
-        let (open, closed) = oneshot::channel::<()>();
         let (views_of_sink, service) = (views.clone(), self.service.clone());
         let sink = move |push: PushInfo| {
-            let _goes_with_the_sink = &open;
             if let Some(master) = switched_to(&push, &service) {
                 views_of_sink.send_modify(|views| views.0[at] = View::Names(master));
             }
             Ok::<_, Infallible>(())
         };
-        let config = AsyncConnectionConfig::new()
-            // The core has its own deadlines, for this connection as for the one to the master.
-            .set_connection_timeout(None)
-            .set_response_timeout(None)
-            .set_push_sender(sink);
+        let config = settings().set_push_sender(sink);
         let asked = async {
             let (mut connection, driver) = server.connect(config).await?;
             // The subscription comes before the question. So no change in between is missed.
@@ -215,7 +208,7 @@ impl Sentinels {
             let master = self.ask(server, &mut connection).await?;
             Ok((master, connection, driver))
         };
-        let (master, _connection, _driver) = match asked.await {
+        let (master, _connection, driver) = match asked.await {
             Ok(asked) => asked,
             Err(error) => return error,
         };
@@ -226,7 +219,7 @@ impl Sentinels {
                 *view = View::Names(master);
             }
         });
-        let _ = closed.await; // nothing is ever sent, so this resolves at the end of the connection
+        driver.ended().await;
         server.because(Fault::Retry, "the connection is lost")
     }
 

@@ -12,16 +12,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind, Value};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 
 use super::context::Context;
 use super::slots;
 use super::task::Task;
-use crate::backend::redis::dial::Server;
+use crate::backend::redis::dial::{Server, settings};
 use crate::backend::redis::errors::failed;
-use crate::backend::redis::opening::settings;
 use crate::backend::redis::views::Address;
-use crate::backend::redis::{events, layout, siblings};
+use crate::backend::redis::{events, layout};
 use crate::backend::{Fault, StoreError};
 
 /// The slots in which this client listens at one node.
@@ -52,7 +51,7 @@ struct Heard {
 }
 
 impl Ears {
-    pub(super) fn open(context: &Context, node: Address, server: Server) -> Self {
+    pub(super) fn open(context: &Context, node: Address, server: Arc<Server>) -> Self {
         let shared = Arc::new(Shared {
             node,
             context: context.clone(),
@@ -131,32 +130,20 @@ impl Shared {
     /// Runs until the connection ends. Returns the reason.
     async fn listen(
         self: &Arc<Self>,
-        server: &Server,
+        server: &Arc<Server>,
         mut wished: mpsc::UnboundedReceiver<u16>,
     ) -> StoreError {
-        let (open, closed) = oneshot::channel::<()>();
         let sink = Arc::clone(self);
         let config = settings().set_push_sender(move |push: PushInfo| {
-            let _goes_with_the_sink = &open;
             sink.pushed(&push);
             Ok::<_, Infallible>(())
         });
-        let dialed = server.siblings.dial();
-        let (connection, driver) = match server.connect(config).await {
-            Ok(connected) => connected,
+        let events = Weak::clone(&self.context.events);
+        let opened = server.open(config, events, async |_| Ok(())).await;
+        let (connection, driver, ()) = match opened {
+            Ok(opened) => opened,
             Err(error) => return error,
         };
-        let joined = async {
-            let Some(run_id) = siblings::run_id(connection.clone()).await? else {
-                return Ok(());
-            };
-            let dialed = (dialed, server.info.addr().to_string());
-            let events = Weak::clone(&self.context.events);
-            (server.siblings).join(dialed, run_id, driver.end(), events)
-        };
-        if let Err(error) = joined.await {
-            return error;
-        }
         let serve = async {
             let mut looked = Looked::default();
             while let Some(slot) = wished.recv().await {
@@ -170,7 +157,7 @@ impl Shared {
             }
         };
         tokio::select! {
-            _ = closed => {}
+            () = driver.ended() => {}
             () = serve => {}
         }
         server.because(Fault::Retry, "the connection for wake-ups is lost")

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 
 use super::context::Context;
 use super::ears::Ears;
@@ -56,9 +56,10 @@ impl Node {
         let opening = connect(context.clone(), address.clone());
         let task = async move {
             let (down, was_up) = match opening.await {
-                Ok((connection, closed)) => {
+                Ok(connection) => {
+                    let ended = connection.driver.ended();
                     state.send_replace(Link::Up(connection));
-                    let _ = closed.await; // nothing is ever sent, so this resolves at the end of the connection
+                    ended.await;
                     let lost = StoreError::new(Fault::Retry, "the connection is lost");
                     (Link::Down(lost, Instant::from_nanos(0)), true)
                 }
@@ -183,7 +184,7 @@ impl Node {
             Some(open) if !open.have_ended() => Arc::clone(open),
             _ => {
                 let server = context.seeds.server_at(&self.address, Part::Node)?;
-                let open = Arc::new(Ears::open(context, self.address.clone(), server));
+                let open = Arc::new(Ears::open(context, self.address.clone(), Arc::new(server)));
                 *ears = Some(Arc::clone(&open));
                 open
             }
@@ -212,11 +213,8 @@ async fn opened(mut link: watch::Receiver<Link>) -> Result<RedisConnection, Stor
     }
 }
 
-async fn connect(
-    context: Context,
-    address: Address,
-) -> Result<(RedisConnection, oneshot::Receiver<()>), StoreError> {
-    let server = context.seeds.server_at(&address, Part::Node)?;
+async fn connect(context: Context, address: Address) -> Result<RedisConnection, StoreError> {
+    let server = Arc::new(context.seeds.server_at(&address, Part::Node)?);
     let channel = slots::channel(context.receiver, 0);
     let events = Weak::clone(&context.events);
     without_wake_ups(&server, &context.namespace, channel, events).await

@@ -16,9 +16,8 @@ use super::routes::{Answered, Routes};
 use super::slots::of_name as slot_of;
 use super::task::Task;
 use crate::backend::redis::connection::RedisConnection;
-use crate::backend::redis::dial::Part;
 use crate::backend::redis::hop::Hop;
-use crate::backend::redis::{adopt, capacities, config, opening, tickets};
+use crate::backend::redis::{adopt, capacities, config, tickets};
 use crate::backend::{
     Adoption, Answer, Connection, Count, Counted, Departure, Enqueued, Fault, Listing, Page,
     Released, Renewed, Resize, Resized, StoreError, TicketInfo,
@@ -381,16 +380,8 @@ async fn check(routes: Arc<Routes>) -> Result<Vec<String>, StoreError> {
     }
     for master in masters {
         let mut link = master.link().await?;
-        let server = routes
-            .context
-            .seeds
-            .server_at(&master.address, Part::Node)?;
         link.hop = Some(Hop::default());
-        let found = async {
-            opening::compared(&server).await?;
-            config::check(link).await
-        };
-        let found = found.await;
+        let found = config::check(link).await;
         for warning in found.map_err(|error| routes.understood(&master, error))? {
             warnings.push(format!("{}: {warning}", master.address));
         }

@@ -8,7 +8,6 @@ use url::Url;
 
 use super::super::config::check as check_server;
 use super::super::dial::{Part, Server, login, prepared};
-use super::super::opening::compared;
 use super::nodes::Links;
 use super::tally::majority;
 use crate::backend::{StoreError, hosts};
@@ -98,13 +97,10 @@ pub(super) async fn check(links: Arc<Links>) -> Result<Vec<String>, StoreError> 
     let nodes = links.nodes();
     nodes.settled(STRAGGLERS).await;
     let mut warnings = nodes.warnings()?;
-    let asked = nodes.up().into_iter().map(|(at, node)| async move {
-        let found = async {
-            compared(nodes.server(at)).await?;
-            check_server(node.connection.clone()).await
-        };
-        (at, found.await)
-    });
+    let asked = nodes
+        .up()
+        .into_iter()
+        .map(|(at, node)| async move { (at, check_server(node.connection).await) });
     for (at, found) in futures_util::future::join_all(asked).await {
         match found {
             Ok(found) => {

@@ -61,7 +61,7 @@ pub(crate) fn open_encrypted(url: &Url, tls: &Tls) -> Result<Arc<dyn Backend>, E
 /// The nodes that the URL names, and what all connections of a client share.
 #[derive(Debug)]
 struct Quorum {
-    servers: Arc<[Server]>,
+    servers: Arc<[Arc<Server>]>,
     outboxes: Arc<[Outbox]>,
     reported: Arc<[Reported]>,
     leaving: Leaving,
@@ -73,7 +73,7 @@ impl Quorum {
         Self {
             outboxes: servers.iter().map(|_| Outbox::default()).collect(),
             reported: servers.iter().map(|_| Reported::default()).collect(),
-            servers: servers.into(),
+            servers: servers.into_iter().map(Arc::new).collect(),
             leaving: Leaving::default(),
             late: Late::default(),
         }
@@ -89,7 +89,7 @@ impl Backend for Quorum {
     }
 
     fn silence(&self) -> &'static str {
-        match self.servers.iter().any(Server::is_encrypted) {
+        match self.servers.iter().any(|it| it.is_encrypted()) {
             true => {
                 "; a majority of the nodes must answer; servers without TLS are silent: redlock:// is for them"
             }

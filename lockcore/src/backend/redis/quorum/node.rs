@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use redis::FromRedisValue;
 use redis::aio::MultiplexedConnection;
-use tokio::sync::oneshot;
 
 use super::super::connection::RedisConnection;
 use super::super::dial::Server;
@@ -44,15 +43,15 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// Connects to a node. Also returns a channel that closes when the connection ends.
+    /// Connects to a node.
     pub(super) async fn open(
-        server: &Server,
+        server: &Arc<Server>,
         receiver: u64,
         namespace: &Namespace,
         events: Weak<EventSink>,
-    ) -> Result<(Self, oneshot::Receiver<()>), StoreError> {
+    ) -> Result<Self, StoreError> {
         let channel = layout::channel(receiver);
-        let (connection, closed) = without_wake_ups(server, namespace, channel, events).await?;
+        let connection = without_wake_ups(server, namespace, channel, events).await?;
         let info: String = ask(server, &connection, "info", &["server"]).await?;
         let read_at = Clock::BOOT.now();
         let field = |name: &str| {
@@ -71,7 +70,7 @@ impl Node {
         let asked = Clock::BOOT.now();
         let time = ask(server, &connection, "time", &[]).await?;
         load_scripts(connection.connection.clone()).await;
-        let node = Self {
+        Ok(Self {
             run_id: run_id.into(),
             votes_from: match keeps_all {
                 true => read_at,
@@ -79,8 +78,7 @@ impl Node {
             },
             wall_clock: Arc::new(WallClock::new(asked, time)),
             connection,
-        };
-        Ok((node, closed))
+        })
     }
 }
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use redis::{FromRedisValue, RedisResult};
 use tokio::runtime::Handle;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::super::dial::Server;
@@ -58,7 +58,7 @@ pub(super) struct Links {
 
 /// What the client knows of the nodes.
 pub(super) struct Nodes {
-    servers: Arc<[Server]>,
+    servers: Arc<[Arc<Server>]>,
     views: watch::Sender<Vec<View>>,
     /// For each node, since when it has answered none of the requests that were sent to it. 0 if no
     /// request is unanswered.
@@ -88,7 +88,7 @@ enum View {
 impl Links {
     /// Connects to all nodes. Resolves when a majority is up, or cannot be any more.
     pub(super) async fn open(
-        servers: Arc<[Server]>,
+        servers: Arc<[Arc<Server>]>,
         (outboxes, reported): (Arc<[Outbox]>, Arc<[Reported]>),
         events: EventSink,
     ) -> Result<Self, StoreError> {
@@ -175,10 +175,6 @@ impl Nodes {
     /// How many nodes the URL names.
     pub(super) fn count(&self) -> usize {
         self.servers.len()
-    }
-
-    pub(super) fn server(&self, at: usize) -> &Server {
-        &self.servers[at]
     }
 
     pub(super) fn address(&self, at: usize) -> String {
@@ -437,16 +433,13 @@ impl Nodes {
                 }
             };
             let since = Clock::BOOT.now();
-            let opened = opened.and_then(|(node, closed)| {
-                self.admit(at, &node)?;
-                Ok((node, closed))
-            });
+            let opened = opened.and_then(|node| self.admit(at, &node).map(|()| node));
             self.report(at, opened.as_ref().err());
             let error = match opened {
-                Ok((node, closed)) => {
+                Ok(node) => {
                     tokio::select! {
                         biased;
-                        _ = closed => {}
+                        () = node.connection.driver.ended() => {}
                         () = self.send_left(at, &node) => {}
                     }
                     self.servers[at].because(Fault::Retry, "the connection is lost")
@@ -467,7 +460,7 @@ impl Nodes {
         }
     }
 
-    async fn dial(&self, at: usize) -> Result<(Node, oneshot::Receiver<()>), StoreError> {
+    async fn dial(&self, at: usize) -> Result<Node, StoreError> {
         let (server, events) = (&self.servers[at], Weak::clone(&self.events));
         Node::open(server, self.receiver, &self.namespace, events).await
     }
