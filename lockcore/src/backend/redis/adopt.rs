@@ -4,22 +4,25 @@ use std::sync::Arc;
 
 use redis::{Cmd, RedisWrite as _, Value};
 
-use super::connection::Socket;
+use super::connection::RedisConnection;
 use super::layout;
 use super::tickets::{MARK, run, unexpected};
 use crate::backend::{Adoption, Enqueued, StoreError};
 
+/// Adopts a ticket. If the URL asks for durability, and the adoption does not count in time, the error
+/// is [half-way](StoreError::halfway), and the core releases the ticket: a promoted server may have
+/// the ticket under its earlier id.
 pub(super) async fn adopt(
-    socket: &mut impl Socket,
-    adoption: &Adoption,
+    mut connection: RedisConnection,
+    adoption: Arc<Adoption>,
 ) -> Result<Enqueued, StoreError> {
     let Adoption {
         from,
         ticket,
         enqueue_may_follow,
         request,
-    } = adoption;
-    let channel = Arc::clone(&socket.connection().channel);
+    } = &*adoption;
+    let channel = Arc::clone(&connection.channel);
     let mark = match enqueue_may_follow {
         true => MARK.as_millis(),
         false => 0,
@@ -36,11 +39,14 @@ pub(super) async fn adopt(
         call.write_arg_fmt(mark);
     };
     let namespace = request.name.namespace();
-    match run(socket, &layout::ADOPT, namespace, 1, write).await? {
-        Value::Int(1) => Ok(Enqueued::Granted {
-            ticket: *ticket,
-            valid_for: request.ttl,
-        }),
+    match run(&mut connection, &layout::ADOPT, namespace, 1, write).await? {
+        Value::Int(1) => {
+            connection.counts().await?;
+            Ok(Enqueued::Granted {
+                ticket: *ticket,
+                valid_for: request.ttl,
+            })
+        }
         Value::Int(0) => Ok(Enqueued::Gone),
         reply => Err(unexpected(&reply)),
     }

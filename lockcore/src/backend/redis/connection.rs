@@ -1,17 +1,18 @@
 //! An open connection to one server.
 
-use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisResult, Value};
 
 use super::dial::Driver;
+use super::durable::Member;
 use super::group::Group;
 use super::hop::Hop;
 use super::watch::Watch;
 use super::watched::Watched;
-use crate::backend::StoreError;
+use crate::backend::{Fault, StoreError};
 
 /// One multiplexed connection. Commands and wake-ups share one socket (RESP3).
 #[derive(Clone, Debug)]
@@ -26,21 +27,12 @@ pub(super) struct RedisConnection {
     pub(super) watch: Option<Arc<Watch>>,
     /// The group of the verbs that wait for durability, if the URL asks for it.
     pub(super) group: Option<Arc<Group>>,
+    /// The part of this verb in the group, if it waits for durability.
+    pub(super) member: Option<Member>,
     /// How this request reached a node of a cluster.
     pub(super) hop: Option<Hop>,
     /// Whether this request probably wakes a waiter of another process.
     pub(super) wakes: bool,
-}
-
-/// Sends the command of a verb to the server.
-pub(super) trait Socket: Send {
-    fn connection(&self) -> &RedisConnection;
-
-    /// Returns the server's reply. The outer error means that the command was not sent.
-    fn query(
-        &mut self,
-        command: Cmd,
-    ) -> impl Future<Output = Result<RedisResult<Value>, StoreError>> + Send;
 }
 
 impl RedisConnection {
@@ -56,6 +48,7 @@ impl RedisConnection {
             driver: Arc::new(driver),
             watch: None,
             group: None,
+            member: None,
             hop: None,
             wakes: false,
         }
@@ -66,14 +59,37 @@ impl RedisConnection {
     pub(super) fn is_asking(&self) -> bool {
         self.hop.as_ref().is_some_and(|hop| hop.asking)
     }
-}
 
-impl Socket for RedisConnection {
-    fn connection(&self) -> &RedisConnection {
-        self
+    /// A copy for one verb, which counts when its write is durable. The caller waits for `patience`.
+    pub(super) fn durable(&self, patience: Duration) -> Self {
+        let group = self.group.as_ref();
+        Self {
+            member: group.map(|group| Member::of(group, patience)),
+            ..self.clone()
+        }
     }
 
-    async fn query(&mut self, command: Cmd) -> Result<RedisResult<Value>, StoreError> {
+    /// Resolves when the write of this verb counts. That is at once if the URL asks for no
+    /// durability.
+    pub(super) async fn counts(&self) -> Result<(), StoreError> {
+        match &self.member {
+            Some(member) => member.counts().await,
+            None => Ok(()),
+        }
+    }
+
+    /// As [`counts`](Self::counts), for a request that the core repeats with the same id.
+    pub(super) async fn counts_or_is_unknown(&self) -> Result<(), StoreError> {
+        let counts = self.counts().await;
+        counts.map_err(|error| error.carried_out(Fault::Unknown))
+    }
+
+    /// Sends the command of a verb to the server, and returns the server's reply. The outer error
+    /// means that the command was not sent.
+    pub(super) async fn query(&mut self, command: Cmd) -> Result<RedisResult<Value>, StoreError> {
+        if let Some(member) = &mut self.member {
+            return member.query(command).await;
+        }
         let _under_way = self.driver.in_flight.begin();
         // If other requests of this connection are in flight, a reply to one of them often has the
         // effect of TIME.
@@ -86,9 +102,7 @@ impl Socket for RedisConnection {
             command.query_async(&mut self.connection).await
         })
     }
-}
 
-impl RedisConnection {
     /// Sends two commands in one packet, so no command of another task can come between them.
     /// Returns the reply to the second command.
     ///

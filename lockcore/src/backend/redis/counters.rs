@@ -1,39 +1,40 @@
 //! Counters and values. Both use one script, and a channel for each counter or value that is
 //! watched.
 
+use std::sync::Arc;
+
 use redis::{Cmd, RedisWrite as _};
 
 use super::changed::CountAnswer;
-use super::connection::{RedisConnection, Socket};
+use super::connection::RedisConnection;
 use super::errors::failed;
 use super::layout;
 use super::tickets::{run, unexpected, unreadable};
 use crate::backend::{Count, CountOp, Counted, Fault, OnlyIf, Outcome, StoreError, Written};
 use crate::name::Name;
 
-/// The command that publishes to the channel of a watched counter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Publish {
-    /// `PUBLISH`: to all connections that listen at the server.
-    Plain,
-    /// `SPUBLISH`: to the connections that listen in the slot of the name.
-    InSlot,
-}
-
-/// Reads or changes a counter. With `keeps`, a read also writes. When that write is acknowledged,
-/// all earlier writes are too, among them those whose effect the read has seen.
+/// Reads or changes a counter.
+///
+/// If the URL asks for durability, a read writes too: what it has read may not count yet, and must
+/// not be lost after a caller has acted on it. When that write is acknowledged, all earlier writes
+/// are too. A repetition writes for the same reason. If a change does not count in time, its outcome
+/// is unknown, and the core sends the same id again.
 pub(super) async fn count(
-    socket: &mut impl Socket,
-    count: &Count,
-    keeps: bool,
-    publish: Publish,
+    mut connection: RedisConnection,
+    count: Arc<Count>,
 ) -> Result<CountAnswer, StoreError> {
+    let is_durable = connection.member.is_some();
+    // In a cluster, only the connections that listen in the slot of the name get the message.
+    let publish = match connection.hop {
+        Some(_) => "SPUBLISH",
+        None => "PUBLISH",
+    };
     let (key, channel) = layout::counter(&count.name);
     let write = |call: &mut Cmd| {
         call.write_arg_fmt(&key);
         call.write_arg_fmt(count.id);
         let (verb, number, bound) = match &count.op {
-            CountOp::Read if keeps => ("keep", None, None),
+            CountOp::Read if is_durable => ("keep", None, None),
             CountOp::Read => ("read", None, None),
             CountOp::Add { delta, floor } => ("add", Some(*delta), floor.map(|at| at.to_string())),
             CountOp::Set { count, only_if } => match only_if {
@@ -49,10 +50,7 @@ pub(super) async fn count(
         call.write_arg_fmt(number.map_or_else(String::new, |number| number.to_string()));
         call.write_arg(bound.unwrap_or_default().as_bytes());
         call.write_arg_fmt(&channel);
-        call.write_arg_fmt(match publish {
-            Publish::Plain => "PUBLISH",
-            Publish::InSlot => "SPUBLISH",
-        });
+        call.write_arg_fmt(publish);
         let keep = count.keep_seconds();
         call.write_arg_fmt(keep.map_or_else(String::new, |keep| keep.to_string()));
         for id in &count.answered {
@@ -60,7 +58,7 @@ pub(super) async fn count(
         }
     };
     let namespace = count.name.namespace();
-    let reply = run(socket, &layout::COUNT, namespace, 1, write).await?;
+    let reply = run(&mut connection, &layout::COUNT, namespace, 1, write).await?;
     let reply: (u8, i64, u64, u64, Vec<u8>, usize) =
         redis::from_redis_value(reply).map_err(unreadable)?;
     let (outcome, count, generation, version, written, remembered) = &reply;
@@ -78,6 +76,7 @@ pub(super) async fn count(
             .map(|written| counted(outcome).with(written))
             .ok_or_else(|| damaged(&key))?,
     };
+    connection.counts_or_is_unknown().await?;
     let remembered = *remembered;
     Ok(CountAnswer {
         counted,

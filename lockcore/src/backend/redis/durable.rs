@@ -52,106 +52,14 @@ use std::time::Duration;
 
 use redis::{Cmd, RedisResult, Value};
 
-use super::adopt;
-use super::capacities;
-use super::connection::{RedisConnection, Socket};
-use super::counters::{self, Publish};
 use super::group::{Group, Verdict};
-use super::tickets;
 use super::turn::Patience;
-use crate::backend::{
-    Adoption, Count, Counted, Enqueued, Fault, Renewed, Resize, Resized, StoreError,
-};
-use crate::request::Request;
-
-/// Takes a ticket. The ticket counts when its write is acknowledged. The caller waits for
-/// `patience`.
-pub(super) async fn enqueue(
-    group: Arc<Group>,
-    connection: RedisConnection,
-    request: Arc<Request>,
-    patience: Duration,
-) -> Result<Enqueued, StoreError> {
-    let mut member = Member::new(group, connection, patience);
-    let answer = tickets::enqueue(&mut member, request).await?;
-    match answer {
-        Enqueued::Granted { .. } | Enqueued::Waiting { .. } => member.counts().await?,
-        Enqueued::Busy { .. } | Enqueued::CapacityMismatch { .. } | Enqueued::Gone => {}
-    }
-    Ok(answer)
-}
-
-/// Adopts a ticket. If the adoption does not count in time, the error is
-/// [half-way](StoreError::halfway), and the core releases the ticket: a promoted server may have
-/// the ticket under its earlier id.
-pub(super) async fn adopt(
-    group: Arc<Group>,
-    connection: RedisConnection,
-    adoption: Arc<Adoption>,
-) -> Result<Enqueued, StoreError> {
-    let mut member = Member::new(group, connection, Duration::MAX);
-    let answer = adopt::adopt(&mut member, &adoption).await?;
-    if let Enqueued::Granted { .. } = answer {
-        member.counts().await?;
-    }
-    Ok(answer)
-}
-
-/// Renews tickets. If the renewal does not count in time, its outcome is unknown. The caller waits
-/// for `patience`.
-pub(super) async fn renew(
-    group: Arc<Group>,
-    connection: RedisConnection,
-    tickets: Vec<Arc<Request>>,
-    patience: Duration,
-) -> Result<Vec<Renewed>, StoreError> {
-    let mut member = Member::new(group, connection, patience);
-    let answers = tickets::renew(&mut member, tickets.clone()).await?;
-    let is_there = |answer: &Renewed| answer.holds() || matches!(answer, Renewed::Waiting { .. });
-    if !answers.iter().any(is_there) {
-        return Ok(answers);
-    }
-    let Err(error) = member.counts().await else {
-        return Ok(answers);
-    };
-    // The loss of a ticket needs no acknowledgement, and the holder must learn of it now.
-    let lost = tickets.iter().zip(&answers);
-    let lost = lost.filter(|(_, answer)| **answer == Renewed::Lost);
-    let lost = lost.map(|(request, _)| request.id).collect();
-    // The master has carried out the renewal, so the error must not be a refusal.
-    Err(error.carried_out(Fault::Unknown).with_lost(lost))
-}
-
-/// Reads or changes a counter. A read writes too: what it has read may not count yet, and must not
-/// be lost after a caller has acted on it. A repetition writes for the same reason. If a change
-/// does not count in time, its outcome is unknown, and the core sends the same id again.
-pub(super) async fn count(
-    group: Arc<Group>,
-    connection: RedisConnection,
-    request: Arc<Count>,
-) -> Result<Counted, StoreError> {
-    let mut member = Member::new(group, connection, Duration::MAX);
-    let answer = counters::count(&mut member, &request, true, Publish::Plain).await?;
-    member.counts_or_is_unknown().await?;
-    Ok(answer.counted)
-}
-
-/// Reads or changes a stored capacity, as [`count`] does a counter.
-pub(super) async fn resize(
-    group: Arc<Group>,
-    connection: RedisConnection,
-    request: Arc<Resize>,
-) -> Result<Resized, StoreError> {
-    let mut member = Member::new(group, connection, Duration::MAX);
-    let answer = capacities::resize(&mut member, &request, true).await?;
-    member.counts_or_is_unknown().await?;
-    Ok(answer)
-}
+use crate::backend::StoreError;
 
 /// One verb of a group.
-struct Member {
+#[derive(Clone, Debug)]
+pub(super) struct Member {
     group: Arc<Group>,
-    connection: RedisConnection,
     patience: Patience,
     /// The verdict on the last command that was sent. An earlier command was not carried out,
     /// because the server did not know the script.
@@ -159,39 +67,26 @@ struct Member {
 }
 
 impl Member {
-    fn new(group: Arc<Group>, connection: RedisConnection, patience: Duration) -> Self {
-        let patience = group.patience(patience);
+    pub(super) fn of(group: &Arc<Group>, patience: Duration) -> Self {
         Self {
-            group,
-            connection,
-            patience,
+            group: Arc::clone(group),
+            patience: group.patience(patience),
             verdict: None,
         }
     }
 
-    /// As [`counts`](Self::counts), for a request that the core repeats with the same id.
-    async fn counts_or_is_unknown(self) -> Result<(), StoreError> {
-        let counts = self.counts().await;
-        counts.map_err(|error| error.carried_out(Fault::Unknown))
-    }
-
-    /// Resolves when the write of this verb counts.
-    async fn counts(self) -> Result<(), StoreError> {
-        match self.verdict {
-            Some(verdict) => self.group.counts(verdict, self.patience).await,
-            None => Ok(()), // nothing was sent
-        }
-    }
-}
-
-impl Socket for Member {
-    fn connection(&self) -> &RedisConnection {
-        &self.connection
-    }
-
-    async fn query(&mut self, command: Cmd) -> Result<RedisResult<Value>, StoreError> {
+    /// Sends a command when its turn comes. The outer error means that it was not sent.
+    pub(super) async fn query(&mut self, command: Cmd) -> Result<RedisResult<Value>, StoreError> {
         let (reply, verdict) = self.group.ask(command, self.patience).await?;
         self.verdict = Some(verdict);
         Ok(reply)
+    }
+
+    /// Resolves when the write of this verb counts.
+    pub(super) async fn counts(&self) -> Result<(), StoreError> {
+        match self.verdict.clone() {
+            Some(verdict) => self.group.counts(verdict, self.patience).await,
+            None => Ok(()), // nothing was sent
+        }
     }
 }

@@ -46,7 +46,7 @@ use crate::pauses::Pauses;
 use crate::request::{Id, Request};
 use crate::tls::Tls;
 
-use changed::{CountAnswer, Repeating, repeated_all};
+use changed::{Repeating, repeated_all};
 use cluster::Seeds;
 use connection::RedisConnection;
 use dial::{Server, settings};
@@ -306,21 +306,14 @@ async fn change_again(connection: RedisConnection, elsewhere: ChangedElsewhere, 
 }
 
 /// Sends a request about a counter to this server.
-async fn count_here(
-    mut connection: RedisConnection,
-    count: Arc<Count>,
-) -> Result<CountAnswer, StoreError> {
-    counters::count(&mut connection, &count, false, counters::Publish::Plain).await
-}
-
 async fn counted_here(
     connection: RedisConnection,
     count: Arc<Count>,
 ) -> Result<Counted, StoreError> {
-    Ok(count_here(connection, count).await?.counted)
+    Ok(counters::count(connection, count).await?.counted)
 }
 
-/// [`count_here`], at a master that another server may replace. First repeats the changes of this
+/// [`counted_here`], at a master that another server may replace. First repeats the changes of this
 /// counter that an earlier master has acknowledged.
 async fn count_at_master(
     connection: RedisConnection,
@@ -338,7 +331,7 @@ async fn count_at_master(
         turn.repeat_in_task(|task| watch.spawn(task), ask).await?;
     }
     let telling = changed.telling(&count);
-    let answered = count_here(connection.clone(), Arc::clone(&telling.count)).await?;
+    let answered = counters::count(connection, Arc::clone(&telling.count)).await?;
     telling.answered();
     changed.note(&master, &count, &answered);
     Ok(answered.counted)
@@ -346,19 +339,11 @@ async fn count_at_master(
 
 impl Connection for RedisConnection {
     fn enqueue(&self, request: Arc<Request>, patience: Duration) -> Answer<Enqueued> {
-        let mut connection = self.clone();
-        match self.group.clone() {
-            Some(group) => Box::pin(durable::enqueue(group, connection, request, patience)),
-            None => Box::pin(async move { tickets::enqueue(&mut connection, request).await }),
-        }
+        Box::pin(tickets::enqueue(self.durable(patience), request))
     }
 
     fn renew(&self, tickets: Vec<Arc<Request>>, patience: Duration) -> Answer<Vec<Renewed>> {
-        let mut connection = self.clone();
-        match self.group.clone() {
-            Some(group) => Box::pin(durable::renew(group, connection, tickets, patience)),
-            None => Box::pin(async move { tickets::renew(&mut connection, tickets).await }),
-        }
+        Box::pin(tickets::renew(self.durable(patience), tickets))
     }
 
     fn release(&self, tickets: Vec<Departure>) -> Answer<Vec<Released>> {
@@ -388,21 +373,11 @@ impl Connection for RedisConnection {
     }
 
     fn adopt(&self, adoption: Arc<Adoption>) -> Answer<Enqueued> {
-        let mut connection = self.clone();
-        match self.group.clone() {
-            Some(group) => Box::pin(durable::adopt(group, connection, adoption)),
-            None => Box::pin(async move { adopt::adopt(&mut connection, &adoption).await }),
-        }
+        Box::pin(adopt::adopt(self.durable(Duration::MAX), adoption))
     }
 
     fn resize(&self, resize: Arc<Resize>) -> Answer<Resized> {
-        let (mut connection, group) = (self.clone(), self.group.clone());
-        Box::pin(async move {
-            match group {
-                Some(group) => durable::resize(group, connection, resize).await,
-                None => capacities::resize(&mut connection, &resize, false).await,
-            }
-        })
+        Box::pin(capacities::resize(self.durable(Duration::MAX), resize))
     }
 
     fn forget(&self, name: Name) -> Answer<()> {
@@ -410,15 +385,11 @@ impl Connection for RedisConnection {
     }
 
     fn count(&self, count: Arc<Count>) -> Answer<Counted> {
-        let (connection, group) = (self.clone(), self.group.clone());
-        let watch = self.watch.clone();
-        Box::pin(async move {
-            match (group, watch) {
-                (Some(group), _) => durable::count(group, connection, count).await,
-                (None, Some(watch)) => count_at_master(connection, watch, count).await,
-                (None, None) => counted_here(connection, count).await,
-            }
-        })
+        let connection = self.durable(Duration::MAX);
+        match self.watch.clone().filter(|_| self.group.is_none()) {
+            Some(watch) => Box::pin(count_at_master(connection, watch, count)),
+            None => Box::pin(counted_here(connection, count)),
+        }
     }
 
     fn watch(&self, name: Name) -> Answer<()> {

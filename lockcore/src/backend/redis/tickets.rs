@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redis::{Cmd, RedisWrite, Value};
 
-use super::connection::{RedisConnection, Socket};
+use super::connection::RedisConnection;
 use super::errors::{GUIDE, failed, is_stopped};
 use super::layout::{self, Script};
 use super::rights;
@@ -23,12 +23,13 @@ use crate::request::{Id, Request};
 /// the connection is reset.
 pub(super) const MARK: Duration = Duration::from_secs(60);
 
+/// Takes a ticket. If the URL asks for durability, the ticket counts when its write is acknowledged.
 pub(super) async fn enqueue(
-    socket: &mut impl Socket,
+    mut connection: RedisConnection,
     request: Arc<Request>,
 ) -> Result<Enqueued, StoreError> {
     let namespace = request.name.namespace();
-    let channel = Arc::clone(&socket.connection().channel);
+    let channel = Arc::clone(&connection.channel);
     let write = |call: &mut Cmd| {
         let Request { id, ttl, .. } = *request;
         let (ttl, seen) = (ttl.as_millis(), request.highest_seen);
@@ -44,13 +45,15 @@ pub(super) async fn enqueue(
             call.write_arg_fmt(0);
         }
     };
-    let reply = run(socket, &layout::ENQUEUE, namespace, 1, write).await?;
-    let driver = Arc::clone(&socket.connection().driver);
+    let reply = run(&mut connection, &layout::ENQUEUE, namespace, 1, write).await?;
+    let has_waited = &connection.driver.has_waited;
     let reply = match reply {
         ticket @ Value::BulkString(_) => {
-            driver.has_waited.store(false, Ordering::Relaxed);
+            has_waited.store(false, Ordering::Relaxed);
+            let ticket = redis::from_redis_value(ticket).map_err(unreadable)?;
+            connection.counts().await?;
             return Ok(Enqueued::Granted {
-                ticket: redis::from_redis_value(ticket).map_err(unreadable)?,
+                ticket,
                 valid_for: request.ttl,
             });
         }
@@ -58,7 +61,8 @@ pub(super) async fn enqueue(
     };
     match reply[..] {
         [1, ticket, ttl, recheck] => {
-            driver.has_waited.store(true, Ordering::Relaxed);
+            has_waited.store(true, Ordering::Relaxed);
+            connection.counts().await?;
             Ok(Enqueued::Waiting {
                 ticket: ticket.unsigned_abs(),
                 valid_for: duration(ttl),
@@ -81,23 +85,42 @@ pub(super) async fn enqueue(
     }
 }
 
+/// Renews tickets. If the URL asks for durability, and the renewal does not count in time, its
+/// outcome is unknown.
 pub(super) async fn renew(
-    socket: &mut impl Socket,
+    connection: RedisConnection,
     tickets: Vec<Arc<Request>>,
 ) -> Result<Vec<Renewed>, StoreError> {
-    let reply = renew_all(socket, &tickets).await?;
-    let answers = reply.chunks(3).map(renewed);
-    let answers: Option<_> = answers.collect();
-    answers.ok_or_else(|| unexpected(&reply))
+    let told = renew_told(connection, tickets).await?;
+    Ok(told.into_iter().map(|(renewed, _)| renewed).collect())
 }
 
 /// Like [`renew`]. Also returns the number of each ticket that holds, if the client has chosen this
 /// number: in the enqueue, or later with [`raise`].
 pub(super) async fn renew_told(
-    socket: &mut impl Socket,
+    mut connection: RedisConnection,
     tickets: Vec<Arc<Request>>,
 ) -> Result<Vec<(Renewed, Option<u64>)>, StoreError> {
-    let reply = renew_all(socket, &tickets).await?;
+    // All tickets of a client are in one namespace.
+    let Some(first) = tickets.first() else {
+        return Ok(Vec::new());
+    };
+    let namespace = first.name.namespace();
+    let write = |call: &mut Cmd| {
+        for request in &tickets {
+            call.write_arg_fmt(layout::key(&request.name));
+        }
+        for request in &tickets {
+            call.write_arg_fmt(request.id);
+            call.write_arg_fmt(format_args!("{:010}", request.permits));
+            call.write_arg_fmt(request.ttl.as_millis());
+        }
+    };
+    let keys = tickets.len();
+    let reply = numbers(run(&mut connection, &layout::RENEW, namespace, keys, write).await?)?;
+    if reply.chunks(3).all(|answer| answer[0] == 3) {
+        all_failed(&connection, namespace).await?;
+    }
     let answers = reply.chunks(3).map(|answer| {
         let told = match *answer {
             [0, _, number] => u64::try_from(number).ok(),
@@ -105,36 +128,21 @@ pub(super) async fn renew_told(
         };
         renewed(answer).map(|renewed| (renewed, told))
     });
-    let answers: Option<_> = answers.collect();
-    answers.ok_or_else(|| unexpected(&reply))
-}
-
-/// Renews the tickets. Returns three numbers per ticket: see `renew.lua`.
-async fn renew_all(
-    socket: &mut impl Socket,
-    tickets: &[Arc<Request>],
-) -> Result<Vec<i64>, StoreError> {
-    // All tickets of a client are in one namespace.
-    let Some(first) = tickets.first() else {
-        return Ok(Vec::new());
-    };
-    let namespace = first.name.namespace();
-    let write = |call: &mut Cmd| {
-        for request in tickets {
-            call.write_arg_fmt(layout::key(&request.name));
-        }
-        for request in tickets {
-            call.write_arg_fmt(request.id);
-            call.write_arg_fmt(format_args!("{:010}", request.permits));
-            call.write_arg_fmt(request.ttl.as_millis());
-        }
-    };
-    let keys = tickets.len();
-    let reply = numbers(run(socket, &layout::RENEW, namespace, keys, write).await?)?;
-    if reply.chunks(3).all(|answer| answer[0] == 3) {
-        all_failed(socket.connection(), namespace).await?;
+    let answers: Option<Vec<_>> = answers.collect();
+    let answers = answers.ok_or_else(|| unexpected(&reply))?;
+    let is_there = |answer: &Renewed| answer.holds() || matches!(answer, Renewed::Waiting { .. });
+    if !answers.iter().any(|(answer, _)| is_there(answer)) {
+        return Ok(answers);
     }
-    Ok(reply)
+    let Err(error) = connection.counts().await else {
+        return Ok(answers);
+    };
+    // The loss of a ticket needs no acknowledgement, and the holder must learn of it now.
+    let lost = tickets.iter().zip(&answers);
+    let lost = lost.filter(|(_, (answer, _))| *answer == Renewed::Lost);
+    let lost = lost.map(|(request, _)| request.id).collect();
+    // The master has carried out the renewal, so the error must not be a refusal.
+    Err(error.carried_out(Fault::Unknown).with_lost(lost))
 }
 
 /// The answer for one ticket. `None` if the reply is not one of `renew.lua`.
@@ -444,16 +452,16 @@ async fn all_failed(connection: &RedisConnection, namespace: &Namespace) -> Resu
 /// and this function sends the text. A server that does not know the script has not run it, so
 /// nothing is done twice.
 pub(super) async fn run(
-    socket: &mut impl Socket,
+    connection: &mut RedisConnection,
     script: &Script,
     namespace: &Namespace,
     keys: usize,
     write_keys_and_arguments: impl Fn(&mut Cmd),
 ) -> Result<Value, StoreError> {
-    if let Some(watch) = &socket.connection().watch {
+    if let Some(watch) = &connection.watch {
         watch.listen_again();
     }
-    let asking = socket.connection().is_asking();
+    let asking = connection.is_asking();
     let command = |verb: &str, script: &str| {
         // Enough space for a request about one ticket.
         let mut command = Cmd::with_capacity(16, 512);
@@ -464,18 +472,18 @@ pub(super) async fn run(
         }
         command
     };
-    let outcome = match socket.query(command("EVALSHA", &script.sha1)).await? {
+    let outcome = match connection.query(command("EVALSHA", &script.sha1)).await? {
         Err(error) if error.code() == Some("NOSCRIPT") => {
-            socket.query(command("EVAL", &script.source)).await?
+            connection.query(command("EVAL", &script.source)).await?
         }
         outcome => outcome,
     };
-    if let (Some(hop), Err(error)) = (&socket.connection().hop, &outcome) {
+    if let (Some(hop), Err(error)) = (&connection.hop, &outcome) {
         hop.note(error);
     }
     match outcome {
         Err(error) if is_stopped(&error.to_string()) => {
-            let denied = denied(socket.connection(), namespace).await;
+            let denied = denied(connection, namespace).await;
             Err(denied.unwrap_or_else(|| failed(error)))
         }
         outcome => outcome.map_err(failed),

@@ -13,10 +13,10 @@ use super::slots;
 use super::task::Task;
 use crate::backend::events::Timer;
 use crate::backend::redis::changed::{
-    Changed, CountAnswer, LOOKS_EVERY, Repeating, for_each_by_itself, repeated_all,
+    Changed, LOOKS_EVERY, Repeating, for_each_by_itself, repeated_all,
 };
 use crate::backend::redis::connection::RedisConnection;
-use crate::backend::redis::counters::{self, Publish};
+use crate::backend::redis::counters;
 use crate::backend::redis::hop::Hop;
 use crate::backend::redis::views::Address;
 use crate::backend::{Count, Counted, Fault, StoreError};
@@ -58,7 +58,7 @@ impl Counting {
             async move {
                 self.catch_up(link.clone(), &count.name).await?;
                 let telling = told.get_or_init(|| changed.telling(count));
-                counted(link, Arc::clone(&telling.count)).await
+                counters::count(link, Arc::clone(&telling.count)).await
             }
         };
         let answered = self.routes.ask(slots::of_name(&count.name), verb).await?;
@@ -79,7 +79,7 @@ impl Counting {
         let ask = move |count| {
             let link = link.clone();
             async move {
-                let outcome = counted(link.clone(), count).await;
+                let outcome = counters::count(link.clone(), count).await;
                 let outcome = outcome.map(|answered| answered.counted);
                 // The node has not looked at the counter, so the change is not done with here.
                 match link.hop.as_ref().and_then(Hop::redirect) {
@@ -195,9 +195,4 @@ impl Counting {
         let sink = self.routes.context.events.upgrade()?;
         Some(sink.timer())
     }
-}
-
-/// Sends a request about a counter to a node.
-async fn counted(mut link: RedisConnection, count: Arc<Count>) -> Result<CountAnswer, StoreError> {
-    counters::count(&mut link, &count, false, Publish::InSlot).await
 }

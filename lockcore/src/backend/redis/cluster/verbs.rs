@@ -42,6 +42,19 @@ impl ClusterConnection {
             routes,
         }
     }
+
+    /// Sends a request about a name to the node that serves its slot.
+    fn ask<T: Send + 'static, F>(
+        &self,
+        name: &Name,
+        verb: impl Fn(RedisConnection) -> F + Send + Sync + 'static,
+    ) -> Answer<T>
+    where
+        F: Future<Output = Result<T, StoreError>> + Send + 'static,
+    {
+        let (routes, slot) = (Arc::clone(&self.routes), slot_of(name));
+        Box::pin(async move { Ok(routes.ask(slot, verb).await?.answer) })
+    }
 }
 
 impl Connection for ClusterConnection {
@@ -50,8 +63,10 @@ impl Connection for ClusterConnection {
         let slot = slot_of(&request.name);
         routes.want(slot, request.ttl);
         if !request.wait {
-            let verb = move |link| once(link, Arc::clone(&request));
-            return Box::pin(async move { Ok(routes.ask(slot, verb).await?.answer) });
+            let name = request.name.clone();
+            return self.ask(&name, move |link| {
+                tickets::enqueue(link, Arc::clone(&request))
+            });
         }
         if routes.hears(slot) {
             return Box::pin(enqueue(routes, slot, request));
@@ -100,10 +115,8 @@ impl Connection for ClusterConnection {
     }
 
     fn inspect(&self, name: Name) -> Answer<Vec<TicketInfo>> {
-        let routes = Arc::clone(&self.routes);
-        Box::pin(async move {
-            let verb = |link| tickets::inspect(link, name.clone());
-            Ok(routes.ask(slot_of(&name), verb).await?.answer)
+        self.ask(&name.clone(), move |link| {
+            tickets::inspect(link, name.clone())
         })
     }
 
@@ -112,42 +125,28 @@ impl Connection for ClusterConnection {
     }
 
     fn ask_back(&self, name: Name, id: Id, ask: Arc<str>) -> Answer<bool> {
-        let routes = Arc::clone(&self.routes);
-        Box::pin(async move {
-            let verb = |link| tickets::ask_back(link, name.clone(), id, Arc::clone(&ask));
-            Ok(routes.ask(slot_of(&name), verb).await?.answer)
+        self.ask(&name.clone(), move |link| {
+            tickets::ask_back(link, name.clone(), id, Arc::clone(&ask))
         })
     }
 
     fn adopt(&self, adoption: Arc<Adoption>) -> Answer<Enqueued> {
-        let routes = Arc::clone(&self.routes);
-        routes.want(slot_of(&adoption.request.name), adoption.request.ttl);
-        Box::pin(async move {
-            let verb = |mut link: RedisConnection| {
-                let adoption = Arc::clone(&adoption);
-                async move { adopt::adopt(&mut link, &adoption).await }
-            };
-            let slot = slot_of(&adoption.request.name);
-            Ok(routes.ask(slot, verb).await?.answer)
+        let Request { name, ttl, .. } = &*adoption.request;
+        self.routes.want(slot_of(name), *ttl);
+        self.ask(&name.clone(), move |link| {
+            adopt::adopt(link, Arc::clone(&adoption))
         })
     }
 
     fn resize(&self, resize: Arc<Resize>) -> Answer<Resized> {
-        let routes = Arc::clone(&self.routes);
-        Box::pin(async move {
-            let verb = |mut link: RedisConnection| {
-                let resize = Arc::clone(&resize);
-                async move { capacities::resize(&mut link, &resize, false).await }
-            };
-            Ok(routes.ask(slot_of(&resize.name), verb).await?.answer)
+        self.ask(&resize.name.clone(), move |link| {
+            capacities::resize(link, Arc::clone(&resize))
         })
     }
 
     fn forget(&self, name: Name) -> Answer<()> {
-        let routes = Arc::clone(&self.routes);
-        Box::pin(async move {
-            let verb = |link| tickets::forget(link, name.clone());
-            routes.ask(slot_of(&name), verb).await.map(drop)
+        self.ask(&name.clone(), move |link| {
+            tickets::forget(link, name.clone())
         })
     }
 
@@ -161,10 +160,6 @@ impl Connection for ClusterConnection {
     }
 }
 
-async fn once(mut link: RedisConnection, request: Arc<Request>) -> Result<Enqueued, StoreError> {
-    tickets::enqueue(&mut link, request).await
-}
-
 /// Takes a ticket. If the ticket has to wait, this client needs a subscription in its slot. Most
 /// tickets need none, because they are granted at once. So this function subscribes only after the
 /// first answer. A wake-up may be sent before the subscription. So the function then sends the
@@ -174,7 +169,7 @@ async fn enqueue(
     slot: u16,
     request: Arc<Request>,
 ) -> Result<Enqueued, StoreError> {
-    let verb = |link| once(link, Arc::clone(&request));
+    let verb = |link| tickets::enqueue(link, Arc::clone(&request));
     let first = routes.ask(slot, verb).await?;
     if first.heard || !matches!(first.answer, Enqueued::Waiting { .. }) {
         return Ok(first.answer);
@@ -235,10 +230,7 @@ async fn renew(
     slot: u16,
     part: Vec<Arc<Request>>,
 ) -> Result<Vec<Renewed>, StoreError> {
-    let verb = |mut link: RedisConnection| {
-        let part = part.clone();
-        async move { tickets::renew(&mut link, part).await }
-    };
+    let verb = |link| tickets::renew(link, part.clone());
     let Answered {
         mut answer,
         node,

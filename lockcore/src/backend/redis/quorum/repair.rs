@@ -116,8 +116,7 @@ impl Repair {
             highest_seen: number.saturating_sub(1),
             ..Request::clone(request)
         });
-        let (mut connection, enqueued) = (node.connection.clone(), Arc::clone(&again));
-        let verb = async move { node::enqueue(&mut connection, enqueued).await };
+        let verb = node::enqueue(node.connection.clone(), Arc::clone(&again));
         let answer = nodes.send(at, &node, verb).await;
         if late_answer(nodes, (at, &node), answer, &mut unanswered).await {
             // The node has assigned another number, because its clock has passed the ticket's

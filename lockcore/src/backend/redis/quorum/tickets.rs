@@ -61,8 +61,7 @@ pub(super) async fn enqueue(
     let mut ballot = Ballot::new(nodes.count(), needed, proposed, asked_at);
     let mut asked: FuturesUnordered<BoxFuture<Step>> = FuturesUnordered::new();
     for (at, voter) in &voters {
-        let (mut connection, asked_for) = (voter.connection.clone(), Arc::clone(&request));
-        let verb = async move { node::enqueue(&mut connection, asked_for).await };
+        let verb = node::enqueue(voter.connection.clone(), Arc::clone(&request));
         let (at, answer) = (*at, nodes.send(*at, voter, verb));
         asked.push(Box::pin(async move { Step::Enqueued(at, answer.await) }));
     }
@@ -194,10 +193,7 @@ pub(super) async fn renew(
     let sent = Clock::BOOT.now();
     let renewing = late.renew(tickets.iter().map(|request| request.id));
     let tickets: Vec<_> = tickets.into_iter().map(within_limits).collect();
-    let verb = |node: &Node| {
-        let (mut connection, tickets) = (node.connection.clone(), tickets.clone());
-        async move { node::renew_told(&mut connection, tickets).await }
-    };
+    let verb = |node: &Node| node::renew_told(node.connection.clone(), tickets.clone());
     let mut asked = everywhere(nodes, verb);
     let all = nodes.count();
     let mut renewals = vec![RenewalTally::default(); tickets.len()];
