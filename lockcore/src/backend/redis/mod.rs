@@ -17,8 +17,8 @@ mod group;
 mod hop;
 mod layout;
 mod opening;
+mod owed;
 pub(crate) mod quorum;
-mod released;
 mod rights;
 mod sentinels;
 mod siblings;
@@ -28,7 +28,6 @@ mod views;
 mod watch;
 mod watched;
 
-use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -52,7 +51,7 @@ use connection::RedisConnection;
 use dial::{Server, settings};
 use group::Group;
 use opening::checked;
-use released::{BATCH, Elsewhere};
+use owed::Owed;
 use sentinels::Sentinels;
 use watch::{ChangedElsewhere, MasterSettings, Watch};
 
@@ -174,7 +173,7 @@ impl Backend for Redis {
                     // This copy has no watch. So the task does not keep the watch alive, and ends
                     // when the connection drops the watch.
                     let repeats = connection.clone();
-                    let elsewhere = watch.released_elsewhere();
+                    let elsewhere = (watch.owed(), watch.address());
                     watch.spawn(release_again(
                         repeats.clone(),
                         elsewhere,
@@ -249,38 +248,18 @@ async fn tell_risk(connection: RedisConnection, settings: MasterSettings, events
     }
 }
 
-/// Repeats at this server the releases that an earlier master has acknowledged, until the server
-/// has carried them out or the tickets have expired. A new master may refuse them for some time: if
-/// it has the setting `min-replicas-to-write`, it refuses them until it has a replica.
-///
-/// No caller waits for it. If this future is dropped because the connection ends, the next
-/// connection repeats the releases that are left.
-async fn release_again(connection: RedisConnection, elsewhere: Elsewhere, timer: Timer) {
-    let mut pauses = Pauses::default();
-    while !released_again(&connection, &elsewhere).await {
-        timer(pauses.draw()).await;
-    }
-}
-
-/// Tries each of these releases once. Returns whether all of them were carried out. It sends one
-/// batch at a time, so that renewals do not wait behind all of them. If a request itself fails, for
-/// example because the connection breaks, it sends no more in this round.
-async fn released_again(connection: &RedisConnection, elsewhere: &Elsewhere) -> bool {
-    // When these are dropped, they are remembered again. The latest are dropped first, so the
-    // oldest are in front again.
-    let mut failed = VecDeque::new();
-    loop {
-        let mut again = elsewhere.some(BATCH);
-        let Some(batch) = again.next(BATCH) else {
-            return failed.is_empty();
-        };
-        let Ok(answers) = tickets::release(connection.clone(), batch).await else {
-            return false;
-        };
-        if !again.answered(BATCH, &answers) {
-            failed.push_front(again);
-        }
-    }
+/// Repeats at this server the releases that an earlier master has acknowledged.
+async fn release_again(
+    connection: RedisConnection,
+    (owed, here): (Arc<Owed>, Arc<str>),
+    timer: Timer,
+) {
+    let masters = || Some(|_: &Name| Some(Arc::clone(&here)));
+    let send = async |batch| {
+        let answers = tickets::release(connection.clone(), batch).await;
+        answers.unwrap_or_default().into_iter().map(Some).collect()
+    };
+    owed.repeat(masters, send, &timer).await;
 }
 
 /// Repeats at this server the changes of counters that an earlier master has acknowledged, until the
@@ -353,9 +332,8 @@ impl Connection for RedisConnection {
         };
         Box::pin(async move {
             let answers = tickets::release(connection, tickets.clone()).await?;
-            let acknowledged = tickets.into_iter().zip(&answers);
-            let acknowledged = acknowledged.filter(|(_, answer)| **answer != Released::Failed);
-            watch.note_released(acknowledged.map(|(departure, _)| departure));
+            let owed = watch.owed();
+            owed.acknowledged(&watch.address(), tickets, &answers);
             Ok(answers)
         })
     }

@@ -24,7 +24,7 @@ use url::Url;
 use super::changed::Changed;
 use super::dial::{Part, Server, login, prepared, settings};
 use super::durability::{self, Durability};
-use super::released::Released;
+use super::owed::Owed;
 use super::siblings::Siblings;
 use super::views::{Address, SWITCH, View, Views, is_majority, switched_to};
 use crate::backend::meant::nearest;
@@ -51,7 +51,7 @@ pub(super) struct Sentinels {
     /// The user, password and database at the master.
     master: RedisConnectionInfo,
     durability: Option<Durability>,
-    pub(super) released: Arc<Released>,
+    pub(super) owed: Arc<Owed>,
     pub(super) changed: Arc<Changed>,
     siblings: Arc<Siblings>,
     /// The masters whose settings were looked at.
@@ -108,7 +108,7 @@ impl Sentinels {
             service,
             master,
             durability,
-            released: Arc::default(),
+            owed: Arc::default(),
             changed: Arc::default(),
             siblings: Arc::default(),
             looked_at: Mutex::default(),

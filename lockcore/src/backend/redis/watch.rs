@@ -11,10 +11,10 @@ use tokio::task::JoinSet;
 
 use super::changed::Changed;
 use super::dial::{Driver, Server};
-use super::released::Elsewhere;
+use super::owed::Owed;
 use super::sentinels::Sentinels;
 use super::views::{Address, View, Views};
-use crate::backend::{Departure, Fault, StoreError};
+use crate::backend::{Fault, StoreError};
 use crate::clock::{Clock, Instant};
 
 /// The shortest time between two tries to reach the sentinels that have failed, while nothing says
@@ -154,19 +154,14 @@ impl Watch {
         listening.tasks().running.spawn_on(task, &listening.runtime);
     }
 
-    /// Remembers releases that the master has acknowledged.
-    pub(super) fn note_released(&self, departures: impl Iterator<Item = Departure>) {
-        let released = &self.listening.sentinels.released;
-        released.note(&self.address, departures);
+    /// The latest releases that masters have acknowledged.
+    pub(super) fn owed(&self) -> Arc<Owed> {
+        Arc::clone(&self.listening.sentinels.owed)
     }
 
-    /// The latest releases that earlier masters have acknowledged. The caller repeats them at this
-    /// master.
-    pub(super) fn released_elsewhere(&self) -> Elsewhere {
-        Elsewhere {
-            released: Arc::clone(&self.listening.sentinels.released),
-            master: Arc::clone(&self.address),
-        }
+    /// The address of the master as text.
+    pub(super) fn address(&self) -> Arc<str> {
+        Arc::clone(&self.address)
     }
 
     /// The latest changes of counters, and the master at which they are to be repeated.

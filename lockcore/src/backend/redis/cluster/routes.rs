@@ -1,7 +1,7 @@
 //! Chooses the node that a request goes to, and keeps the map of the cluster. If an answer shows
 //! that the map is out of date, or if no answer comes, this module asks for a new map.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap};
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -17,13 +17,14 @@ use super::seeds::Seeds;
 use super::slots;
 use super::task::Task;
 use super::whole::Whole;
+use crate::backend::events::Timer;
 use crate::backend::redis::connection::RedisConnection;
 use crate::backend::redis::hop::{Hop, Redirect};
-use crate::backend::redis::released::BATCH;
+use crate::backend::redis::owed::Owed;
 use crate::backend::redis::tickets;
 use crate::backend::redis::views::Address;
-use crate::backend::{EventSink, Fault, Released, StoreError};
-use crate::pauses::Pauses;
+use crate::backend::{Departure, EventSink, Fault, StoreError};
+use crate::name::Name;
 
 /// One connection to the cluster.
 #[derive(Debug)]
@@ -62,7 +63,7 @@ pub(super) struct Answered<T> {
 impl Routes {
     pub(super) fn begin(seeds: Arc<Seeds>, events: EventSink, map: Map) -> Arc<Self> {
         let (namespace, receiver) = (events.namespace().clone(), events.receiver());
-        let op_timeout = events.op_timeout();
+        let (op_timeout, timer) = (events.op_timeout(), events.timer());
         let events = Arc::new(events);
         let runtime = Handle::current();
         let sink = Arc::downgrade(&events);
@@ -74,7 +75,12 @@ impl Routes {
         let routes = Arc::new_cyclic(|whole: &Weak<Self>| Self {
             _repeats: Task::spawn(
                 &runtime,
-                Self::repeats_releases(Weak::clone(whole), new_map.subscribe()),
+                Self::repeats_releases(
+                    Weak::clone(whole),
+                    Arc::clone(&seeds.owed),
+                    timer,
+                    new_map.subscribe(),
+                ),
             ),
             new_map,
             context: Context {
@@ -307,51 +313,26 @@ impl Routes {
     }
 
     /// Repeats the releases whose names are at other masters by now than the ones that have
-    /// acknowledged them. No caller waits for it. It begins with each new map, on all connections,
-    /// because the runtime of one of them may not run. Each release is with one of them at a time.
-    ///
-    /// Sends a batch to one master after the other, by the map of that moment. If a master answers
-    /// none of a batch within an operation timeout, or gives only errors, the others get theirs
-    /// first. After a pause it tries again what has failed, until the releases are carried out or
-    /// the tickets have expired.
-    ///
-    /// If this future is dropped because the connection ends, the releases that are left are
-    /// remembered again.
-    async fn repeats_releases(routes: Weak<Self>, mut new_maps: watch::Receiver<()>) {
-        // An error is impossible while there are routes.
-        let _ = new_maps.changed().await;
-        let (mut failing, mut pauses) = (BTreeSet::new(), Pauses::default());
-        // The releases that have failed since the last pause. When they are dropped, they are
-        // remembered again. The latest are dropped first, so the oldest are in front again.
-        let mut failed = VecDeque::new();
-        while let Some(routes) = routes.upgrade()
-            && let Some(timer) = routes.context.events.upgrade().map(|sink| sink.timer())
-        {
-            let map = routes.map();
-            let mut master = None;
-            let released = &routes.context.seeds.released;
-            let mut again = released.elsewhere(BATCH, |old, departure| {
-                let new = map.master(slots::of_name(&departure.request.name));
-                match new.filter(|new| !failing.contains(*new) && new.to_string() != old) {
-                    None => true,
-                    Some(new) => new != *master.get_or_insert(new),
-                }
-            });
-            let (Some(master), Some(batch)) = (master, again.next(BATCH)) else {
-                let is_done = failed.is_empty();
-                failed.clear();
-                failing.clear();
-                drop((again, routes)); // the client may end during the pause
-                match is_done {
-                    true => {
-                        let _ = new_maps.changed().await;
-                        pauses = Pauses::default();
-                    }
-                    false => timer(pauses.draw()).await,
-                }
-                continue;
+    /// acknowledged them. It begins with each new map, on all connections, because the runtime of one
+    /// of them may not run.
+    async fn repeats_releases(
+        routes: Weak<Self>,
+        owed: Arc<Owed>,
+        timer: Timer,
+        mut new_maps: watch::Receiver<()>,
+    ) {
+        let masters = || {
+            let map = routes.upgrade()?.map();
+            Some(move |name: &Name| {
+                let master = map.master(slots::of_name(name))?;
+                Some(master.to_string().into())
+            })
+        };
+        let send = async |batch: Vec<Departure>| {
+            let Some(routes) = routes.upgrade() else {
+                return Vec::new(); // the client ends
             };
-            let repeated = join_all(batch.into_iter().map(|departure| {
+            let released = batch.into_iter().map(|departure| {
                 let (routes, timer) = (&routes, &timer);
                 async move {
                     let slot = slots::of_name(&departure.request.name);
@@ -361,17 +342,11 @@ impl Routes {
                         () = timer(routes.context.op_timeout) => None,
                     }
                 }
-            }));
-            let answers = repeated.await;
-            if answers.iter().all(Option::is_none) {
-                failing.insert(master.clone());
-            }
-            let answers = answers
-                .into_iter()
-                .map(|answer| answer.unwrap_or(Released::Failed));
-            if !again.answered(BATCH, &answers.collect::<Vec<_>>()) {
-                failed.push_front(again);
-            }
+            });
+            join_all(released).await
+        };
+        while new_maps.changed().await.is_ok() {
+            owed.repeat(masters, send, &timer).await;
         }
     }
 

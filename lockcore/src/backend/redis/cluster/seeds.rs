@@ -18,7 +18,7 @@ use crate::backend::redis::changed::Changed;
 use crate::backend::redis::dial::{Part, Server, login, settings};
 use crate::backend::redis::layout;
 use crate::backend::redis::opening::checked;
-use crate::backend::redis::released::Released;
+use crate::backend::redis::owed::Owed;
 use crate::backend::redis::sentinels::info;
 use crate::backend::redis::siblings::Siblings;
 use crate::backend::redis::views::Address;
@@ -49,7 +49,7 @@ pub(in crate::backend::redis) struct Seeds {
     tls: Option<Connector>,
     pub(super) receivers: Receivers,
     pub(super) question: Arc<Question>,
-    pub(super) released: Arc<Released>,
+    pub(super) owed: Arc<Owed>,
     pub(super) changed: Arc<Changed>,
     siblings: Arc<Siblings>,
     /// Nodes that had not answered when a question was given up. Later questions do not wait for
@@ -80,7 +80,7 @@ impl Seeds {
             tls: None,
             receivers: Receivers::default(),
             question: Arc::default(),
-            released: Arc::default(),
+            owed: Arc::default(),
             changed: Arc::default(),
             siblings: Arc::default(),
             silent: Mutex::default(),

@@ -103,10 +103,8 @@ impl Connection for ClusterConnection {
                 async move {
                     let verb = |link| tickets::release(link, part.clone());
                     let Answered { answer, node, .. } = routes.ask(slot, verb).await?;
-                    let acknowledged = part.into_iter().zip(&answer);
-                    let acknowledged = acknowledged.filter(|(_, it)| **it != Released::Failed);
-                    let released = &routes.context.seeds.released;
-                    released.note(&node.label, acknowledged.map(|(departure, _)| departure));
+                    let owed = &routes.context.seeds.owed;
+                    owed.acknowledged(&node.label, part, &answer);
                     Ok(answer)
                 }
             };

@@ -2,8 +2,8 @@
 //! being released, and enqueues and releases that slow nodes have not answered.
 //!
 //! Tasks in the runtime of the connection do this work. That runtime may end at any time. Then the
-//! releases that are left are in the [outboxes](super::outbox), and the next connection that
-//! reaches the node sends them.
+//! releases that are left are [owed](super::super::owed) to these nodes, and the next connection that
+//! reaches a node sends them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use std::time::Duration;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::sync::oneshot;
 
+use super::super::owed::UntilDone;
 use super::super::tickets as node;
 use super::asked::{Asked, Step, send_rest};
 use super::ballot::{Ballot, may_be_carried_out};
 use super::late::{Late, Unanswered};
-use super::leaving::{Leaving, OnItsWay};
 use super::node::Node;
 use super::nodes::{Links, Nodes};
 use crate::backend::{BoxFuture, Departure, Enqueued, Released, StoreError};
@@ -26,17 +26,16 @@ use crate::request::Request;
 /// ticket in the way. The time is many times what a node takes to answer.
 const GIVING_BACK: Duration = Duration::from_millis(50);
 
-/// Releases that some nodes have not acknowledged. When this value is dropped, the releases go to
-/// the outboxes of these nodes. So nothing is lost if the task that waits for the nodes is
-/// cancelled.
-struct Owed {
+/// Releases that some nodes have not acknowledged. When this value is dropped, the releases are owed
+/// to these nodes. So nothing is lost if the task that waits for the nodes is cancelled.
+struct Unacknowledged {
     nodes: Arc<Nodes>,
     departures: Vec<Departure>,
     open: Vec<usize>,
-    on_its_way: Option<Arc<OnItsWay>>,
+    until_done: Option<UntilDone>,
 }
 
-impl Owed {
+impl Unacknowledged {
     fn settle(&mut self, at: usize) {
         self.open.retain(|open| *open != at);
     }
@@ -55,11 +54,11 @@ impl Owed {
     }
 }
 
-impl Drop for Owed {
+impl Drop for Unacknowledged {
     fn drop(&mut self) {
         for at in &self.open {
-            let outbox = self.nodes.outbox(*at);
-            outbox.put(&self.departures, self.on_its_way.as_ref());
+            let until_done = self.until_done.as_ref();
+            self.nodes.owe(*at, &self.departures, until_done);
         }
     }
 }
@@ -133,31 +132,31 @@ pub(super) async fn late_answer(
 /// stopped. Then the release is sent on the next connection, and leaves a mark.
 pub(super) async fn give_back(
     links: &Arc<Links>,
-    leaving: &Leaving,
+    late: &Late,
     request: &Arc<Request>,
     may_have: Vec<(usize, Node)>,
 ) {
     if may_have.is_empty() {
         return;
     }
-    let mut owed = Owed {
+    let mut left = Unacknowledged {
         nodes: Arc::clone(links.nodes()),
         departures: vec![Departure::new(Arc::clone(request), true)],
         open: may_have.iter().map(|(at, _)| *at).collect(),
-        on_its_way: Some(leaving.begin(request.id)),
+        until_done: Some(late.leave(request.id)),
     };
     let departure = Departure::new(Arc::clone(request), false);
     let asked = may_have.iter().map(|(at, voter)| {
         let verb = node::release(voter.connection.clone(), vec![departure.clone()]);
-        let (at, answer) = (*at, owed.nodes.send(*at, voter, verb));
+        let (at, answer) = (*at, left.nodes.send(*at, voter, verb));
         Box::pin(async move { (at, answer.await) }) as BoxFuture<_>
     });
     let mut asked: Asked<_> = asked.collect();
-    send_rest(&mut asked, |answer| owed.answered(answer)).await;
+    send_rest(&mut asked, |answer| left.answered(answer)).await;
     let (done, all_done) = oneshot::channel::<()>();
     links.finish(async move {
         let _done = done;
-        owed.acknowledged(asked).await;
+        left.acknowledged(asked).await;
     });
     tokio::select! {
         _ = all_done => {}
@@ -176,14 +175,14 @@ pub(super) async fn leave_to(
     if open.is_empty() {
         return;
     }
-    let mut owed = Owed {
+    let mut left = Unacknowledged {
         nodes: Arc::clone(links.nodes()),
         departures,
         open,
-        on_its_way: None,
+        until_done: None,
     };
-    send_rest(&mut asked, |answer| owed.answered(answer)).await;
-    links.finish(owed.acknowledged(asked));
+    send_rest(&mut asked, |answer| left.answered(answer)).await;
+    links.finish(left.acknowledged(asked));
 }
 
 fn is_done(outcome: &Result<Vec<Released>, StoreError>) -> bool {

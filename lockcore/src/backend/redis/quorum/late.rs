@@ -2,9 +2,11 @@
 //! slower nodes have not answered, and renewals that may still repair nodes. A release asks here
 //! what it has to reckon with. All connections of a client share this.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use super::super::owed::UntilDone;
 use super::node::LONGEST_TTL;
 use super::nodes::{Links, Nodes};
 use crate::backend::Departure;
@@ -22,6 +24,17 @@ struct Unfinished {
     /// out.
     open: HashMap<Id, Instant>,
     renewals: Vec<Weak<Renewing>>,
+    /// The ids whose tickets this store is releasing by itself, because a majority has not granted
+    /// them. Each has a count: if a request is repeated, several releases of its id may be
+    /// unfinished.
+    leaving: HashMap<Id, usize>,
+}
+
+/// An id whose release is not finished until this value is dropped.
+#[derive(Debug)]
+struct Leaving {
+    late: Late,
+    id: Id,
 }
 
 /// An enqueue that some nodes have not answered.
@@ -129,8 +142,38 @@ impl Late {
         })
     }
 
+    /// Whether this store is releasing the tickets of this id by itself.
+    ///
+    /// The core may send an enqueue with the same id again. If a release were in flight to a slow
+    /// node, it would remove the new ticket there, and nobody would notice. So this store answers
+    /// such an enqueue with [`Gone`](crate::backend::Enqueued::Gone), and the core asks with a new
+    /// id.
+    pub(super) fn is_leaving(&self, id: Id) -> bool {
+        self.unfinished(|it| it.leaving.contains_key(&id))
+    }
+
+    /// Called when this store begins to release the tickets of this id by itself.
+    pub(super) fn leave(&self, id: Id) -> UntilDone {
+        self.unfinished(|it| *it.leaving.entry(id).or_default() += 1);
+        let late = self.clone();
+        Arc::new(Leaving { late, id })
+    }
+
     fn unfinished<T>(&self, of: impl FnOnce(&mut Unfinished) -> T) -> T {
         of(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        self.late.unfinished(|it| {
+            if let Entry::Occupied(mut times) = it.leaving.entry(self.id) {
+                *times.get_mut() -= 1;
+                if *times.get() == 0 {
+                    times.remove();
+                }
+            }
+        });
     }
 }
 
@@ -196,7 +239,7 @@ impl Drop for Unanswered {
         if is_released {
             let departure = [Departure::new(Arc::clone(&self.request), true)];
             for at in &self.open {
-                self.nodes.outbox(*at).put(&departure, None);
+                self.nodes.owe(*at, &departure, None);
             }
         }
     }

@@ -15,10 +15,8 @@ mod background;
 mod ballot;
 mod config;
 mod late;
-mod leaving;
 mod node;
 mod nodes;
-mod outbox;
 mod proposal;
 mod repair;
 mod reported;
@@ -31,6 +29,7 @@ use std::time::Duration;
 use url::Url;
 
 use super::dial::Server;
+use super::owed::Owed;
 use crate::backend::{
     Answer, Backend, BoxFuture, Capability, Connection, Departure, Enqueued, EventSink, Released,
     Renewed, TicketInfo,
@@ -41,10 +40,8 @@ use crate::request::Request;
 use crate::tls::Tls;
 
 use late::Late;
-use leaving::Leaving;
 use node::LONGEST_TTL;
 use nodes::Links;
-use outbox::Outbox;
 use reported::Reported;
 
 /// Opens `redlock://…`.
@@ -62,19 +59,17 @@ pub(crate) fn open_encrypted(url: &Url, tls: &Tls) -> Result<Arc<dyn Backend>, E
 #[derive(Debug)]
 struct Quorum {
     servers: Arc<[Arc<Server>]>,
-    outboxes: Arc<[Outbox]>,
+    owed: Arc<[Owed]>,
     reported: Arc<[Reported]>,
-    leaving: Leaving,
     late: Late,
 }
 
 impl Quorum {
     fn of(servers: Vec<Server>) -> Self {
         Self {
-            outboxes: servers.iter().map(|_| Outbox::default()).collect(),
+            owed: servers.iter().map(|_| Owed::default()).collect(),
             reported: servers.iter().map(|_| Reported::default()).collect(),
             servers: servers.into_iter().map(Arc::new).collect(),
-            leaving: Leaving::default(),
             late: Late::default(),
         }
     }
@@ -98,16 +93,11 @@ impl Backend for Quorum {
     }
 
     fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
-        let (servers, outboxes) = (Arc::clone(&self.servers), Arc::clone(&self.outboxes));
-        let reported = Arc::clone(&self.reported);
-        let (leaving, late) = (self.leaving.clone(), self.late.clone());
+        let (servers, owed) = (Arc::clone(&self.servers), Arc::clone(&self.owed));
+        let (reported, late) = (Arc::clone(&self.reported), self.late.clone());
         Box::pin(async move {
-            let links = Arc::new(Links::open(servers, (outboxes, reported), events).await?);
-            Ok(Arc::new(QuorumConnection {
-                links,
-                leaving,
-                late,
-            }) as Arc<dyn Connection>)
+            let links = Arc::new(Links::open(servers, (owed, reported), events).await?);
+            Ok(Arc::new(QuorumConnection { links, late }) as Arc<dyn Connection>)
         })
     }
 }
@@ -116,17 +106,13 @@ impl Backend for Quorum {
 #[derive(Debug)]
 struct QuorumConnection {
     links: Arc<Links>,
-    leaving: Leaving,
     late: Late,
 }
 
 impl Connection for QuorumConnection {
     fn enqueue(&self, request: Arc<Request>, patience: Duration) -> Answer<Enqueued> {
-        let (links, going_on) = (
-            Arc::clone(&self.links),
-            (self.leaving.clone(), self.late.clone()),
-        );
-        Box::pin(tickets::enqueue(links, going_on, request, patience))
+        let (links, late) = (Arc::clone(&self.links), self.late.clone());
+        Box::pin(tickets::enqueue(links, late, request, patience))
     }
 
     fn renew(&self, tickets: Vec<Arc<Request>>, _patience: Duration) -> Answer<Vec<Renewed>> {

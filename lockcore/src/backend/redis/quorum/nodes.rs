@@ -20,18 +20,18 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::super::dial::Server;
+use super::super::owed::{Owed, UntilDone};
 use super::super::tickets;
 use super::node::{LONGEST_TTL, Node};
-use super::outbox::Outbox;
 use super::reported::{self, Down, Reported};
 use super::tally::majority;
 use crate::backend::events::Timer;
-use crate::backend::{BoxFuture, EventSink, Fault, News, Released, StoreError};
+use crate::backend::{BoxFuture, Departure, EventSink, Fault, News, StoreError};
 use crate::clock::{Clock, Instant};
 use crate::name::Namespace;
 use crate::pauses::{Pauses, jittered};
 
-/// The longest pause before releases in the outbox of a node are sent to it again.
+/// The longest pause before releases that a node has not acknowledged are sent to it again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// The pause after a mistake that a person must correct. A password that is sent again and again
 /// looks like an attack.
@@ -63,7 +63,8 @@ pub(super) struct Nodes {
     /// For each node, since when it has answered none of the requests that were sent to it. 0 if no
     /// request is unanswered.
     silences: Vec<Arc<AtomicU64>>,
-    outboxes: Arc<[Outbox]>,
+    /// The releases that each node has not acknowledged.
+    owed: Arc<[Owed]>,
     reported: Arc<[Reported]>,
     /// The number of this connection in `reported`.
     number: u64,
@@ -89,7 +90,7 @@ impl Links {
     /// Connects to all nodes. Resolves when a majority is up, or cannot be any more.
     pub(super) async fn open(
         servers: Arc<[Arc<Server>]>,
-        (outboxes, reported): (Arc<[Outbox]>, Arc<[Reported]>),
+        (owed, reported): (Arc<[Owed]>, Arc<[Reported]>),
         events: EventSink,
     ) -> Result<Self, StoreError> {
         let all = servers.len();
@@ -98,7 +99,7 @@ impl Links {
             servers,
             views: watch::Sender::new(vec![View::Asked; all]),
             silences: std::iter::repeat_with(Arc::default).take(all).collect(),
-            outboxes,
+            owed,
             reported,
             number: reported::connection(),
             events: Arc::downgrade(&events),
@@ -302,9 +303,14 @@ impl Nodes {
         self.background().spawn_on(task, &self.runtime);
     }
 
-    /// The releases that this node has not acknowledged.
-    pub(super) fn outbox(&self, at: usize) -> &Outbox {
-        &self.outboxes[at]
+    /// Keeps releases for a node until it can be reached, or until their tickets have expired there.
+    pub(super) fn owe(&self, at: usize, departures: &[Departure], until_done: Option<&UntilDone>) {
+        let lives = |departure: &Departure| match departure.enqueue_may_follow {
+            // A server that was stopped may carry out the enqueue when it continues.
+            true => LONGEST_TTL,
+            false => departure.request.ttl.min(LONGEST_TTL),
+        };
+        self.owed[at].put(departures, lives, until_done);
     }
 
     /// Resolves after a time. This works even in a runtime without timers.
@@ -422,7 +428,8 @@ impl Nodes {
         Ok(warnings)
     }
 
-    /// The task of a node: opens its connection, and sends it the releases of its outbox.
+    /// The task of a node: opens its connection, and sends it the releases that it has not
+    /// acknowledged.
     async fn keep_link(self: Arc<Self>, at: usize) {
         let mut pauses = Pauses::default();
         loop {
@@ -440,7 +447,7 @@ impl Nodes {
                     tokio::select! {
                         biased;
                         () = node.connection.driver.ended() => {}
-                        () = self.send_left(at, &node) => {}
+                        () = self.send_owed(at, &node) => {}
                     }
                     self.servers[at].because(Fault::Retry, "the connection is lost")
                 }
@@ -500,16 +507,19 @@ impl Nodes {
         }
     }
 
-    /// Sends the releases in the outbox of this node, and those that are added later. Ends when the
-    /// connection ends.
-    async fn send_left(self: &Arc<Self>, at: usize, node: &Node) {
+    /// Sends the releases that this node has not acknowledged, and those that are added later. Ends
+    /// when the connection ends.
+    async fn send_owed(self: &Arc<Self>, at: usize, node: &Node) {
         loop {
-            let mut taken = self.outboxes[at].take().await;
+            let mut taken = self.owed[at].next().await;
             let verb = tickets::release(node.connection.clone(), taken.departures());
-            match self.send(at, node, verb).await {
-                Ok(answers) if !answers.contains(&Released::Failed) => taken.acknowledge(),
+            let are_done = match self.send(at, node, verb).await {
+                Ok(answers) => taken.answered(answers.into_iter().map(Some)),
                 Err(error) if error.is_broken() => return,
-                Ok(_) | Err(_) => self.timer(jittered(LONGEST_PAUSE)).await,
+                Err(_) => false,
+            };
+            if !are_done {
+                self.timer(jittered(LONGEST_PAUSE)).await;
             }
         }
     }

@@ -23,7 +23,6 @@ use super::asked::{Step, everywhere, send_rest};
 use super::background::{finish_late, give_back, leave_to};
 use super::ballot::{Ballot, Verdict};
 use super::late::Late;
-use super::leaving::Leaving;
 use super::node::{LONGEST_TTL, Node};
 use super::nodes::{Links, Nodes};
 use super::proposal::proposal;
@@ -45,11 +44,11 @@ const MISSED: Duration = Duration::from_millis(500);
 
 pub(super) async fn enqueue(
     links: Arc<Links>,
-    (leaving, late): (Leaving, Late),
+    late: Late,
     request: Arc<Request>,
     patience: Duration,
 ) -> Result<Enqueued, StoreError> {
-    if leaving.has(request.id) {
+    if late.is_leaving(request.id) {
         return Ok(Enqueued::Gone);
     }
     let nodes = links.nodes();
@@ -112,7 +111,7 @@ pub(super) async fn enqueue(
     drop(asked);
     let may_have = ballot.may_have();
     let may_have = may_have.filter_map(|at| voters.iter().find(|(voter, _)| *voter == at).cloned());
-    give_back(&links, &leaving, &request, may_have.collect()).await;
+    give_back(&links, &late, &request, may_have.collect()).await;
     ballot
         .refusal()
         .map_err(|errors| nodes.too_few(needed, &errors))
