@@ -51,9 +51,8 @@ use connection::RedisConnection;
 use dial::{Server, settings};
 use group::Group;
 use opening::checked;
-use owed::Owed;
 use sentinels::Sentinels;
-use watch::{ChangedElsewhere, MasterSettings, Watch};
+use watch::Watch;
 
 /// Opens `redis://…`.
 pub(crate) fn open(url: &Url, _: &Tls) -> Result<Arc<dyn Backend>, Error> {
@@ -172,16 +171,14 @@ impl Backend for Redis {
                     watch.leave_when_moved(&connection.driver);
                     // This copy has no watch. So the task does not keep the watch alive, and ends
                     // when the connection drops the watch.
-                    let repeats = connection.clone();
-                    let elsewhere = (watch.owed(), watch.address());
-                    watch.spawn(release_again(
-                        repeats.clone(),
-                        elsewhere,
-                        Arc::clone(&timer),
-                    ));
-                    watch.spawn(tell_risk(repeats.clone(), watch.settings(), told));
-                    if connection.group.is_none() {
-                        watch.spawn(change_again(repeats, watch.changed_elsewhere(), timer));
+                    // This copy has no watch. So the tasks do not keep the watch alive, and end when the
+                    // connection drops the watch.
+                    let here = connection.clone();
+                    let at = (Arc::clone(&sentinels), Arc::clone(watch.address()));
+                    watch.spawn(release_again(here.clone(), at.clone(), Arc::clone(&timer)));
+                    watch.spawn(tell_risk(here.clone(), at.clone(), told));
+                    if here.group.is_none() {
+                        watch.spawn(change_again(here, at, timer));
                     }
                     connection.watch = Some(Arc::new(watch));
                     Ok(Arc::new(connection) as Arc<dyn Connection>)
@@ -234,43 +231,47 @@ async fn connected(
     })
 }
 
+/// The sentinels that have named a master, and the master's address.
+type NamedBy = (Arc<Sentinels>, Arc<str>);
+
 /// Warns if a failover of this master may cost exclusion, unless the client has looked at its settings
 /// before.
-async fn tell_risk(connection: RedisConnection, settings: MasterSettings, events: Weak<EventSink>) {
-    if settings.are_known() {
+async fn tell_risk(
+    connection: RedisConnection,
+    (sentinels, master): NamedBy,
+    events: Weak<EventSink>,
+) {
+    if sentinels.looked_at().contains(&master) {
         return;
     }
+    // Another connection may have looked at the same time.
     if let Ok(risk) = config::risk(connection).await
-        && settings.note()
+        && sentinels.looked_at().insert(Arc::clone(&master))
         && let (Some(warning), Some(events)) = (risk, events.upgrade())
     {
-        events.tell(News::Warning(format!("{}: {warning}", settings.master)));
+        events.tell(News::Warning(format!("{master}: {warning}")));
     }
 }
 
-/// Repeats at this server the releases that an earlier master has acknowledged.
-async fn release_again(
-    connection: RedisConnection,
-    (owed, here): (Arc<Owed>, Arc<str>),
-    timer: Timer,
-) {
-    let masters = || Some(|_: &Name| Some(Arc::clone(&here)));
+/// Repeats at this master the releases that an earlier one has acknowledged.
+async fn release_again(connection: RedisConnection, (sentinels, master): NamedBy, timer: Timer) {
+    let masters = || Some(|_: &Name| Some(Arc::clone(&master)));
     let send = async |batch| {
         let answers = tickets::release(connection.clone(), batch).await;
         answers.unwrap_or_default().into_iter().map(Some).collect()
     };
-    owed.repeat(masters, send, &timer).await;
+    sentinels.owed.repeat(masters, send, &timer).await;
 }
 
-/// Repeats at this server the changes of counters that an earlier master has acknowledged, until the
-/// server has them, or they are too old. No caller waits for it, but a request about one of these
+/// Repeats at this master the changes of counters that an earlier one has acknowledged, until the
+/// master has them, or they are too old. No caller waits for it, but a request about one of these
 /// counters repeats the changes of this counter by itself: see `count`.
-async fn change_again(connection: RedisConnection, elsewhere: ChangedElsewhere, timer: Timer) {
+async fn change_again(connection: RedisConnection, (sentinels, master): NamedBy, timer: Timer) {
     let mut pauses = Pauses::default();
-    let ChangedElsewhere { changed, master } = elsewhere;
+    let changed = &sentinels.changed;
     loop {
         let names = changed.names(|of, _| *of == *master);
-        let repeat = async |name| match Repeating::begin(&changed, &name, &master)? {
+        let repeat = async |name| match Repeating::begin(changed, &name, &master)? {
             Some(turn) => {
                 let ask = |count| counted_here(connection.clone(), count);
                 turn.repeat(ask).await
@@ -299,8 +300,8 @@ async fn count_at_master(
     watch: Arc<Watch>,
     count: Arc<Count>,
 ) -> Result<Counted, StoreError> {
-    let ChangedElsewhere { changed, master } = watch.changed_elsewhere();
-    if let Some(turn) = Repeating::begin(&changed, &count.name, &master)? {
+    let (changed, master) = (&watch.sentinels().changed, watch.address());
+    if let Some(turn) = Repeating::begin(changed, &count.name, master)? {
         // This copy has no watch, because a task of the watch must not keep it alive.
         let here = RedisConnection {
             watch: None,
@@ -312,7 +313,7 @@ async fn count_at_master(
     let telling = changed.telling(&count);
     let answered = counters::count(connection, Arc::clone(&telling.count)).await?;
     telling.answered();
-    changed.note(&master, &count, &answered);
+    changed.note(master, &count, &answered);
     Ok(answered.counted)
 }
 
@@ -332,8 +333,8 @@ impl Connection for RedisConnection {
         };
         Box::pin(async move {
             let answers = tickets::release(connection, tickets.clone()).await?;
-            let owed = watch.owed();
-            owed.acknowledged(&watch.address(), tickets, &answers);
+            let owed = &watch.sentinels().owed;
+            owed.acknowledged(watch.address(), tickets, &answers);
             Ok(answers)
         })
     }

@@ -55,7 +55,7 @@ pub(super) struct Sentinels {
     pub(super) changed: Arc<Changed>,
     siblings: Arc<Siblings>,
     /// The masters whose settings were looked at.
-    looked_at: Mutex<BTreeSet<Address>>,
+    looked_at: Mutex<BTreeSet<Arc<str>>>,
     /// The master that a connection of this client was the last to find.
     latest: watch::Sender<Option<Address>>,
 }
@@ -150,7 +150,7 @@ impl Sentinels {
     }
 
     /// The masters whose settings this client has looked at.
-    pub(super) fn looked_at(&self) -> MutexGuard<'_, BTreeSet<Address>> {
+    pub(super) fn looked_at(&self) -> MutexGuard<'_, BTreeSet<Arc<str>>> {
         self.looked_at
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

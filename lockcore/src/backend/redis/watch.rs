@@ -9,9 +9,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::changed::Changed;
 use super::dial::{Driver, Server};
-use super::owed::Owed;
 use super::sentinels::Sentinels;
 use super::views::{Address, View, Views};
 use crate::backend::{Fault, StoreError};
@@ -51,30 +49,6 @@ struct Tasks {
     again: Instant,
 }
 
-/// The latest changes of counters of a client, and the master of one of its connections.
-pub(super) struct ChangedElsewhere {
-    pub(super) changed: Arc<Changed>,
-    pub(super) master: Arc<str>,
-}
-
-/// A master, and whether this client has looked at its settings.
-pub(super) struct MasterSettings {
-    sentinels: Arc<Sentinels>,
-    pub(super) master: Address,
-}
-
-impl MasterSettings {
-    pub(super) fn are_known(&self) -> bool {
-        self.sentinels.looked_at().contains(&self.master)
-    }
-
-    /// Notes that the client has looked at them. Returns whether it is the first to do so: another
-    /// connection may have looked at the same time.
-    pub(super) fn note(&self) -> bool {
-        self.sentinels.looked_at().insert(self.master.clone())
-    }
-}
-
 impl Watch {
     /// Asks all sentinels at once. Returns the master, and the watch over it. It must be called in
     /// the runtime of the connection that will be made.
@@ -93,12 +67,14 @@ impl Watch {
         Ok((server, watch))
     }
 
-    /// What this client knows of the settings of the master.
-    pub(super) fn settings(&self) -> MasterSettings {
-        MasterSettings {
-            sentinels: Arc::clone(&self.listening.sentinels),
-            master: self.master.clone(),
-        }
+    /// The sentinels, and what the connections to their masters share.
+    pub(super) fn sentinels(&self) -> &Arc<Sentinels> {
+        &self.listening.sentinels
+    }
+
+    /// The address of the master as text.
+    pub(super) fn address(&self) -> &Arc<str> {
+        &self.address
     }
 
     /// Resolves when a majority names another server than the one of this connection. Returns that
@@ -152,24 +128,6 @@ impl Watch {
     pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let listening = &self.listening;
         listening.tasks().running.spawn_on(task, &listening.runtime);
-    }
-
-    /// The latest releases that masters have acknowledged.
-    pub(super) fn owed(&self) -> Arc<Owed> {
-        Arc::clone(&self.listening.sentinels.owed)
-    }
-
-    /// The address of the master as text.
-    pub(super) fn address(&self) -> Arc<str> {
-        Arc::clone(&self.address)
-    }
-
-    /// The latest changes of counters, and the master at which they are to be repeated.
-    pub(super) fn changed_elsewhere(&self) -> ChangedElsewhere {
-        ChangedElsewhere {
-            changed: Arc::clone(&self.listening.sentinels.changed),
-            master: Arc::clone(&self.address),
-        }
     }
 
     /// Called for each request. Asks the sentinels again that have failed. The request does not
