@@ -25,6 +25,21 @@ struct Scheme {
 /// The scheme of a Redis server behind a socket of Unix. Its URL has a path and no host.
 const SOCKET: &str = "redis+unix";
 
+/// A row of [`SCHEMES`]. A build without the feature has the row too, but cannot open the scheme.
+macro_rules! scheme {
+    ($name:expr, $feature:literal, tls: $tls:literal, $open:path) => {
+        Scheme {
+            name: $name,
+            feature: $feature,
+            tls: $tls,
+            #[cfg(feature = $feature)]
+            open: Some($open),
+            #[cfg(not(feature = $feature))]
+            open: None,
+        }
+    };
+}
+
 const SCHEMES: &[Scheme] = &[
     Scheme {
         name: "memory",
@@ -32,168 +47,24 @@ const SCHEMES: &[Scheme] = &[
         tls: false,
         open: Some(memory::open),
     },
-    Scheme {
-        name: "redis",
-        feature: "redis",
-        tls: false,
-        #[cfg(feature = "redis")]
-        open: Some(super::redis::open),
-        #[cfg(not(feature = "redis"))]
-        open: None,
-    },
-    Scheme {
-        name: "etcd",
-        feature: "etcd",
-        tls: false,
-        #[cfg(feature = "etcd")]
-        open: Some(super::etcd::open),
-        #[cfg(not(feature = "etcd"))]
-        open: None,
-    },
-    Scheme {
-        name: "etcd+tls",
-        feature: "etcd-tls",
-        tls: true,
-        #[cfg(feature = "etcd-tls")]
-        open: Some(super::etcd::open_encrypted),
-        #[cfg(not(feature = "etcd-tls"))]
-        open: None,
-    },
-    Scheme {
-        name: "mysql",
-        feature: "mysql",
-        tls: false,
-        #[cfg(feature = "mysql")]
-        open: Some(super::mysql::open),
-        #[cfg(not(feature = "mysql"))]
-        open: None,
-    },
-    Scheme {
-        name: "mysql+tls",
-        feature: "mysql-tls",
-        tls: true,
-        #[cfg(feature = "mysql-tls")]
-        open: Some(super::mysql::open_encrypted),
-        #[cfg(not(feature = "mysql-tls"))]
-        open: None,
-    },
-    Scheme {
-        name: "postgres",
-        feature: "postgres",
-        tls: false,
-        #[cfg(feature = "postgres")]
-        open: Some(super::postgres::open),
-        #[cfg(not(feature = "postgres"))]
-        open: None,
-    },
-    Scheme {
-        name: "postgres+tls",
-        feature: "postgres-tls",
-        tls: true,
-        #[cfg(feature = "postgres-tls")]
-        open: Some(super::postgres::open_encrypted),
-        #[cfg(not(feature = "postgres-tls"))]
-        open: None,
-    },
-    Scheme {
-        name: "sqlite",
-        feature: "sqlite",
-        tls: false,
-        #[cfg(feature = "sqlite")]
-        open: Some(super::sqlite::open),
-        #[cfg(not(feature = "sqlite"))]
-        open: None,
-    },
-    Scheme {
-        name: "rediss",
-        feature: "redis-tls",
-        tls: true,
-        #[cfg(feature = "redis-tls")]
-        open: Some(super::redis::open_encrypted),
-        #[cfg(not(feature = "redis-tls"))]
-        open: None,
-    },
-    Scheme {
-        name: SOCKET,
-        feature: "redis",
-        tls: false,
-        #[cfg(feature = "redis")]
-        open: Some(super::redis::open_socket),
-        #[cfg(not(feature = "redis"))]
-        open: None,
-    },
-    Scheme {
-        name: "redis+sentinel",
-        feature: "redis",
-        tls: false,
-        #[cfg(feature = "redis")]
-        open: Some(super::redis::open_by_sentinels),
-        #[cfg(not(feature = "redis"))]
-        open: None,
-    },
-    Scheme {
-        name: "rediss+sentinel",
-        feature: "redis-tls",
-        tls: true,
-        #[cfg(feature = "redis-tls")]
-        open: Some(super::redis::open_encrypted_by_sentinels),
-        #[cfg(not(feature = "redis-tls"))]
-        open: None,
-    },
-    Scheme {
-        name: "redis+cluster",
-        feature: "redis",
-        tls: false,
-        #[cfg(feature = "redis")]
-        open: Some(super::redis::open_cluster),
-        #[cfg(not(feature = "redis"))]
-        open: None,
-    },
-    Scheme {
-        name: "rediss+cluster",
-        feature: "redis-tls",
-        tls: true,
-        #[cfg(feature = "redis-tls")]
-        open: Some(super::redis::open_encrypted_cluster),
-        #[cfg(not(feature = "redis-tls"))]
-        open: None,
-    },
-    Scheme {
-        name: "redlock",
-        feature: "redis",
-        tls: false,
-        #[cfg(feature = "redis")]
-        open: Some(super::redis::quorum::open),
-        #[cfg(not(feature = "redis"))]
-        open: None,
-    },
-    Scheme {
-        name: "redlock+tls",
-        feature: "redis-tls",
-        tls: true,
-        #[cfg(feature = "redis-tls")]
-        open: Some(super::redis::quorum::open_encrypted),
-        #[cfg(not(feature = "redis-tls"))]
-        open: None,
-    },
-    Scheme {
-        name: "zookeeper",
-        feature: "zookeeper",
-        tls: false,
-        #[cfg(feature = "zookeeper")]
-        open: Some(super::zookeeper::open),
-        #[cfg(not(feature = "zookeeper"))]
-        open: None,
-    },
-    Scheme {
-        name: "zookeeper+tls",
-        feature: "zookeeper-tls",
-        tls: true,
-        #[cfg(feature = "zookeeper-tls")]
-        open: Some(super::zookeeper::open_encrypted),
-        #[cfg(not(feature = "zookeeper-tls"))]
-        open: None,
-    },
+    scheme!("redis", "redis", tls: false, super::redis::open),
+    scheme!("etcd", "etcd", tls: false, super::etcd::open),
+    scheme!("etcd+tls", "etcd-tls", tls: true, super::etcd::open_encrypted),
+    scheme!("mysql", "mysql", tls: false, super::mysql::open),
+    scheme!("mysql+tls", "mysql-tls", tls: true, super::mysql::open_encrypted),
+    scheme!("postgres", "postgres", tls: false, super::postgres::open),
+    scheme!("postgres+tls", "postgres-tls", tls: true, super::postgres::open_encrypted),
+    scheme!("sqlite", "sqlite", tls: false, super::sqlite::open),
+    scheme!("rediss", "redis-tls", tls: true, super::redis::open),
+    scheme!(SOCKET, "redis", tls: false, super::redis::open),
+    scheme!("redis+sentinel", "redis", tls: false, super::redis::open),
+    scheme!("rediss+sentinel", "redis-tls", tls: true, super::redis::open),
+    scheme!("redis+cluster", "redis", tls: false, super::redis::open),
+    scheme!("rediss+cluster", "redis-tls", tls: true, super::redis::open),
+    scheme!("redlock", "redis", tls: false, super::redis::quorum::open),
+    scheme!("redlock+tls", "redis-tls", tls: true, super::redis::quorum::open),
+    scheme!("zookeeper", "zookeeper", tls: false, super::zookeeper::open),
+    scheme!("zookeeper+tls", "zookeeper-tls", tls: true, super::zookeeper::open_encrypted),
 ];
 
 /// What users of other libraries write for our schemes, if it does not resemble them.

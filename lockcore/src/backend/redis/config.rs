@@ -1,143 +1,68 @@
 //! Reads the URL, and checks the settings of the server that an operator should know about.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
-use redis::{
-    ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo, RedisResult, Value,
-};
+use redis::{ConnectionAddr, RedisResult, Value};
 use url::Url;
 
+use super::access::{Form, value};
 use super::connection::RedisConnection;
-use super::dial::{Part, Server, login, prepared};
+use super::dial::{Part, Server};
 use super::durability::{self, Durability};
 use super::errors::failed;
-use crate::backend::{Fault, StoreError, hosts, query};
+use crate::backend::{Fault, StoreError, hosts};
 use crate::error::Error;
-#[cfg(feature = "redis-tls")]
-use crate::tls::{Connector, Tls};
+use crate::tls::Tls;
 
-/// The server of `redis://[[user]:password@]host[:port][/database][?durability=…]`.
-pub(super) fn server(url: &Url) -> Result<Server, Error> {
-    let (info, durability) = settings(url)?;
-    Ok(Server {
-        info,
-        #[cfg(feature = "redis-tls")]
-        tls: None,
-        part: Part::Alone,
-        durability,
-        siblings: Arc::default(),
-    })
-}
+const FORM: Form = Form {
+    text: "redis://[[user]:password@]host[:port][/database number][?durability=…] (rediss:// with TLS)",
+    port: 6379,
+    options: &[durability::OPTION],
+};
 
-/// The server of `rediss://…`.
-#[cfg(feature = "redis-tls")]
-pub(super) fn encrypted_server(url: &Url, tls: &Tls) -> Result<Server, Error> {
-    // The driver does not know about TLS: it gets a stream that encrypts by itself.
-    let mut address = url.clone();
-    address
-        .set_scheme("redis")
-        .map_err(|()| Error::config(FORM))?;
-    let (info, durability) = settings(&address)?;
-    let tls = Connector::new(tls, url.host_str().unwrap_or_default())?;
-    Ok(Server {
-        info,
-        tls: Some(tls),
-        part: Part::Alone,
-        durability,
-        siblings: Arc::default(),
-    })
-}
+const SOCKET: Form = Form {
+    text: "redis+unix:///path[?user=…&password=…&db=…&durability=…]",
+    port: 0,
+    options: &["user", "password", "db", durability::OPTION],
+};
 
-/// The server of `redis+unix:///path[?user=…&password=…&db=…][&durability=…]`.
-pub(super) fn server_at_socket(url: &Url) -> Result<Server, Error> {
-    let wrong = |what: &str| Error::config(format!("{SOCKET_FORM}: {what}"));
-    if cfg!(not(unix)) {
-        return Err(wrong("this system has no such sockets"));
-    }
-    if url.fragment().is_some() {
-        return Err(wrong("nothing may follow a \"#\""));
-    }
-    if url.has_host() || !url.path().starts_with('/') || url.path().ends_with('/') {
-        return Err(wrong(
-            "three slashes precede the path of the socket, as in redis+unix:///run/redis.sock",
-        ));
-    }
-    let path = hosts::decoded(url.path()).map_err(wrong)?;
-    let (mut login, mut durability) = (RedisConnectionInfo::default(), None);
-    let known = ["user", "password", "db", durability::OPTION];
-    for (option, value) in query::options(url, &known).map_err(|what| wrong(&what))? {
-        login = match option {
-            "user" => login.set_username(value),
-            "password" => login.set_password(value),
-            "db" => {
-                let number = value.parse::<u32>();
-                login.set_db(number.map_err(|_| wrong("db is not a number"))?.into())
-            }
-            _ => {
-                durability = Some(durability::option(&value).map_err(Error::config)?);
-                login
-            }
-        };
-    }
-    if login.username().is_some() && login.password().is_none() {
-        return Err(wrong("user needs password; write both"));
-    }
-    let info = ConnectionAddr::Unix(path.into()).into_connection_info();
-    let info = info.map_err(|_| Error::config(SOCKET_FORM))?;
-    Ok(Server {
-        info: prepared(info.set_redis_settings(login)),
-        #[cfg(feature = "redis-tls")]
-        tls: None,
-        part: Part::Alone,
-        durability,
-        siblings: Arc::default(),
-    })
-}
-
-const SOCKET_FORM: &str =
-    "the URL is not of the form redis+unix:///path[?user=…&password=…&db=…&durability=…]";
-
-const FORM: &str = "the URL is not of the form redis://[[user]:password@]host[:port][/database number][?durability=…] \
-    (rediss:// with TLS)";
-
-/// How to connect and log in, and which replicas and disks must have a write before it counts.
-fn settings(url: &Url) -> Result<(ConnectionInfo, Option<Durability>), Error> {
-    let options = query::options(url, &[durability::OPTION]);
-    let options = options.map_err(|wrong| Error::config(format!("{FORM}: {wrong}")))?;
-    let durability = options.first();
-    let durability = durability.map(|(_, value)| durability::option(value));
-    let durability = durability.transpose().map_err(Error::config)?;
-    let mut address = url.clone();
-    address.set_query(None);
-    Ok((connection_info(&address)?, durability))
-}
-
-fn connection_info(url: &Url) -> Result<ConnectionInfo, Error> {
-    if url.fragment().is_some() {
-        return Err(Error::config(format!("{FORM}: nothing may follow a \"#\"")));
-    }
-    let host = url.host_str().unwrap_or_default();
-    if host.is_empty() {
-        return Err(Error::config(format!("{FORM}: the host is missing")));
-    }
-    if host.contains(',') {
+/// The server of `redis://…` and `rediss://…`.
+pub(super) fn server(url: &Url, tls: &Tls) -> Result<Server, Error> {
+    let (access, _) = FORM.access(url, tls)?;
+    let hosts = FORM.hosts(url)?;
+    let [address] = &hosts[..] else {
         return Err(Error::config(
             "redis:// and rediss:// take one host, because all locks lie on one server; if these are sentinels, write \
              redis+sentinel://h1,h2,h3/SERVICE; else see \"Failover\" in the guide of the Redis store: name an address \
              that leads to the master",
         ));
+    };
+    let database = match url.path().trim_matches('/') {
+        "" => 0,
+        number => FORM.database(number, "the database")?,
+    };
+    let login = access.login.clone().set_db(database);
+    access.server(address, &login, Part::Alone)
+}
+
+/// The server of `redis+unix:///…`.
+pub(super) fn server_at_socket(url: &Url, tls: &Tls) -> Result<Server, Error> {
+    if cfg!(not(unix)) {
+        return Err(SOCKET.wrong("this system has no such sockets"));
     }
-    login(url).map_err(|wrong| Error::config(format!("{FORM}: {wrong}")))?;
-    // The driver's own messages are not shown: they may repeat the URL, which contains the
-    // password.
-    let info = url
-        .clone()
-        .into_connection_info()
-        .map_err(|_| Error::config(FORM))?;
-    debug_assert!(matches!(info.addr(), ConnectionAddr::Tcp(..)));
-    Ok(prepared(info))
+    let (access, options) = SOCKET.access(url, tls)?;
+    if url.has_host() || !url.path().starts_with('/') || url.path().ends_with('/') {
+        return Err(SOCKET.wrong(
+            "three slashes precede the path of the socket, as in redis+unix:///run/redis.sock",
+        ));
+    }
+    let path = hosts::decoded(url.path()).map_err(|what| SOCKET.wrong(what))?;
+    let mut login = SOCKET.login(&options, ["user", "password"])?;
+    if let Some(number) = value(&options, "db") {
+        login = login.set_db(SOCKET.database(number, "db")?);
+    }
+    access.server_at(ConnectionAddr::Unix(path.into()), &login, Part::Alone)
 }
 
 /// The oldest version with RESP3.
@@ -330,10 +255,12 @@ fn unheard_writes(
 
 #[cfg(test)]
 mod tests {
+    use redis::ConnectionInfo;
+
     use super::*;
 
     fn info(url: &str) -> Result<ConnectionInfo, Error> {
-        Ok(settings(&Url::parse(url).unwrap())?.0)
+        Ok(server(&Url::parse(url).unwrap(), &Tls::default())?.info)
     }
 
     #[test]
@@ -398,7 +325,7 @@ mod tests {
     #[test]
     fn path_user_password_and_database_are_taken_from_the_url_of_a_socket() {
         let url = "redis+unix:///run/my%20redis@1.sock?user=ann&password=p%26ss&db=3&durability=replicas:1";
-        let server = server_at_socket(&Url::parse(url).unwrap()).unwrap();
+        let server = server_at_socket(&Url::parse(url).unwrap(), &Tls::default()).unwrap();
 
         let settings = server.info.redis_settings();
         assert_eq!(settings.username(), Some("ann"));
@@ -455,7 +382,7 @@ mod tests {
     #[test]
     fn the_password_does_not_show_in_debug() {
         let url = Url::parse("redis://:hunter2@localhost").unwrap();
-        let backend = crate::backend::redis::open(&url, &crate::tls::Tls::default()).unwrap();
+        let backend = crate::backend::redis::open(&url, &Tls::default()).unwrap();
         assert!(!format!("{backend:?}").contains("hunter2"));
     }
 }

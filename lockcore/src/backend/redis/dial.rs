@@ -10,25 +10,20 @@ use std::future::Future;
 use std::io;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::io::tcp::socket2::{SockRef, TcpKeepalive};
-use redis::{
-    AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, ErrorKind, ProtocolVersion,
-    RedisConnectionInfo, RedisError,
-};
+use redis::io::tcp::socket2::SockRef;
+use redis::{AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinError, JoinSet};
-use url::Url;
 
 use super::durability::Durability;
 use super::errors::not_connected;
 use super::gathering::{Gathering, InFlight};
 use super::siblings::{self, Siblings};
-use crate::backend::{EventSink, Fault, StoreError, hosts};
+use crate::backend::{EventSink, Fault, StoreError};
 #[cfg(feature = "redis-tls")]
 use crate::tls::Connector;
 
@@ -310,53 +305,6 @@ impl fmt::Debug for Server {
     }
 }
 
-/// Adds the settings that every connection needs, whatever the URL says.
-pub(super) fn prepared(info: ConnectionInfo) -> ConnectionInfo {
-    let settings = info
-        .redis_settings()
-        .clone()
-        // Wake-ups come on the same connection as the answers.
-        .set_protocol(ProtocolVersion::RESP3)
-        // The driver does not send `CLIENT SETINFO`, so the user does not need the right to this
-        // command.
-        .set_skip_set_lib_name();
-    let tcp = info
-        .tcp_settings()
-        .clone()
-        // The driver's default is off. A request is one small write that must not wait for more
-        // data.
-        .set_nodelay(true)
-        // The peer may go without notice: a cable is pulled, or a NAT entry is dropped. The kernel
-        // then finds out within about ten seconds. This costs the server's command loop nothing.
-        .set_keepalive(
-            TcpKeepalive::new()
-                .with_time(Duration::from_secs(5))
-                .with_interval(Duration::from_secs(2))
-                .with_retries(3),
-        );
-    info.set_redis_settings(settings).set_tcp_settings(tcp)
-}
-
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
-
-/// How to log in at every server of a URL that may name several servers. The error says only what
-/// is wrong.
-pub(super) fn login(url: &Url) -> Result<RedisConnectionInfo, &'static str> {
-    let mut login = RedisConnectionInfo::default();
-    if !url.username().is_empty() {
-        login = login.set_username(hosts::decoded(url.username())?);
-    }
-    match url.password() {
-        Some(password) => login = login.set_password(hosts::decoded(password)?),
-        // The driver would ignore the user, and log in as another one.
-        None if login.username().is_some() => {
-            return Err(
-                "a user is given without a password; write user:password@, or :password@ if there is only a password",
-            );
-        }
-        None => {}
-    }
-    Ok(login)
-}

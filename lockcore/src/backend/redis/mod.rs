@@ -1,5 +1,6 @@
 //! Redis and Valkey: see [`guide::redis`](crate::guide::redis) for what it promises and needs.
 
+mod access;
 mod adopt;
 mod capacities;
 mod changed;
@@ -54,49 +55,15 @@ use opening::checked;
 use sentinels::Sentinels;
 use watch::Watch;
 
-/// Opens `redis://…`.
-pub(crate) fn open(url: &Url, _: &Tls) -> Result<Arc<dyn Backend>, Error> {
-    let server = config::server(url)?;
-    Ok(Arc::new(Redis::Server(Arc::new(server))))
-}
-
-/// Opens `rediss://…`, the same over TLS.
-#[cfg(feature = "redis-tls")]
-pub(crate) fn open_encrypted(url: &Url, tls: &Tls) -> Result<Arc<dyn Backend>, Error> {
-    let server = config::encrypted_server(url, tls)?;
-    Ok(Arc::new(Redis::Server(Arc::new(server))))
-}
-
-/// Opens `redis+unix:///…`.
-pub(crate) fn open_socket(url: &Url, _: &Tls) -> Result<Arc<dyn Backend>, Error> {
-    let server = config::server_at_socket(url)?;
-    Ok(Arc::new(Redis::Server(Arc::new(server))))
-}
-
-/// Opens `redis+sentinel://…`.
-pub(crate) fn open_by_sentinels(url: &Url, _: &Tls) -> Result<Arc<dyn Backend>, Error> {
-    let sentinels = Sentinels::plain(url)?;
-    Ok(Arc::new(Redis::Sentinels(Arc::new(sentinels))))
-}
-
-/// Opens `rediss+sentinel://…`, the same over TLS.
-#[cfg(feature = "redis-tls")]
-pub(crate) fn open_encrypted_by_sentinels(url: &Url, tls: &Tls) -> Result<Arc<dyn Backend>, Error> {
-    let sentinels = Sentinels::encrypted(url, tls)?;
-    Ok(Arc::new(Redis::Sentinels(Arc::new(sentinels))))
-}
-
-/// Opens `redis+cluster://…`.
-pub(crate) fn open_cluster(url: &Url, _: &Tls) -> Result<Arc<dyn Backend>, Error> {
-    let seeds = Seeds::plain(url)?;
-    Ok(Arc::new(Redis::Cluster(Arc::new(seeds))))
-}
-
-/// Opens `rediss+cluster://…`, the same over TLS.
-#[cfg(feature = "redis-tls")]
-pub(crate) fn open_encrypted_cluster(url: &Url, tls: &Tls) -> Result<Arc<dyn Backend>, Error> {
-    let seeds = Seeds::encrypted(url, tls)?;
-    Ok(Arc::new(Redis::Cluster(Arc::new(seeds))))
+/// Opens the URLs of a server, of sentinels and of a cluster, with and without TLS.
+pub(crate) fn open(url: &Url, tls: &Tls) -> Result<Arc<dyn Backend>, Error> {
+    let redis = match url.scheme().split_once('+') {
+        Some((_, "sentinel")) => Redis::Sentinels(Arc::new(Sentinels::read(url, tls)?)),
+        Some((_, "cluster")) => Redis::Cluster(Arc::new(Seeds::read(url, tls)?)),
+        Some((_, "unix")) => Redis::Server(Arc::new(config::server_at_socket(url, tls)?)),
+        _ => Redis::Server(Arc::new(config::server(url, tls)?)),
+    };
+    Ok(Arc::new(redis))
 }
 
 /// The longest ttl: half a day. A key stays for a day after the last request for it. So no ticket
@@ -163,7 +130,6 @@ impl Backend for Redis {
                 let sentinels = Arc::clone(sentinels);
                 Box::pin(async move {
                     let (master, watch) = Watch::begin(&sentinels).await?;
-                    let master = Arc::new(master);
                     let timer = events.timer();
                     let events = Arc::new(events);
                     let told = Arc::downgrade(&events);

@@ -14,46 +14,42 @@ use std::convert::Infallible;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use redis::PushInfo;
 use redis::aio::MultiplexedConnection;
-use redis::{
-    ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _, PushInfo, RedisConnectionInfo,
-};
 use tokio::sync::watch;
 use url::Url;
 
+use super::access::{Access, Form};
 use super::changed::Changed;
-use super::dial::{Part, Server, login, prepared, settings};
+use super::dial::{Part, Server, settings};
 use super::durability::{self, Durability};
 use super::owed::Owed;
-use super::siblings::Siblings;
 use super::views::{Address, SWITCH, View, Views, is_majority, switched_to};
 use crate::backend::meant::nearest;
-use crate::backend::{Fault, StoreError, hosts, query};
+use crate::backend::{Fault, StoreError, hosts};
 use crate::error::Error;
-#[cfg(feature = "redis-tls")]
-use crate::tls::{Connector, Tls};
-
-const PORT: u16 = 26379;
+use crate::tls::Tls;
 
 /// The options of a URL that are for the sentinels.
 const USER: &str = "sentinel_user";
 const PASSWORD: &str = "sentinel_password";
 
-const FORM: &str = "the URL is not of the form \
-    redis+sentinel://[[user]:password@]host[:port][,host[:port]…]/service[/database number]\
-    [?sentinel_user=…&sentinel_password=…&durability=…] (rediss+sentinel:// with TLS)";
+const FORM: Form = Form {
+    text: "redis+sentinel://[[user]:password@]host[:port][,host[:port]…]/service[/database number]\
+        [?sentinel_user=…&sentinel_password=…&durability=…] (rediss+sentinel:// with TLS)",
+    port: 26379,
+    options: &[USER, PASSWORD, durability::OPTION],
+};
 
 /// The sentinels of a URL, and how to log in at the master that they name.
 pub(super) struct Sentinels {
     pub(super) servers: Vec<Server>,
     /// The name that the sentinels use for the master.
     service: String,
-    /// The user, password and database at the master.
-    master: RedisConnectionInfo,
-    durability: Option<Durability>,
+    /// How to log in at the master.
+    access: Access,
     pub(super) owed: Arc<Owed>,
     pub(super) changed: Arc<Changed>,
-    siblings: Arc<Siblings>,
     /// The masters whose settings were looked at.
     looked_at: Mutex<BTreeSet<Arc<str>>>,
     /// The master that a connection of this client was the last to find.
@@ -61,81 +57,43 @@ pub(super) struct Sentinels {
 }
 
 impl Sentinels {
-    /// Reads `redis+sentinel://…`.
-    pub(super) fn plain(url: &Url) -> Result<Self, Error> {
-        let decoded = |part: &str| hosts::decoded(part).map_err(wrong);
-        if url.fragment().is_some() {
-            return Err(wrong("nothing may follow a \"#\""));
-        }
+    /// Reads `redis+sentinel://…` and `rediss+sentinel://…`.
+    pub(super) fn read(url: &Url, tls: &Tls) -> Result<Self, Error> {
+        let (mut access, options) = FORM.access(url, tls)?;
         let path = url.path();
         let mut path = path.strip_prefix('/').unwrap_or(path).splitn(2, '/');
-        let service = decoded(path.next().unwrap_or_default())?;
+        let service = hosts::decoded(path.next().unwrap_or_default());
+        let service = service.map_err(|what| FORM.wrong(what))?;
         if service.is_empty() {
-            return Err(wrong(
+            return Err(FORM.wrong(
                 "the service is missing; write the name that the sentinels have for the master, as in /mymaster",
             ));
         }
-        let database = match path.next() {
-            None | Some("") => 0,
-            Some(number) => number
-                .parse::<u32>()
-                .map_err(|_| wrong("the database is not a number"))?,
-        };
-        let master = login(url).map_err(wrong)?.set_db(database.into());
-        let (own, durability) = options(url)?;
-        let addresses = hosts::hosts(url, PORT).map_err(wrong)?;
-        for (at, (host, port)) in addresses.iter().enumerate() {
-            if addresses[..at].contains(&addresses[at]) {
-                // A sentinel that is named twice would count twice for the majority.
-                return Err(wrong(&format!(
-                    "{host}:{port} is named twice; name each sentinel once"
-                )));
-            }
+        if let Some(number) = path.next().filter(|number| !number.is_empty()) {
+            access.login = access.login.set_db(FORM.database(number, "the database")?);
         }
-        let servers = addresses.into_iter().map(|(host, port)| {
-            let address = Address { host, port };
-            Ok(Server {
-                info: info(&address, &own)?,
-                #[cfg(feature = "redis-tls")]
-                tls: None,
-                part: Part::Sentinel,
-                durability: None,
-                siblings: Arc::default(),
-            })
-        });
+        let own = FORM.login(&options, [USER, PASSWORD])?;
+        // A sentinel that is named twice would count twice for the majority.
+        let addresses = FORM.different_hosts(url, "; name each sentinel once")?;
+        let servers = addresses.iter();
+        let servers = servers.map(|address| access.server(address, &own, Part::Sentinel));
         Ok(Self {
             servers: servers.collect::<Result<_, Error>>()?,
             service,
-            master,
-            durability,
+            access,
             owed: Arc::default(),
             changed: Arc::default(),
-            siblings: Arc::default(),
             looked_at: Mutex::default(),
             latest: watch::Sender::new(None),
         })
     }
 
-    /// Reads `rediss+sentinel://…`: the same, with TLS to the sentinels and to the master.
-    #[cfg(feature = "redis-tls")]
-    pub(super) fn encrypted(url: &Url, tls: &Tls) -> Result<Self, Error> {
-        let mut sentinels = Self::plain(url)?;
-        // The certificate files are read once, for all hosts.
-        let connector = Connector::new(tls, "localhost")?;
-        for server in &mut sentinels.servers {
-            if let ConnectionAddr::Tcp(host, _) = server.info.addr() {
-                server.tls = Some(connector.for_host(host)?);
-            }
-        }
-        Ok(sentinels)
-    }
-
     pub(super) fn durability(&self) -> Option<Durability> {
-        self.durability
+        self.access.durability
     }
 
     pub(super) fn silence(&self) -> &'static str {
-        match self.servers.iter().any(Server::is_encrypted) {
+        match self.access.is_encrypted() {
             true => {
                 "; a majority of the sentinels must answer, and the master that they name; servers without TLS are silent: \
                  redis+sentinel:// is for them"
@@ -172,19 +130,8 @@ impl Sentinels {
         self.latest.subscribe()
     }
 
-    pub(super) fn server_at(&self, master: &Address) -> Result<Server, StoreError> {
-        let mistake = |error: Error| StoreError::new(Fault::Config, error.to_string());
-        Ok(Server {
-            info: info(master, &self.master).map_err(mistake)?,
-            #[cfg(feature = "redis-tls")]
-            tls: match &self.servers[0].tls {
-                Some(tls) => Some(tls.for_host(&master.host).map_err(mistake)?),
-                None => None,
-            },
-            part: Part::Master,
-            durability: self.durability,
-            siblings: Arc::clone(&self.siblings),
-        })
+    pub(super) fn server_at(&self, master: &Address) -> Result<Arc<Server>, StoreError> {
+        self.access.named(master, Part::Master)
     }
 
     /// Asks one sentinel for the master, and stores the answer in `views`. Then stores each change
@@ -305,53 +252,9 @@ impl fmt::Debug for Sentinels {
         f.debug_struct("Sentinels")
             .field("servers", &self.servers)
             .field("service", &self.service)
-            .field("database", &self.master.db())
+            .field("database", &self.access.login.db())
             .finish_non_exhaustive()
     }
-}
-
-/// An error about the form of a URL.
-fn wrong(what: &str) -> Error {
-    Error::config(format!("{FORM}: {what}"))
-}
-
-/// Reads the options of a URL: how to log in at the sentinels, and the durability.
-fn options(url: &Url) -> Result<(RedisConnectionInfo, Option<Durability>), Error> {
-    let mut own = RedisConnectionInfo::default();
-    let mut durability = None;
-    let options = [USER, PASSWORD, durability::OPTION];
-    for (option, value) in query::options(url, &options).map_err(|what| wrong(&what))? {
-        own = match option {
-            USER | PASSWORD if value.is_empty() => {
-                return Err(wrong(&format!(
-                    "{option} has no value; write one, or leave the option out"
-                )));
-            }
-            USER => own.set_username(value),
-            PASSWORD => own.set_password(value),
-            _ => {
-                durability = Some(durability::option(&value).map_err(Error::config)?);
-                own
-            }
-        };
-    }
-    if own.username().is_some() && own.password().is_none() {
-        return Err(wrong("sentinel_user needs sentinel_password; write both"));
-    }
-    Ok((own, durability))
-}
-
-/// How to connect to this server and log in.
-pub(super) fn info(
-    address: &Address,
-    settings: &RedisConnectionInfo,
-) -> Result<ConnectionInfo, Error> {
-    // An IPv6 address has brackets only in a URL.
-    let host = address.host.trim_start_matches('[').trim_end_matches(']');
-    let address = ConnectionAddr::Tcp(host.to_owned(), address.port);
-    let info = address.into_connection_info();
-    let info = info.map_err(|_| Error::config(FORM))?;
-    Ok(prepared(info.set_redis_settings(settings.clone())))
 }
 
 fn quoted<'a>(names: impl Iterator<Item = &'a String>) -> String {
@@ -365,7 +268,7 @@ mod tests {
     use super::*;
 
     fn sentinels(url: &str) -> Result<Sentinels, Error> {
-        Sentinels::plain(&Url::parse(url).unwrap())
+        Sentinels::read(&Url::parse(url).unwrap(), &Tls::default())
     }
 
     #[test]

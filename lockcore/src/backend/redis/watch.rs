@@ -52,7 +52,9 @@ struct Tasks {
 impl Watch {
     /// Asks all sentinels at once. Returns the master, and the watch over it. It must be called in
     /// the runtime of the connection that will be made.
-    pub(super) async fn begin(sentinels: &Arc<Sentinels>) -> Result<(Server, Self), StoreError> {
+    pub(super) async fn begin(
+        sentinels: &Arc<Sentinels>,
+    ) -> Result<(Arc<Server>, Self), StoreError> {
         let listening = Listening::begin(sentinels);
         let master = listening.agreed().await?;
         let server = sentinels.server_at(&master)?;

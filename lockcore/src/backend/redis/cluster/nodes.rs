@@ -183,8 +183,8 @@ impl Node {
         let open = match &*ears {
             Some(open) if !open.have_ended() => Arc::clone(open),
             _ => {
-                let server = context.seeds.server_at(&self.address, Part::Node)?;
-                let open = Arc::new(Ears::open(context, self.address.clone(), Arc::new(server)));
+                let server = context.seeds.access.named(&self.address, Part::Node)?;
+                let open = Arc::new(Ears::open(context, self.address.clone(), server));
                 *ears = Some(Arc::clone(&open));
                 open
             }
@@ -214,7 +214,7 @@ async fn opened(mut link: watch::Receiver<Link>) -> Result<RedisConnection, Stor
 }
 
 async fn connect(context: Context, address: Address) -> Result<RedisConnection, StoreError> {
-    let server = Arc::new(context.seeds.server_at(&address, Part::Node)?);
+    let server = context.seeds.access.named(&address, Part::Node)?;
     let channel = slots::channel(context.receiver, 0);
     let events = Weak::clone(&context.events);
     without_wake_ups(&server, &context.namespace, channel, events).await

@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use redis::{RedisConnectionInfo, Value};
+use redis::Value;
 use tokio::task::JoinSet;
 use url::Url;
 
@@ -14,25 +14,24 @@ use super::map::Map;
 use super::question::Question;
 use super::receivers::Receivers;
 use super::slots;
+use crate::backend::redis::access::{Access, Form};
 use crate::backend::redis::changed::Changed;
-use crate::backend::redis::dial::{Part, Server, login, settings};
+use crate::backend::redis::dial::{Part, settings};
 use crate::backend::redis::layout;
 use crate::backend::redis::opening::checked;
 use crate::backend::redis::owed::Owed;
-use crate::backend::redis::sentinels::info;
-use crate::backend::redis::siblings::Siblings;
 use crate::backend::redis::views::Address;
-use crate::backend::{Fault, StoreError, hosts};
+use crate::backend::{Fault, StoreError};
 use crate::clock::{Clock, Instant};
 use crate::error::Error;
 use crate::name::Namespace;
-#[cfg(feature = "redis-tls")]
-use crate::tls::{Connector, Tls};
+use crate::tls::Tls;
 
-const PORT: u16 = 6379;
-
-const FORM: &str = "the URL is not of the form redis+cluster://[[user]:password@]host[:port][,host[:port]…] \
-    (rediss+cluster:// with TLS)";
+const FORM: Form = Form {
+    text: "redis+cluster://[[user]:password@]host[:port][,host[:port]…] (rediss+cluster:// with TLS)",
+    port: 6379,
+    options: &[],
+};
 
 /// For how long a map with a lower epoch is not used while many nodes are silent. A master that is
 /// cut off from most other masters stops serving after `cluster-node-timeout` (15 s by default). If
@@ -42,16 +41,12 @@ const DOUBT: Duration = Duration::from_secs(60);
 /// The nodes of a URL, and how to log in at every node of their cluster.
 pub(in crate::backend::redis) struct Seeds {
     pub(super) addresses: Vec<Address>,
-    /// The user and the password.
-    login: RedisConnectionInfo,
-    /// Makes the TLS of any host. `None` if the cluster is not encrypted.
-    #[cfg(feature = "redis-tls")]
-    tls: Option<Connector>,
+    /// How to log in at every node.
+    pub(super) access: Access,
     pub(super) receivers: Receivers,
     pub(super) question: Arc<Question>,
     pub(super) owed: Arc<Owed>,
     pub(super) changed: Arc<Changed>,
-    siblings: Arc<Siblings>,
     /// Nodes that had not answered when a question was given up. Later questions do not wait for
     /// these nodes.
     silent: Mutex<BTreeSet<Address>>,
@@ -60,77 +55,29 @@ pub(in crate::backend::redis) struct Seeds {
 }
 
 impl Seeds {
-    /// Reads `redis+cluster://…`.
-    pub(in crate::backend::redis) fn plain(url: &Url) -> Result<Self, Error> {
-        let wrong = |what: &str| Error::config(format!("{FORM}: {what}"));
-        if !matches!(url.path(), "" | "/") {
-            return Err(wrong(
-                "nothing may follow the hosts, because a cluster has one database",
-            ));
-        }
-        if url.query().is_some() || url.fragment().is_some() {
-            return Err(wrong("nothing may follow the hosts"));
-        }
-        let addresses = hosts::hosts(url, PORT).map_err(wrong)?;
-        let address = |(host, port)| Address { host, port };
+    /// Reads `redis+cluster://…` and `rediss+cluster://…`.
+    pub(in crate::backend::redis) fn read(url: &Url, tls: &Tls) -> Result<Self, Error> {
+        FORM.ends_with_hosts(url, ", because a cluster has one database")?;
+        let (access, _) = FORM.access(url, tls)?;
         Ok(Self {
-            addresses: addresses.into_iter().map(address).collect(),
-            login: login(url).map_err(wrong)?,
-            #[cfg(feature = "redis-tls")]
-            tls: None,
+            addresses: FORM.hosts(url)?,
+            access,
             receivers: Receivers::default(),
             question: Arc::default(),
             owed: Arc::default(),
             changed: Arc::default(),
-            siblings: Arc::default(),
             silent: Mutex::default(),
             known: Mutex::default(),
         })
     }
 
-    /// Reads `rediss+cluster://…`: like [`plain`](Self::plain), with TLS to all nodes.
-    #[cfg(feature = "redis-tls")]
-    pub(in crate::backend::redis) fn encrypted(url: &Url, tls: &Tls) -> Result<Self, Error> {
-        let mut seeds = Self::plain(url)?;
-        // The certificate files are read once, for all hosts.
-        seeds.tls = Some(Connector::new(tls, "localhost")?);
-        Ok(seeds)
-    }
-
     pub(in crate::backend::redis) fn silence(&self) -> &'static str {
-        match self.is_encrypted() {
+        match self.access.is_encrypted() {
             true => {
                 "; one of the nodes in the URL must answer; servers without TLS are silent: redis+cluster:// is for them"
             }
             false => "; one of the nodes in the URL must answer",
         }
-    }
-
-    fn is_encrypted(&self) -> bool {
-        #[cfg(feature = "redis-tls")]
-        return self.tls.is_some();
-        #[cfg(not(feature = "redis-tls"))]
-        return false;
-    }
-
-    pub(super) fn server_at(&self, address: &Address, part: Part) -> Result<Server, StoreError> {
-        let mistake = |error: Error| StoreError::new(Fault::Config, error.to_string());
-        let info = info(address, &self.login).map_err(mistake)?;
-        #[cfg(feature = "redis-tls")]
-        let tls = match (&self.tls, info.addr()) {
-            (Some(tls), redis::ConnectionAddr::Tcp(host, _)) => {
-                Some(tls.for_host(host).map_err(mistake)?)
-            }
-            _ => None,
-        };
-        Ok(Server {
-            info,
-            #[cfg(feature = "redis-tls")]
-            tls,
-            part,
-            durability: None,
-            siblings: Arc::clone(&self.siblings),
-        })
     }
 
     /// Asks these nodes for the map, all at once. Returns the newest map of the answers, or the
@@ -190,8 +137,8 @@ impl Seeds {
     }
 
     async fn ask_one(&self, address: &Address, namespace: &Namespace) -> Result<Map, StoreError> {
-        let server = self.server_at(address, Part::Seed)?;
-        let encrypted = self.is_encrypted();
+        let server = self.access.named(address, Part::Seed)?;
+        let encrypted = self.access.is_encrypted();
         let channel = layout::wake_channel(namespace, &slots::channel(0, 0));
         let (connection, _driver) = server.connect(settings()).await?;
         let question = |what: &str| redis::cmd("CLUSTER").arg(what).take();
@@ -295,7 +242,7 @@ impl fmt::Debug for Seeds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Seeds")
             .field("addresses", &self.addresses)
-            .field("encrypted", &self.is_encrypted())
+            .field("encrypted", &self.access.is_encrypted())
             .finish_non_exhaustive()
     }
 }
@@ -305,20 +252,23 @@ mod tests {
     use super::*;
 
     fn seeds(url: &str) -> Result<Seeds, Error> {
-        Seeds::plain(&Url::parse(url).unwrap())
+        Seeds::read(&Url::parse(url).unwrap(), &Tls::default())
     }
 
     #[test]
     fn hosts_user_and_password_are_taken_from_the_url() {
         let seeds = seeds("redis+cluster://ann:p%40ss@h1%3A1,h2,%5B%3A%3A1%5D").unwrap();
 
-        let server = |at: usize| seeds.server_at(&seeds.addresses[at], Part::Node).unwrap();
+        let server = |at: usize| {
+            let address = &seeds.addresses[at];
+            seeds.access.named(address, Part::Node).unwrap()
+        };
         let shown: Vec<_> = (0..3)
             .map(|at| server(at).info.addr().to_string())
             .collect();
         assert_eq!(shown, ["h1:1", "h2:6379", "::1:6379"]);
-        let info = server(2).info;
-        let settings = info.redis_settings();
+        let server = server(2);
+        let settings = server.info.redis_settings();
         let login = (settings.username(), settings.password());
         assert_eq!(login, (Some("ann"), Some("p@ss")));
         assert!(!format!("{seeds:?}").contains("p@ss"));

@@ -3,90 +3,52 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{ConnectionAddr, IntoConnectionInfo as _};
 use url::Url;
 
+use super::super::access::Form;
 use super::super::config::check as check_server;
-use super::super::dial::{Part, Server, login, prepared};
+use super::super::dial::{Part, Server};
 use super::nodes::Links;
 use super::tally::majority;
-use crate::backend::{StoreError, hosts};
+use crate::backend::StoreError;
 use crate::error::Error;
-#[cfg(feature = "redis-tls")]
-use crate::tls::{Connector, Tls};
+use crate::tls::Tls;
 
-const PORT: u16 = 6379;
+const FORM: Form = Form {
+    text: "redlock://[[user]:password@]host[:port],host[:port],host[:port][,…] (redlock+tls:// with TLS)",
+    port: 6379,
+    options: &[],
+};
 
-const FORM: &str = "the URL is not of the form redlock://[[user]:password@]host[:port],host[:port],host[:port][,…] \
-    (redlock+tls:// with TLS)";
-
-/// The nodes of `redlock://…`.
-pub(super) fn servers(url: &Url) -> Result<Vec<Server>, Error> {
-    let wrong = |what: &str| Error::config(format!("{FORM}: {what}"));
-    let is_empty = matches!(url.path(), "" | "/");
-    if !is_empty || url.query().is_some() || url.fragment().is_some() {
-        return Err(wrong("nothing may follow the hosts"));
-    }
-    let login = login(url).map_err(wrong)?;
-    let addresses = hosts::hosts(url, PORT).map_err(wrong)?;
-    for (at, (host, port)) in addresses.iter().enumerate() {
-        if addresses[..at].contains(&addresses[at]) {
-            return Err(wrong(&format!(
-                "{host}:{port} is named twice, and would vote twice; name each server once"
-            )));
-        }
-    }
+/// The nodes of `redlock://…` and `redlock+tls://…`.
+pub(super) fn servers(url: &Url, tls: &Tls) -> Result<Vec<Server>, Error> {
+    FORM.ends_with_hosts(url, "")?;
+    let (access, _) = FORM.access(url, tls)?;
+    let because = ", and would vote twice; name each server once";
+    let addresses = FORM.different_hosts(url, because)?;
     match addresses.len() {
         1 => {
-            return Err(wrong(
+            return Err(FORM.wrong(
                 "one server is no quorum: name three or five, or write redis:// for a single server",
             ));
         }
         count if count % 2 == 0 => {
-            return Err(wrong(&format!(
+            return Err(FORM.wrong(format_args!(
                 "{count} servers are no better than {}, because a majority of them is {}; name three or five",
                 count - 1,
                 majority(count),
             )));
         }
         count if count > 7 => {
-            return Err(wrong(&format!(
+            return Err(FORM.wrong(format_args!(
                 "{count} servers are too many, because each lock is asked for at all of them; name three or five"
             )));
         }
         _ => {}
     }
-    let siblings = Arc::default();
-    let servers = addresses.into_iter().map(|(host, port)| {
-        // An IPv6 address has brackets only in a URL.
-        let host = host.trim_start_matches('[').trim_end_matches(']');
-        let address = ConnectionAddr::Tcp(host.to_owned(), port);
-        let info = address.into_connection_info();
-        let info = info.map_err(|_| Error::config(FORM))?;
-        Ok(Server {
-            info: prepared(info.set_redis_settings(login.clone())),
-            #[cfg(feature = "redis-tls")]
-            tls: None,
-            part: Part::Voter,
-            durability: None,
-            siblings: Arc::clone(&siblings),
-        })
-    });
+    let servers = addresses.iter();
+    let servers = servers.map(|address| access.server(address, &access.login, Part::Voter));
     servers.collect()
-}
-
-/// The nodes of `redlock+tls://…`.
-#[cfg(feature = "redis-tls")]
-pub(super) fn encrypted_servers(url: &Url, tls: &Tls) -> Result<Vec<Server>, Error> {
-    let mut servers = servers(url)?;
-    // The certificate files are read once, for all hosts.
-    let connector = Connector::new(tls, "localhost")?;
-    for server in &mut servers {
-        if let ConnectionAddr::Tcp(host, _) = server.info.addr() {
-            server.tls = Some(connector.for_host(host)?);
-        }
-    }
-    Ok(servers)
 }
 
 /// How long a check waits for nodes that have not been reached yet.
@@ -120,7 +82,8 @@ mod tests {
     use super::*;
 
     fn of(hosts: &str) -> Result<Vec<Server>, Error> {
-        servers(&Url::parse(&format!("redlock://{hosts}")).unwrap())
+        let url = Url::parse(&format!("redlock://{hosts}")).unwrap();
+        servers(&url, &Tls::default())
     }
 
     #[test]

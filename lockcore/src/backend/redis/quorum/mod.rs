@@ -44,15 +44,9 @@ use node::LONGEST_TTL;
 use nodes::Links;
 use reported::Reported;
 
-/// Opens `redlock://…`.
-pub(crate) fn open(url: &Url, _: &Tls) -> Result<Arc<dyn Backend>, Error> {
-    Ok(Arc::new(Quorum::of(config::servers(url)?)))
-}
-
-/// Opens `redlock+tls://…`.
-#[cfg(feature = "redis-tls")]
-pub(crate) fn open_encrypted(url: &Url, tls: &Tls) -> Result<Arc<dyn Backend>, Error> {
-    Ok(Arc::new(Quorum::of(config::encrypted_servers(url, tls)?)))
+/// Opens `redlock://…` and `redlock+tls://…`.
+pub(crate) fn open(url: &Url, tls: &Tls) -> Result<Arc<dyn Backend>, Error> {
+    Ok(Arc::new(Quorum::of(config::servers(url, tls)?)))
 }
 
 /// The nodes that the URL names, and what all connections of a client share.
