@@ -11,6 +11,9 @@ mod lines;
 mod repeated;
 mod short_cuts;
 
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
 use libtest_mimic::Trial;
 use redis::Value;
 use tests::eventually::eventually;
@@ -32,18 +35,50 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     groups.into_iter().flat_map(|facts| facts(store)).collect()
 }
 
-/// The text of a script with its includes, as the store sends it.
+/// The scripts that these tests call, as they are in their files.
+const SCRIPTS: [(&str, &str); 7] = [
+    (
+        "enqueue",
+        include_str!("../../lockcore/src/backend/redis/scripts/enqueue.lua"),
+    ),
+    (
+        "renew",
+        include_str!("../../lockcore/src/backend/redis/scripts/renew.lua"),
+    ),
+    (
+        "release",
+        include_str!("../../lockcore/src/backend/redis/scripts/release.lua"),
+    ),
+    (
+        "inspect",
+        include_str!("../../lockcore/src/backend/redis/scripts/inspect.lua"),
+    ),
+    (
+        "forget",
+        include_str!("../../lockcore/src/backend/redis/scripts/forget.lua"),
+    ),
+    (
+        "adopt",
+        include_str!("../../lockcore/src/backend/redis/scripts/adopt.lua"),
+    ),
+    (
+        "resize",
+        include_str!("../../lockcore/src/backend/redis/scripts/resize.lua"),
+    ),
+];
+
+/// The text of a script, as the store sends it.
 fn script(verb: &str) -> String {
-    let text = match verb {
-        "enqueue" => include_str!("../../lockcore/src/backend/redis/scripts/enqueue.lua"),
-        "renew" => include_str!("../../lockcore/src/backend/redis/scripts/renew.lua"),
-        "release" => include_str!("../../lockcore/src/backend/redis/scripts/release.lua"),
-        "inspect" => include_str!("../../lockcore/src/backend/redis/scripts/inspect.lua"),
-        "forget" => include_str!("../../lockcore/src/backend/redis/scripts/forget.lua"),
-        "adopt" => include_str!("../../lockcore/src/backend/redis/scripts/adopt.lua"),
-        "resize" => include_str!("../../lockcore/src/backend/redis/scripts/resize.lua"),
-        other => panic!("no script for {other}"),
-    };
+    static SENT: LazyLock<HashMap<&str, String>> =
+        LazyLock::new(|| SCRIPTS.map(|(verb, text)| (verb, sent(text))).into());
+    let sent = SENT.get(verb);
+    sent.unwrap_or_else(|| panic!("no script for {verb}"))
+        .clone()
+}
+
+/// The text of a script with its includes, and with the numbers of the places in place of their
+/// names.
+fn sent(text: &str) -> String {
     let shared = [
         (
             "-- include tickets.lua",
@@ -63,11 +98,28 @@ fn script(verb: &str) -> String {
         ),
     ];
     // A file that is included twice is there only once, at the first place.
-    shared
+    let script = shared
         .iter()
         .fold(text.to_owned(), |script, (include, file)| {
             script.replacen(include, file, 1).replace(include, "")
-        })
+        });
+    let mut places = HashMap::new();
+    for line in include_str!("../../lockcore/src/backend/redis/scripts/places.txt").lines() {
+        let words: Vec<_> = line.split_whitespace().collect();
+        if let [name, from, to] = words[..] {
+            places.insert(name.to_owned(), from);
+            places.insert(format!("{name}_END"), to);
+        }
+    }
+    let is_end = |c: char| !(c.is_ascii_alphanumeric() || c == '_');
+    let words = script.split_inclusive(is_end).map(|word| {
+        let name = word.trim_end_matches(is_end);
+        match places.get(name) {
+            Some(number) => format!("{number}{}", &word[name.len()..]),
+            None => word.to_owned(),
+        }
+    });
+    words.collect()
 }
 
 const KEY: &str = "t:1:{a}";

@@ -1,5 +1,7 @@
-//! How tickets are written at the server: keys, channels and scripts. All of it is wire format.
+//! How tickets are written at the server: keys, channels and scripts. All of it is wire format. The
+//! values are drawn in `scripts/places.txt`.
 
+use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
 
 use crate::backend::NameInUse;
@@ -83,6 +85,36 @@ const SHARED: [(&str, &str); 4] = [
     ("-- include record.lua", include_str!("scripts/record.lua")),
 ];
 
+/// The places of the fields, by the names that the scripts use.
+static PLACES: LazyLock<HashMap<String, &str>> = LazyLock::new(|| {
+    let mut places = HashMap::new();
+    for line in include_str!("scripts/places.txt").lines() {
+        let words: Vec<_> = line.split_whitespace().collect();
+        if let [name, from, to] = words[..]
+            && [from, to]
+                .iter()
+                .all(|place| place.parse::<usize>().is_ok())
+        {
+            places.insert(name.to_owned(), from);
+            places.insert(format!("{name}_END"), to);
+        }
+    }
+    places
+});
+
+/// Writes the numbers of places in place of their names.
+fn with_numbers(source: &str) -> String {
+    let is_end = |c: char| !(c.is_ascii_alphanumeric() || c == '_');
+    let words = source.split_inclusive(is_end).map(|word| {
+        let name = word.trim_end_matches(is_end);
+        match PLACES.get(name) {
+            Some(number) => format!("{number}{}", &word[name.len()..]),
+            None => word.to_owned(),
+        }
+    });
+    words.collect()
+}
+
 /// A script, and the hash by which the server knows it.
 pub(super) struct Script {
     pub(super) source: String,
@@ -93,11 +125,14 @@ impl Script {
     /// Replaces `-- include line.lua` by the text of that file, and in the same way the other shared
     /// files. If a file is included twice, its text is only at the first place. A fast path in front
     /// of an include does not use the functions in it. So it does not pay for creating them.
+    ///
+    /// The names in `scripts/places.txt` become numbers.
     fn new(source: &str) -> Self {
         let mut source = source.to_owned();
         for (include, text) in SHARED {
             source = source.replacen(include, text, 1).replace(include, "");
         }
+        let source = with_numbers(&source);
         let sha1 = redis::Script::new(&source).get_hash().to_owned();
         Self { source, sha1 }
     }
@@ -136,143 +171,97 @@ pub(super) fn scripts() -> impl Iterator<Item = &'static Script> {
 mod tests {
     use super::*;
 
-    /// The fields of a record and their length in bytes, up to the fields without a fixed end.
-    const RECORD: [(&str, usize); 8] = [
-        ("number", NUMBER),
-        ("expires", EXPIRES),
-        ("id", 32),
-        (":", 1),
-        ("permits", CAPACITY),
-        (": behind permits", 1),
-        ("capacity", CAPACITY),
-        (": behind capacity", 1),
-    ];
-
-    /// The fields of a state with a line, up to the record of the only holder.
-    const HEAD: [(&str, usize); 7] = [
-        ("last", NUMBER),
-        ("L", 1),
-        ("marks", EXPIRES),
-        ("head", 13),
-        ("next", 13),
-        ("out", 10),
-        ("capacity", 10),
-    ];
-
-    /// The fields behind [`HEAD`], in a state with a stored capacity.
-    const STORED: [(&str, usize); 2] = [("stored", CAPACITY), ("change", 32)];
-
-    /// The digits that all numbers of the same thousand seconds have in common.
-    const THOUSAND_SECONDS: [usize; 2] = [1, 7];
-
-    /// The digits of a number that are its time in milliseconds.
-    const MILLISECONDS: [usize; 2] = [1, NUMBER - 3];
-
-    /// The position of the first byte of one field, and of the last byte of another. Positions
-    /// begin at 1, as in Lua.
-    fn span(fields: &[(&str, usize)], from: &str, to: &str) -> [usize; 2] {
-        let place = |name| fields.iter().position(|field| field.0 == name).expect(name);
-        let bytes = |fields: &[(&str, usize)]| fields.iter().map(|field| field.1).sum::<usize>();
-        let (from, to) = (place(from), place(to));
-        [bytes(&fields[..from]) + 1, bytes(&fields[..=to])]
+    fn place(name: &str) -> usize {
+        let place = PLACES
+            .get(name)
+            .unwrap_or_else(|| panic!("{name} is no place"));
+        place.parse().unwrap()
     }
 
-    /// The scripts contain the positions as plain numbers. A function call for each of them would
-    /// take longer than the work itself.
+    /// The length of a field.
+    fn length(name: &str) -> usize {
+        place(&format!("{name}_END")) + 1 - place(name)
+    }
+
     #[test]
-    fn scripts_read_and_write_values_only_at_the_places_of_fields() {
-        let record = |from, to| span(&RECORD, from, to);
-        let head = |from, to| span(&HEAD, from, to);
-        let behind_head = head("last", "capacity")[1];
-        let id = record("id", "id")[1] - record("number", "expires")[1];
-        let mut spans = Vec::new();
-        for (name, _) in RECORD {
-            let [from, to] = record(name, name);
-            spans.push([from, to]);
-            spans.push([behind_head + from, behind_head + to]);
-            // The argument of an enqueue is a record without its number.
-            if from > NUMBER {
-                spans.push([from - NUMBER, to - NUMBER]);
+    fn the_fields_of_each_value_follow_each_other() {
+        let record = [
+            "NUMBER",
+            "EXPIRES",
+            "ID",
+            "BEFORE_PERMITS",
+            "PERMITS",
+            "BEHIND_PERMITS",
+            "CAPACITY",
+            "MARK",
+            "CHANNEL",
+        ];
+        let line = ["LAST", "FORM", "MARKS", "HEAD", "NEXT", "OUT", "OF", "SOLO"];
+        let resized = ["OF", "STORED", "CHANGE", "STORED_SOLO"];
+        let released = ["LEAVING", "LEAVING_MARK"];
+        for fields in [&record[..], &line, &resized, &released] {
+            for two in fields.windows(2) {
+                let end = place(&format!("{}_END", two[0]));
+                assert_eq!(end + 1, place(two[1]), "{two:?}");
             }
         }
-        spans.extend(HEAD.map(|(name, _)| head(name, name)));
-        let stored = |name| span(&STORED, name, name).map(|at| at + behind_head);
-        spans.extend(STORED.map(|(name, _)| stored(name)));
-        spans.extend([
-            record("number", ":"),
-            record("number", "capacity"),
-            record("id", "capacity"),
-            record("number", "expires"),
-            record(":", ": behind capacity"),
-            head("last", "marks"),
-            head("L", "marks"),
-            head("L", "head"),
-            head("L", "next"),
-            THOUSAND_SECONDS,
-            MILLISECONDS,
-            [1, id], // the id in the argument of a release
-        ]);
-        let tails = [
-            record("id", "id")[0],
-            record(": behind permits", ": behind permits")[0],
-            record(": behind capacity", ": behind capacity")[1] + 1,
-            head("next", "next")[0],
-            head("out", "out")[0],
-            head("capacity", "capacity")[0],
-            1, // of the record of the only holder, behind the first `at` bytes
-            behind_head + 1,
-            stored("change")[1] + 1,
-            id + 1,
-        ];
-        let bytes = [
-            (head("L", "L")[0], "76"),
-            (head("L", "L")[0], "82"), // R
-            (record(":", ":")[0], "58"),
-            (record("expires", "expires")[0], "43"),
-            (record(": behind capacity", ": behind capacity")[0], "61"), // =
-            (record(": behind capacity", ": behind capacity")[0], "126"), // ~
-        ];
-
-        for script in scripts() {
-            check_pieces(script, &spans, &tails);
-            check_bytes(script, &bytes);
+        assert_eq!([place("NUMBER"), place("LAST"), place("LEAVING")], [1; 3]);
+        // The argument of an enqueue is a record without its number.
+        for name in ["ID", "PERMITS", "CAPACITY"] {
+            assert_eq!(place(&format!("ASKED_{name}")), place(name) - NUMBER);
+            assert_eq!(length(&format!("ASKED_{name}")), length(name));
         }
-        let enqueue = &ENQUEUE.source;
-        assert!(enqueue.contains(&format!("#number == {NUMBER}")));
-        assert!(enqueue.contains(&format!("'%0{NUMBER}d'")));
-        assert!(enqueue.contains(&format!("'%0{EXPIRES}d'")));
-        assert!(enqueue.contains(&format!("#was == {NUMBER}")));
-        assert!(enqueue.contains(&format!("#was > {behind_head}")));
-        assert!(enqueue.contains(&format!("in_line and {behind_head}")));
+        // The ttl stands where the expiry is, with a plus in front of it.
+        assert_eq!((place("ASKED_TTL"), length("ASKED_TTL")), (1, EXPIRES));
+        assert_eq!(place("SOLO_ID"), place("OF_END") + place("ID"));
+        let lengths = [
+            "NUMBER", "LAST", "EXPIRES", "MARKS", "PERMITS", "CAPACITY", "OUT", "STORED",
+        ];
+        let digits = [
+            NUMBER, NUMBER, EXPIRES, EXPIRES, CAPACITY, CAPACITY, CAPACITY, CAPACITY,
+        ];
+        assert_eq!(lengths.map(length), digits);
+        assert_eq!([length("ID"), length("CHANGE"), length("LEAVING")], [32; 3]);
     }
 
-    /// Checks that a script cuts a value only at these spans, or from these places to its end.
-    fn check_pieces(script: &Script, spans: &[[usize; 2]], tails: &[usize]) {
-        for call in script.source.split("sub(").skip(1) {
-            let call = call.split(')').next().unwrap_or_default();
-            let places = call.split(", ").skip(1).map(|place| {
-                let place = place.trim_start_matches("at + ").parse::<usize>();
-                place.unwrap_or_else(|_| panic!("{call} names no places"))
-            });
-            match places.collect::<Vec<_>>()[..] {
-                [from, to] => assert!(spans.contains(&[from, to]), "{call}"),
-                [from] => assert!(tails.contains(&from), "{call}"),
-                _ => panic!("{call}"),
+    /// A number would have no name, and nobody would notice if it were wrong.
+    #[test]
+    fn scripts_read_and_write_values_only_at_places_with_names() {
+        let verbs = [
+            include_str!("scripts/enqueue.lua"),
+            include_str!("scripts/renew.lua"),
+            include_str!("scripts/release.lua"),
+            include_str!("scripts/raise.lua"),
+            include_str!("scripts/inspect.lua"),
+            include_str!("scripts/list.lua"),
+            include_str!("scripts/ask.lua"),
+            include_str!("scripts/adopt.lua"),
+            include_str!("scripts/resize.lua"),
+            include_str!("scripts/forget.lua"),
+            include_str!("scripts/probe.lua"),
+            include_str!("scripts/count.lua"),
+        ];
+        let shared = SHARED.map(|(_, source)| source);
+        for source in verbs.into_iter().chain(shared) {
+            for call in ["sub(", "string.byte("] {
+                for call in source.split(call).skip(1) {
+                    let call = call.split(')').next().unwrap_or_default();
+                    let places = call.split(", ").skip(1).map(|it| {
+                        let it = it.trim_start_matches("at + ");
+                        if it == "1" { 1 } else { place(it) } // behind the first `at` bytes
+                    });
+                    let places: Vec<_> = places.collect();
+                    assert!((1..=2).contains(&places.len()), "{call}");
+                    assert!(places.is_sorted(), "{call}");
+                }
             }
         }
     }
 
-    /// Checks that a script compares single bytes only at these places, and with these values.
-    fn check_bytes(script: &Script, bytes: &[(usize, &str)]) {
-        for call in script.source.split("string.byte(").skip(1) {
-            let call = call.replacen("at + ", "", 1);
-            let is_known = |(at, byte): &(usize, &str)| {
-                let known = [format!(", {at}) == {byte}"), format!(", {at}) ~= {byte}")];
-                known
-                    .iter()
-                    .any(|known| call[..call.len().min(24)].contains(known))
-            };
-            assert!(bytes.iter().any(is_known), "{}", &call[..24]);
-        }
+    #[test]
+    fn names_in_scripts_become_numbers() {
+        let source = "sub(was, ID, ID_END) -- VALID, ID: at + ID\n#was == LAST_END";
+        let sent = "sub(was, 30, 61) -- VALID, 30: at + 30\n#was == 16";
+        assert_eq!(with_numbers(source), sent);
     }
 }

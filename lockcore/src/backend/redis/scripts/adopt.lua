@@ -28,8 +28,8 @@ if line.err then return line end
 -- The record under this id, if its ticket holds and is the ticket that the request describes.
 local function holder(of)
   local record, place = find(line, of)
-  if not record or place or end_of(record) <= now or string.sub(record, 1, 16) ~= ARGV[2] then return nil end
-  if string.sub(record, 63, 72) ~= ARGV[3] or string.sub(record, 74, 83) ~= ARGV[4] then return nil end
+  if not record or place or end_of(record) <= now or string.sub(record, NUMBER, NUMBER_END) ~= ARGV[2] then return nil end
+  if string.sub(record, PERMITS, PERMITS_END) ~= ARGV[3] or string.sub(record, CAPACITY, CAPACITY_END) ~= ARGV[4] then return nil end
   return record
 end
 
@@ -51,10 +51,10 @@ local function adopt()
     redis.call('SET', key .. ':gone:' .. from, '', 'PX', ARGV[8])
     line.marks = math.max(line.marks, now + ARGV[8])
   end
-  local ask = string.match(record, '\n.*$', 85) or ''
+  local ask = string.match(record, '\n.*$', CHANNEL) or ''
   -- In front of the channel, '=' says that the client has chosen the number. It stays.
   local prolonged = prolong(line, record, ARGV[6])
-  record = string.sub(prolonged, 1, 29) .. id .. string.sub(prolonged, 62, 84) .. ARGV[7] .. ask
+  record = string.sub(prolonged, NUMBER, EXPIRES_END) .. id .. string.sub(prolonged, BEFORE_PERMITS, MARK) .. ARGV[7] .. ask
   line.raise = true
   if line.solo or had == id then
     change(line, nil, id, record)

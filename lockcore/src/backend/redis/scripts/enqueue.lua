@@ -55,7 +55,7 @@ local time = redis.call('TIME')
 local number = time[1] .. time[2]
 if #time[2] < 6 then number = time[1] .. string.format('%06d', time[2]) end
 local END_OF_NUMBERS = '9007199254740992'
-local is_next = #number == 16 and number > ARGV[2] and number < END_OF_NUMBERS and (not was or number > was)
+local is_next = #number == NUMBER_END and number > ARGV[2] and number < END_OF_NUMBERS and (not was or number > was)
 
 -- Keys live until a day after the clock has passed the last number. If the clock was put back, this
 -- is later than a day from now. The lifetime is prolonged only once in a thousand seconds: the
@@ -65,8 +65,8 @@ local DAY_MS = '86400000'
 
 -- The most frequent case: the name has no tickets. If the value is not from this library, read()
 -- below refuses it.
-if is_next and (not was or #was == 16 and string.find(was, '^%d+$')) then
-  if was and string.sub(was, 1, 7) == string.sub(number, 1, 7) then
+if is_next and (not was or #was == LAST_END and string.find(was, '^%d+$')) then
+  if was and string.sub(was, THOUSAND_S, THOUSAND_S_END) == string.sub(number, THOUSAND_S, THOUSAND_S_END) then
     redis.call('SET', key, number .. ARGV[1], 'KEEPTTL')
   else
     redis.call('SET', key, number .. ARGV[1], 'PX', DAY_MS)
@@ -78,32 +78,32 @@ end
 
 local micros = time[1] * 1000000 + time[2]
 local now = (micros - micros % 1000) / 1000
-local ttl, id = tonumber(sub(ARGV[1], 1, 13)), sub(ARGV[1], 14, 45)
-local permits, capacity = sub(ARGV[1], 47, 56), sub(ARGV[1], 58, 67)
+local ttl, id = tonumber(sub(ARGV[1], ASKED_TTL, ASKED_TTL_END)), sub(ARGV[1], ASKED_ID, ASKED_ID_END)
+local permits, capacity = sub(ARGV[1], ASKED_PERMITS, ASKED_PERMITS_END), sub(ARGV[1], ASKED_CAPACITY, ASKED_CAPACITY_END)
 local rows, ends = key .. ':line', key .. ':ends'
 local MOST_TICKETS, FULL = 10000, 1073741824
 
 -- Whether the state has a line, and behind how many bytes it has the record of the only holder.
-local in_line = was and string.byte(was, 17) == 76 -- 'L'
-local at = in_line and 76 or 0
+local in_line = was and string.byte(was, FORM) == 76 -- 'L'
+local at = in_line and OF_END or 0
 
 -- The next most frequent cases: one ticket holds or several do, none of the tickets that are looked
 -- at has expired, and the new ticket waits, or holds beside several others. In all other cases this
 -- block does nothing, and ends with a break. (A function would take a microsecond more: it would be
 -- created again in every run, with all the locals that it uses.)
 repeat
-  if not is_next or not was or string.byte(was, 17) == 82 then break end -- 'R'
-  local out, of, first, next = sub(was, 63, 72), sub(was, 74, 83), '0000000000001', '0000000000001'
+  if not is_next or not was or string.byte(was, FORM) == 82 then break end -- 'R'
+  local out, of, first, next = sub(was, PERMITS, PERMITS_END), sub(was, CAPACITY, CAPACITY_END), '0000000000001', '0000000000001'
   if in_line then
-    if sub(was, 18, 30) ~= '0000000000000' then break end -- there may be marks
-    first, next, out, of = sub(was, 31, 43), sub(was, 44, 56), sub(was, 57, 66), sub(was, 67, 76)
+    if sub(was, MARKS, MARKS_END) ~= '0000000000000' then break end -- there may be marks
+    first, next, out, of = sub(was, HEAD, HEAD_END), sub(was, NEXT, NEXT_END), sub(was, OUT, OUT_END), sub(was, OF, OF_END)
   end
   if of ~= capacity then break end
-  local is_new_day = sub(was, 1, 7) ~= sub(number, 1, 7)
+  local is_new_day = sub(was, THOUSAND_S, THOUSAND_S_END) ~= sub(number, THOUSAND_S, THOUSAND_S_END)
   -- The holder that expires first. `soonest` is its id, if it is one of several.
   local until_ms, soonest
   if #was > at then
-    until_ms = sub(was, at + 30, at + 61) ~= id and end_of(was, at)
+    until_ms = sub(was, at + ID, at + ID_END) ~= id and end_of(was, at)
   elseif not is_new_day then
     local found = redis.call('ZRANGE', ends, '0', '0', 'WITHSCORES')
     soonest, until_ms = found[1], tonumber(found[2])
@@ -115,7 +115,7 @@ repeat
     if not soonest then break end
     local known = redis.call('HMGET', rows, id, soonest)
     if known[1] or not known[2] then break end
-    redis.call('SET', key, number .. sub(was, 17, 56) .. string.format('%010d', sum) .. capacity, 'KEEPTTL')
+    redis.call('SET', key, number .. sub(was, FORM, NEXT_END) .. string.format('%010d', sum) .. capacity, 'KEEPTTL')
     local denied = redis.pcall('HSET', rows, id, record)
     if type(denied) == 'table' then
       redis.call('SET', key, was, 'KEEPTTL')
@@ -134,7 +134,7 @@ repeat
     if soonest and not known[3] then break end -- the rows were evicted
     if known[1] or first ~= next and not (known[2] and end_of(known[2]) > now) then break end
     if next - first + (soonest and out or 1) >= MOST_TICKETS then break end
-    value = number .. sub(was, 17, 43) .. string.format('%013d', next + 1) .. sub(was, 57)
+    value = number .. sub(was, FORM, HEAD_END) .. string.format('%013d', next + 1) .. sub(was, OUT)
   else
     if redis.call('EXISTS', rows, ends) ~= 0 then break end
     value = number .. 'L000000000000000000000000010000000000002' .. out .. capacity .. was
@@ -149,7 +149,7 @@ repeat
     redis.call('HSET', rows, next, record, id, next)
     redis.call('PEXPIRE', rows, DAY_MS)
   end
-  if first == next and not soonest and string.byte(was, at + 84) == 126 then -- '~'
+  if first == next and not soonest and string.byte(was, at + MARK) == 126 then -- '~'
     tell(key, sub(was, at + 1), 'wanted')
   end
   return {1, number, ttl, first == next and until_ms - now or -1}
@@ -159,7 +159,7 @@ until true
 
 -- The server accepts a number that the client has seen if it is at most a day ahead of the clock.
 -- Without this limit, one wrong clock would make the numbers of all clients too great.
-local last, seen = was and tonumber(string.sub(was, 1, 16)) or 0, tonumber(ARGV[2])
+local last, seen = was and tonumber(string.sub(was, LAST, LAST_END)) or 0, tonumber(ARGV[2])
 local drawn = math.max(last + 1, micros)
 local is_chosen = seen + 1 >= drawn and seen <= micros + 86400000000
 if is_chosen then drawn = seen + 1 end
@@ -169,15 +169,15 @@ if is_chosen then drawn = seen + 1 end
 -- then be ahead of the clock, so the expiry cannot be counted from it.
 local function new_record()
   local record = with_expiry(number .. ARGV[1], now + ttl)
-  if not is_chosen or string.byte(record, 84) == 126 then return record end -- '~'
-  return string.sub(record, 1, 83) .. '=' .. string.sub(record, 85)
+  if not is_chosen or string.byte(record, MARK) == 126 then return record end -- '~'
+  return string.sub(record, NUMBER, CAPACITY_END) .. '=' .. string.sub(record, CHANNEL)
 end
 
 -- The name has no tickets, as in the most frequent case, and the client has chosen the number.
 -- Every enqueue for a free name at a node of a quorum comes here.
-if is_chosen and drawn < tonumber(END_OF_NUMBERS) and (not was or #was == 16 and string.find(was, '^%d+$')) then
+if is_chosen and drawn < tonumber(END_OF_NUMBERS) and (not was or #was == LAST_END and string.find(was, '^%d+$')) then
   number = string.format('%016d', drawn)
-  if was and string.sub(was, 1, 7) == string.sub(number, 1, 7) then
+  if was and string.sub(was, THOUSAND_S, THOUSAND_S_END) == string.sub(number, THOUSAND_S, THOUSAND_S_END) then
     redis.call('SET', key, new_record(), 'KEEPTTL')
   else
     redis.call('SET', key, new_record(), 'PX', string.format('%d', DAY_MS + math.floor((drawn - micros) / 1000)))
@@ -204,7 +204,7 @@ local function repeated(known, place)
   bury(line)
   grant(line, id)
   if not lives then return 4 end
-  return (not place or line.asker_holds) and 0 or 1, string.sub(known, 1, 16)
+  return (not place or line.asker_holds) and 0 or 1, string.sub(known, NUMBER, NUMBER_END)
 end
 
 -- Whether the name has as many tickets as it may have. Before the answer is yes, this function
@@ -244,14 +244,14 @@ local function take()
   end
   local holds = not first(line) and line.out + permits <= (line.stored or capacity)
   -- first() has passed the empty places.
-  if not holds and line.solo and line.head == line.next and string.byte(line.solo, 84) == 126 then -- '~'
+  if not holds and line.solo and line.head == line.next and string.byte(line.solo, MARK) == 126 then -- '~'
     tell(line.key, line.solo, 'wanted')
   end
   if not holds and (ARGV[3] == '0' or is_full()) then return 2 end
   if drawn >= tonumber(END_OF_NUMBERS) then return 5 end
   number = string.format('%016d', drawn)
 
-  line.raise = line.raise or string.sub(line.last, 1, 7) ~= string.sub(number, 1, 7)
+  line.raise = line.raise or string.sub(line.last, THOUSAND_S, THOUSAND_S_END) ~= string.sub(number, THOUSAND_S, THOUSAND_S_END)
   if holds then
     if alone then line.capacity = capacity end
     hold(line, id, new_record(), permits)

@@ -10,13 +10,13 @@ end
 
 -- The ticket's permits and its capacity.
 local function size(record)
-  return tonumber(string.sub(record, 63, 72)), tonumber(string.sub(record, 74, 83))
+  return tonumber(string.sub(record, PERMITS, PERMITS_END)), tonumber(string.sub(record, CAPACITY, CAPACITY_END))
 end
 
 local function with_expiry(record, ends)
-  return string.sub(record, 1, 16) .. string.format('%013d', ends) .. string.sub(record, 30)
+  return string.sub(record, NUMBER, NUMBER_END) .. string.format('%013d', ends) .. string.sub(record, ID)
 end
 
 local function id_of(record)
-  return string.sub(record, 30, 61)
+  return string.sub(record, ID, ID_END)
 end

@@ -1,7 +1,7 @@
 -- The functions that the verbs share. They work on the line of one name. The fast paths of the
 -- verbs, for names with few tickets, do not need them.
 --
--- A name has up to three keys:
+-- A name has up to three keys (the places of the fields are in places.txt):
 --   key        string   the state. It begins with the last number that was assigned, in 16 digits:
 --                         '<last>'      no ticket
 --                         '<record>'    one holder, no waiter; the holder has the last number
@@ -40,10 +40,10 @@ local DAY_MS = 86400000
 -- from this library.
 local function read(key, was, now)
   local foreign = 'WRONGTYPE ' .. key .. ' holds something else than the state of a lock'
-  if was and (#was < 16 or string.find(string.sub(was, 1, 16), '%D')) then return redis.error_reply(foreign) end
+  if was and (#was < LAST_END or string.find(string.sub(was, LAST, LAST_END), '%D')) then return redis.error_reply(foreign) end
   local line = {
     key = key, rows = key .. ':line', ends = key .. ':ends', now = now, was = was,
-    last = was and string.sub(was, 1, 16) or '0000000000000000',
+    last = was and string.sub(was, LAST, LAST_END) or '0000000000000000',
     marks = 0, head = 1, next = 1, out = 0, capacity = 0,
     -- Whether the data in the other keys belongs to this state. If not, it is left from an earlier
     -- one.
@@ -55,26 +55,26 @@ local function read(key, was, now)
     -- Ids of the tickets that were removed because they had expired.
     dead = {},
   }
-  if not was or #was == 16 then return line end
-  local is_resized = string.byte(was, 17) == 82 -- 'R'
-  if string.byte(was, 17) ~= 76 and not is_resized then
+  if not was or #was == LAST_END then return line end
+  local is_resized = string.byte(was, FORM) == 82 -- 'R'
+  if string.byte(was, FORM) ~= 76 and not is_resized then
     line.solo = was
     line.out, line.capacity = size(was)
   else
     line.is_line = true
-    line.marks, line.head = tonumber(string.sub(was, 18, 30)), tonumber(string.sub(was, 31, 43))
-    line.next, line.out = tonumber(string.sub(was, 44, 56)), tonumber(string.sub(was, 57, 66))
-    line.capacity = tonumber(string.sub(was, 67, 76))
+    line.marks, line.head = tonumber(string.sub(was, MARKS, MARKS_END)), tonumber(string.sub(was, HEAD, HEAD_END))
+    line.next, line.out = tonumber(string.sub(was, NEXT, NEXT_END)), tonumber(string.sub(was, OUT, OUT_END))
+    line.capacity = tonumber(string.sub(was, OF, OF_END))
     if is_resized then
-      line.stored, line.change = tonumber(string.sub(was, 77, 86)), string.sub(was, 87, 118)
-      if #was > 118 then line.solo = string.sub(was, 119) end
-    elseif #was > 76 then
-      line.solo = string.sub(was, 77)
+      line.stored, line.change = tonumber(string.sub(was, STORED, STORED_END)), string.sub(was, CHANGE, CHANGE_END)
+      if #was > CHANGE_END then line.solo = string.sub(was, STORED_SOLO) end
+    elseif #was > OF_END then
+      line.solo = string.sub(was, SOLO)
     end
   end
   local record = line.solo
   if not (line.out and line.capacity and line.marks and line.head and line.next) or is_resized and not line.stored
-    or record and (not end_of(record) or string.byte(record, 62) ~= 58) then -- ':'
+    or record and (not end_of(record) or string.byte(record, BEFORE_PERMITS) ~= 58) then -- ':'
     return redis.error_reply(foreign)
   end
   -- While a slot of a cluster is moved to this node, its keys arrive one by one. A key that has not
@@ -123,7 +123,7 @@ local function write(line)
       line.marks, line.head, line.next, line.out, line.capacity, line.stored, line.change) .. (line.solo or '')
   elseif nobody and not waits and line.marks == 0 then
     value = line.last
-  elseif line.solo and not waits and line.marks == 0 and string.sub(line.solo, 1, 16) == line.last then
+  elseif line.solo and not waits and line.marks == 0 and string.sub(line.solo, NUMBER, NUMBER_END) == line.last then
     value = line.solo
   else
     begin(line)

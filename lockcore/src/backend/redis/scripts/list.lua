@@ -20,12 +20,12 @@ local left = 4096
 -- bytes of the state, one of several holders, or a waiter.
 local function is_alive(key, was, at, now)
   if (end_of(was, at) or 0) > now then return true end
-  if #was == at and string.sub(was, 57, 66) ~= '0000000000' then
+  if #was == at and string.sub(was, OUT, OUT_END) ~= '0000000000' then
     local last = redis.pcall('ZRANGE', key .. ':ends', '-1', '-1', 'WITHSCORES')
     -- If there are no ends, they were evicted: see soonest() in line.lua.
     if not last[2] or tonumber(last[2]) > now then return true end
   end
-  local head, next = tonumber(string.sub(was, 31, 43)), tonumber(string.sub(was, 44, 56))
+  local head, next = tonumber(string.sub(was, HEAD, HEAD_END)), tonumber(string.sub(was, NEXT, NEXT_END))
   if not head or not next or head >= next then return false end
   if next - head > 16 or next - head > left then return true end
   left = left - (next - head)
@@ -46,7 +46,7 @@ local function add_line(name, was, at, stored)
   rows = redis.pcall('HGETALL', key .. ':line')
   local solo = #was > at and string.sub(was, at + 1) or nil
   if rows == 0 and not solo then return end -- the rows were evicted
-  add_tickets(name, rows, tonumber(string.sub(was, 31, 43)), tonumber(string.sub(was, 57, 66)), solo, stored)
+  add_tickets(name, rows, tonumber(string.sub(was, HEAD, HEAD_END)), tonumber(string.sub(was, OUT, OUT_END)), solo, stored)
 end
 
 local step = redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', ARGV[3])
@@ -55,16 +55,16 @@ for _, key in ipairs(step[2]) do
   -- The key may have been deleted in the meantime. It may have another type, or have been moved to
   -- another node.
   local was, name = redis.pcall('GET', key), { key }
-  local is_line = type(was) == 'string' and string.byte(was, 17) == 76 -- 'L'
-  local is_resized = type(was) == 'string' and string.byte(was, 17) == 82 -- 'R'
+  local is_line = type(was) == 'string' and string.byte(was, FORM) == 76 -- 'L'
+  local is_resized = type(was) == 'string' and string.byte(was, FORM) == 82 -- 'R'
   local used = false
   if is_line or is_resized then
-    local at = is_line and 76 or 118
+    local at = is_line and OF_END or CHANGE_END
     used = is_alive(key, was, at, now)
     if used and ARGV[4] ~= '0' then
-      add_line(name, was, at, is_resized and tonumber(string.sub(was, 77, 86)))
+      add_line(name, was, at, is_resized and tonumber(string.sub(was, STORED, STORED_END)))
     end
-  elseif type(was) == 'string' and #was > 16 then
+  elseif type(was) == 'string' and #was > LAST_END then
     used = (end_of(was) or 0) > now
     if ARGV[4] ~= '0' then add_tickets(name, nil, 1, 0, was) end
   end

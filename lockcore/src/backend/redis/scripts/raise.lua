@@ -27,11 +27,11 @@ if number / 1000 > now + DAY then return 0 end
 -- The record gets the number from the client. If this server has assigned a greater number, the
 -- greater one stays the last number of the name.
 local function told(record)
-  return number .. string.format('%013d', end_of(record)) .. string.sub(record, 30, 83) .. '=' .. string.sub(record, 85)
+  return number .. string.format('%013d', end_of(record)) .. string.sub(record, ID, CAPACITY_END) .. '=' .. string.sub(record, CHANNEL)
 end
 
 -- The most frequent case: the ticket is the only one.
-if string.sub(was, 30, 61) == id and string.sub(was, 1, 16) <= number and end_of(was) then
+if string.sub(was, ID, ID_END) == id and string.sub(was, LAST, LAST_END) <= number and end_of(was) then
   redis.call('SET', key, told(was), 'PX', string.format('%d', DAY + math.max(0, number / 1000 - now)))
   return 1
 end

@@ -4,9 +4,8 @@
 --
 -- A record is: the ticket's number in 16 digits, its expiry in 13, its id in 32, then
 -- ':permits:capacity:channel:owner', with permits and capacity in 10 digits each. So each field has
--- a fixed place, except for the end of the channel: number 1 to 16, expiry 17 to 29, id 30 to 61,
--- permits 63 to 72, capacity 74 to 83, channel from 85. A test in layout.rs checks that all scripts
--- use these places.
+-- a fixed place, except for the end of the channel. Scripts use the names of the places: see
+-- places.txt.
 --
 -- In front of the channel there may be '=' in place of ':'. It says that the client has chosen the
 -- number. With ':', this server has assigned it. A client of a quorum asks several servers for one
@@ -25,9 +24,9 @@ local sub = string.sub
 -- such fields. The record begins behind the first `at` bytes of the text.
 local function end_of(record, at)
   at = at or 0
-  local ends = tonumber(sub(record, at + 17, at + 29))
-  if string.byte(record, at + 17) ~= 43 then return ends end -- '+'
-  local granted = tonumber(sub(record, at + 1, at + 13))
+  local ends = tonumber(sub(record, at + EXPIRES, at + EXPIRES_END))
+  if string.byte(record, at + EXPIRES) ~= 43 then return ends end -- '+'
+  local granted = tonumber(sub(record, at + MILLIS, at + MILLIS_END))
   return ends and granted and granted + ends
 end
 
@@ -47,8 +46,8 @@ end
 -- replicas of this server pass such a message on all the same. So clients believe a message only if
 -- it comes from the server that serves the slot.
 local function tell(key, record, message)
-  local channel = string.match(key, '^[^{]*') .. 'wake:' .. string.match(record, '^[^:]+', 85)
-  local text, heard = sub(record, 30, 61) .. ' ' .. (message or sub(record, 1, 16))
+  local channel = string.match(key, '^[^{]*') .. 'wake:' .. string.match(record, '^[^:]+', CHANNEL)
+  local text, heard = sub(record, ID, ID_END) .. ' ' .. (message or sub(record, NUMBER, NUMBER_END))
   redis.set_repl(redis.REPL_NONE)
   if string.find(channel, '}', 1, true) then
     heard = redis.pcall('SPUBLISH', channel, text)

@@ -27,8 +27,8 @@ local was = not KEYS[2] and redis.call('GET', KEYS[1])
 
 -- The most frequent case: a holder without waiters. The script does not check whether it has
 -- expired: an expired holder keeps nobody out.
-if was and string.sub(was, 30, 61) == ARGV[1] then
-  local last = string.sub(was, 1, 16)
+if was and string.sub(was, ID, ID_END) == ARGV[1] then
+  local last = string.sub(was, LAST, LAST_END)
   if redis.pcall('SET', KEYS[1], last, 'KEEPTTL').err then
     -- A full server refuses a SET, unless the script has begun with a write that a full server
     -- accepts, such as this HDEL.
@@ -66,7 +66,7 @@ end
 -- Tells a waiter that it holds, and returns the reply.
 local function wake(key, record)
   local heard = tell(key, record)
-  if heard == 0 then unheard = sub(record, 30, 61) end
+  if heard == 0 then unheard = sub(record, ID, ID_END) end
   return heard and 1 or 2
 end
 
@@ -74,23 +74,23 @@ end
 -- lock. It has not expired, and it asks for all permits. So it cannot hold beside any other ticket,
 -- and is granted however many permits the released ticket had.
 local function hand_over(key, id, place)
-  if sub(was, 30, 61) == id then -- nobody waits, as above
-    put(key, sub(was, 1, 16))
+  if sub(was, ID, ID_END) == id then -- nobody waits, as above
+    put(key, sub(was, LAST, LAST_END))
     return 1
   end
-  if sub(was, 17, 30) ~= 'L0000000000000' or sub(was, 106, 137) ~= id then return end
-  local rows, next = key .. ':line', sub(was, 44, 56)
-  place = place or sub(was, 31, 43)
+  if sub(was, FORM, MARKS_END) ~= 'L0000000000000' or sub(was, SOLO_ID, SOLO_ID_END) ~= id then return end
+  local rows, next = key .. ':line', sub(was, NEXT, NEXT_END)
+  place = place or sub(was, HEAD, HEAD_END)
   local record = redis.call('HGET', rows, place)
-  local all = record and sub(record, 63, 72)
+  local all = record and sub(record, PERMITS, PERMITS_END)
   now = now or time()
-  if not record or all ~= sub(record, 74, 83) or end_of(record) <= now then return end
+  if not record or all ~= sub(record, CAPACITY, CAPACITY_END) or end_of(record) <= now then return end
   local after, value = string.format('%013d', place + 1), record
-  if after ~= next or sub(record, 1, 16) ~= sub(was, 1, 16) then
-    value = sub(was, 1, 30) .. after .. next .. all .. all .. record
+  if after ~= next or sub(record, NUMBER, NUMBER_END) ~= sub(was, LAST, LAST_END) then
+    value = sub(was, LAST, MARKS_END) .. after .. next .. all .. all .. record
   end
   put(key, value)
-  redis.call('HDEL', rows, place, sub(record, 30, 61))
+  redis.call('HDEL', rows, place, sub(record, ID, ID_END))
   return wake(key, record)
 end
 
@@ -127,20 +127,20 @@ end
 -- One of several holders leaves, and no other ticket expires. If the first waiter fits now, it gets
 -- its permits. Then no permits are left, or nobody waits any more.
 local function hand_on(key, id, record, first, rows, head, next)
-  local out, ends, after, let_in = sub(was, 57, 66) - sub(record, 63, 72), key .. ':ends', head
+  local out, ends, after, let_in = sub(was, OUT, OUT_END) - sub(record, PERMITS, PERMITS_END), key .. ':ends', head
   if head ~= next then
     local soonest = redis.call('ZRANGE', ends, '0', '0', 'WITHSCORES')[2]
     if not soonest or tonumber(soonest) <= now or not first or end_of(first) <= now or out == 0 then return end
-    local sum, capacity = out + sub(first, 63, 72), tonumber(sub(was, 67, 76))
+    local sum, capacity = out + sub(first, PERMITS, PERMITS_END), tonumber(sub(was, OF, OF_END))
     if sum <= capacity then
       after = string.format('%013d', head + 1)
       if sum < capacity and after ~= next then return end
-      out, let_in = sum, sub(first, 30, 61)
+      out, let_in = sum, sub(first, ID, ID_END)
     end
   end
   if out < 0 then return end
-  local value = sub(was, 1, 16)
-  if out > 0 then value = sub(was, 1, 30) .. after .. next .. string.format('%010d', out) .. sub(was, 67) end
+  local value = sub(was, LAST, LAST_END)
+  if out > 0 then value = sub(was, LAST, MARKS_END) .. after .. next .. string.format('%010d', out) .. sub(was, OF) end
   redis.call('HDEL', rows, '') -- checks that the user may call it; a full server then accepts the rest
   redis.call('SET', key, value, 'KEEPTTL')
   local denied = let_in and redis.pcall('HSET', rows, let_in, first)
@@ -163,22 +163,22 @@ end
 -- lock, unless the first waiter leaves while there are free permits.
 local function leave(key, id, place, first, rows, head, next)
   if place < head or place >= next or not first or end_of(first) <= now then return end
-  local ends = #was > 76 and end_of(was, 76)
+  local ends = #was > OF_END and end_of(was, OF_END)
     or tonumber(redis.call('ZRANGE', key .. ':ends', '0', '0', 'WITHSCORES')[2])
   if not ends or ends <= now then return end
   -- If this leaves too many empty places, compact() in line.lua is needed.
   if next - head >= 256 and next - head >= redis.call('HLEN', rows) + 128 then return end
   if place ~= head then
     local record = redis.call('HGET', rows, place)
-    if not record or sub(record, 30, 61) ~= id then return end
+    if not record or sub(record, ID, ID_END) ~= id then return end
     redis.call('HDEL', rows, place, id)
     return 1
   end
-  if sub(was, 57, 66) ~= sub(was, 67, 76) or sub(first, 30, 61) ~= id then return end
+  if sub(was, OUT, OUT_END) ~= sub(was, OF, OF_END) or sub(first, ID, ID_END) ~= id then return end
   local behind, at = row_from(rows, string.format('%013d', head + 1), next)
   if not at or behind and end_of(behind) <= now then return end
   redis.call('HDEL', rows, place, id)
-  put(key, sub(was, 1, 30) .. at .. sub(was, 44))
+  put(key, sub(was, LAST, MARKS_END) .. at .. sub(was, NEXT))
   -- The waiter that is the first now does not know when to recheck: see look_again() in line.lua.
   local heard = not behind or tell(key, behind, string.format('again %d', ends - now + 10))
   if heard == 0 then unheard = 'again' end
@@ -189,9 +189,9 @@ end
 local function short_cut(key, id)
   local found = hand_over(key, id)
   -- A line without marks and without a stored capacity.
-  if found or sub(was, 17, 30) ~= 'L0000000000000' then return found end
-  local rows, head, next = key .. ':line', sub(was, 31, 43), sub(was, 44, 56)
-  if sub(was, 106, 137) == id then
+  if found or sub(was, FORM, MARKS_END) ~= 'L0000000000000' then return found end
+  local rows, head, next = key .. ':line', sub(was, HEAD, HEAD_END), sub(was, NEXT, NEXT_END)
+  if sub(was, SOLO_ID, SOLO_ID_END) == id then
     local _, place = row_from(rows, head, next) -- passes over empty places
     return place and place ~= head and hand_over(key, id, place)
   end
@@ -201,7 +201,7 @@ local function short_cut(key, id)
   if not found then return end
   if #found == 13 then return leave(key, id, found, first, rows, head, next) end
   -- With a single holder, the record is a leftover: see find() in line.lua.
-  if #was == 76 then return hand_on(key, id, found, first, rows, head, next) end
+  if #was == OF_END then return hand_on(key, id, found, first, rows, head, next) end
 end
 
 take(short_cut)
@@ -246,7 +246,7 @@ local function release(key, id, mark_ms)
 end
 
 for i = #reply + 1, #KEYS do
-  local id, mark_ms = string.sub(ARGV[i], 1, 32), #ARGV[i] > 32 and string.sub(ARGV[i], 33)
+  local id, mark_ms = string.sub(ARGV[i], LEAVING, LEAVING_END), #ARGV[i] > LEAVING_END and string.sub(ARGV[i], LEAVING_MARK)
   -- An error for one name must not keep other names locked.
   local done, found = pcall(release, KEYS[i], id, mark_ms)
   if not done then

@@ -31,16 +31,16 @@ end
 
 -- The answer for a ticket that holds.
 local function answer_holds(i, ttl, record)
-  local grace = tonumber(string.match(record, '\n(%d+) ', 85))
+  local grace = tonumber(string.match(record, '\n(%d+) ', CHANNEL))
   if grace then return answer(i, 4, ttl, grace) end
-  answer(i, 0, ttl, string.byte(record, 84) == 61 and tonumber(string.sub(record, 1, 16)) or -1) -- '='
+  answer(i, 0, ttl, string.byte(record, MARK) == 61 and tonumber(string.sub(record, NUMBER, NUMBER_END)) or -1) -- '='
 end
 
 -- The most frequent case: a holder without waiters.
 local function renew_alone(i, was)
-  if type(was) ~= 'string' or string.sub(was, 30, 61) ~= ARGV[3 * i - 2] then return false end
-  if (end_of(was) or 0) <= now or string.sub(was, 63, 72) ~= ARGV[3 * i - 1] then return false end
-  local life, last = '86400000', string.sub(was, 1, 16)
+  if type(was) ~= 'string' or string.sub(was, ID, ID_END) ~= ARGV[3 * i - 2] then return false end
+  if (end_of(was) or 0) <= now or string.sub(was, PERMITS, PERMITS_END) ~= ARGV[3 * i - 1] then return false end
+  local life, last = '86400000', string.sub(was, LAST, LAST_END)
   if last / 1000 > now then life = string.format('%d', life + last / 1000 - now) end
   -- A full server refuses this SET. Then the code below renews the ticket.
   return not redis.pcall('SET', KEYS[i], with_expiry(was, now + ARGV[3 * i]), 'PX', life).err
@@ -76,7 +76,7 @@ local function renew(line, i, id, most, ttl, waiting)
   end
   record = place and with_expiry(record, now + ttl) or prolong(line, record, ttl)
   if permits > most then
-    record = string.sub(record, 1, 62) .. string.format('%010d', most) .. string.sub(record, 73)
+    record = string.sub(record, NUMBER, BEFORE_PERMITS) .. string.format('%010d', most) .. string.sub(record, BEHIND_PERMITS)
   end
   change(line, place, id, record)
   if not place and permits > most then line.out = line.out - permits + most end
