@@ -16,6 +16,7 @@ use redis::io::tcp::socket2::SockRef;
 use redis::{AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 
@@ -23,6 +24,7 @@ use super::durability::Durability;
 use super::errors::not_connected;
 use super::gathering::{Gathering, InFlight};
 use super::siblings::{self, Siblings};
+use super::task::Task;
 use crate::backend::{EventSink, Fault, StoreError};
 #[cfg(feature = "redis-tls")]
 use crate::tls::Connector;
@@ -75,7 +77,7 @@ impl Part {
 /// Ends the task that drives a connection when the last user of the connection is gone.
 #[derive(Debug)]
 pub(super) struct Driver {
-    task: AbortHandle,
+    task: Task,
     /// Nothing is ever sent on this channel. The task has its other end.
     open: watch::Receiver<()>,
     pub(super) in_flight: InFlight,
@@ -88,7 +90,7 @@ pub(super) struct Driver {
 impl Driver {
     /// Returns a handle that can end the task earlier.
     pub(super) fn end(&self) -> AbortHandle {
-        self.task.clone()
+        self.task.end()
     }
 
     /// Resolves when the connection has ended.
@@ -97,12 +99,6 @@ impl Driver {
         async move {
             let _ = open.changed().await; // an error: the other end is gone
         }
-    }
-}
-
-impl Drop for Driver {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 
@@ -173,12 +169,12 @@ impl Server {
         };
         let (connection, driver) = opened.await.map_err(|error| self.failed(error))?;
         let (is_open, open) = watch::channel(());
-        let task = tokio::spawn(async move {
+        let task = Task::spawn(&Handle::current(), async move {
             driver.await;
             drop(is_open);
         });
         let driver = Driver {
-            task: task.abort_handle(),
+            task,
             open,
             in_flight,
             has_waited: AtomicBool::new(false),

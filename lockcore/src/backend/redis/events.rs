@@ -22,26 +22,19 @@ pub(super) fn sink(
 ) -> impl Fn(PushInfo) -> Result<(), Infallible> + Send + Sync {
     move |push| {
         if !watched.tell(&events, &push) {
-            tell(&events, &push);
+            tell(&events, &push, true);
         }
         Ok(())
     }
 }
 
 /// Passes a message to the core. Ignores all other pushes.
-pub(super) fn tell(events: &EventSink, push: &PushInfo) {
+///
+/// If the message may come from the wrong server, it is not `certain`. If it then says that a ticket is
+/// granted, the ticket rechecks at once and is not yet held.
+pub(super) fn tell(events: &EventSink, push: &PushInfo, certain: bool) {
     match message(push) {
-        Some(Message::Granted(wake)) => events.granted(wake),
-        Some(Message::Again(id, after)) => events.recheck(id, after),
-        Some(Message::Wanted(id)) => events.wanted(id),
-        None => {}
-    }
-}
-
-/// Passes a message to the core as a hint only. If it says that a ticket is granted, the ticket
-/// rechecks at once and is not yet held. This is for messages that may come from the wrong server.
-pub(super) fn hint(events: &EventSink, push: &PushInfo) {
-    match message(push) {
+        Some(Message::Granted(wake)) if certain => events.granted(wake),
         Some(Message::Granted(wake)) => events.recheck(wake.id, Duration::ZERO),
         Some(Message::Again(id, after)) => events.recheck(id, after),
         Some(Message::Wanted(id)) => events.wanted(id),
@@ -120,19 +113,19 @@ mod tests {
     }
 
     #[test]
-    fn a_hint_makes_a_ticket_ask_and_grants_nothing() {
-        let (tell, told) = std::sync::mpsc::channel();
+    fn a_message_that_is_not_certain_makes_a_ticket_ask_and_grants_nothing() {
+        let (send, told) = std::sync::mpsc::channel();
         let namespace = crate::name::Namespace::new("test").unwrap();
-        let events = EventSink::new(1, namespace, move |news| tell.send(news).unwrap());
+        let events = EventSink::new(1, namespace, move |news| send.send(news).unwrap());
         let id = Id::draw().unwrap();
         let push = |text: String| PushInfo {
             kind: PushKind::SMessage,
             data: vec![Value::Nil, Value::BulkString(text.into_bytes())],
         };
 
-        hint(&events, &push(format!("{id} 17")));
-        hint(&events, &push(format!("{id} again 17")));
-        hint(&events, &push("17".into()));
+        tell(&events, &push(format!("{id} 17")), false);
+        tell(&events, &push(format!("{id} again 17")), false);
+        tell(&events, &push("17".into()), false);
 
         drop(events);
         let after = [Duration::ZERO, Duration::from_millis(17)];

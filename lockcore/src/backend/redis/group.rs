@@ -11,13 +11,14 @@ use futures_util::future::join;
 use humantime::format_duration;
 use redis::aio::{ConnectionLike as _, MultiplexedConnection};
 use redis::{Cmd, Pipeline, RedisError, RedisResult, Value};
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::AbortHandle;
 
 use super::dial::{Driver, Server, settings};
 use super::durability::Durability;
 use super::errors::{GUIDE, failed};
 use super::layout;
+use super::task::Task;
 use super::turn::{Patience, Turn};
 use crate::backend::{Fault, StoreError};
 use crate::clock::Clock;
@@ -31,13 +32,7 @@ pub(super) struct Group {
     pub(super) durability: Durability,
     /// A key for the [check](Group::check). No name has this key.
     key: String,
-    task: AbortHandle,
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
+    task: Task,
 }
 
 /// A verb that waits for its turn.
@@ -90,7 +85,7 @@ impl Group {
         let turn = Arc::new(Turn::within(op_timeout));
         let (main_ended, end_main) = (main.ended(), main.end());
         let of_task = Arc::clone(&turn);
-        let task = tokio::spawn(async move {
+        let task = Task::spawn(&Handle::current(), async move {
             tokio::select! {
                 () = serve(connection, durability, &of_task, asked) => {}
                 () = driver.ended() => {}
@@ -104,7 +99,7 @@ impl Group {
             op_timeout,
             durability,
             key,
-            task: task.abort_handle(),
+            task,
         })
     }
 }
@@ -290,7 +285,7 @@ impl Group {
         patience: Patience,
     ) -> Result<(RedisResult<Value>, Verdict), StoreError> {
         if self.turn.is_stuck(Clock::BOOT.now()) {
-            self.task.abort();
+            self.task.end().abort();
         }
         let ended = || StoreError::replace(Fault::Retry, failed(lost()).to_string());
         let (sent, mut is_sent) = oneshot::channel();

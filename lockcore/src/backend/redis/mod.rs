@@ -23,6 +23,7 @@ pub(crate) mod quorum;
 mod rights;
 mod sentinels;
 mod siblings;
+mod task;
 mod tickets;
 mod turn;
 mod views;
@@ -71,7 +72,7 @@ pub(crate) fn open(url: &Url, tls: &Tls) -> Result<Arc<dyn Backend>, Error> {
 const LONGEST_TTL: Duration = Duration::from_secs(12 * 60 * 60);
 
 /// How to find the server that has the locks.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Redis {
     /// A single server, or one that behaves like one.
     Server(Arc<Server>),
@@ -118,47 +119,41 @@ impl Backend for Redis {
     }
 
     fn connect(&self, events: EventSink) -> Answer<Arc<dyn Connection>> {
-        match self {
-            Self::Server(server) => {
-                let server = Arc::clone(server);
-                Box::pin(async move {
-                    let connection = connected(&server, Arc::new(events)).await?;
-                    Ok(Arc::new(connection) as Arc<dyn Connection>)
-                })
-            }
-            Self::Sentinels(sentinels) => {
-                let sentinels = Arc::clone(sentinels);
-                Box::pin(async move {
-                    let (master, watch) = Watch::begin(&sentinels).await?;
-                    let timer = events.timer();
-                    let events = Arc::new(events);
-                    let told = Arc::downgrade(&events);
-                    let mut connection = watch.meanwhile(connected(&master, events)).await?;
-                    watch.leave_when_moved(&connection.driver);
-                    // This copy has no watch. So the task does not keep the watch alive, and ends
-                    // when the connection drops the watch.
-                    // This copy has no watch. So the tasks do not keep the watch alive, and end when the
-                    // connection drops the watch.
-                    let here = connection.clone();
-                    let at = (Arc::clone(&sentinels), Arc::clone(watch.address()));
-                    watch.spawn(release_again(here.clone(), at.clone(), Arc::clone(&timer)));
-                    watch.spawn(tell_risk(here.clone(), at.clone(), told));
-                    if here.group.is_none() {
-                        watch.spawn(change_again(here, at, timer));
-                    }
-                    connection.watch = Some(Arc::new(watch));
-                    Ok(Arc::new(connection) as Arc<dyn Connection>)
-                })
-            }
-            Self::Cluster(seeds) => {
-                let seeds = Arc::clone(seeds);
-                Box::pin(async move {
-                    let connection = cluster::connected(seeds, events).await?;
-                    Ok(Arc::new(connection) as Arc<dyn Connection>)
-                })
-            }
-        }
+        let redis = self.clone();
+        Box::pin(async move {
+            Ok(match redis {
+                Self::Server(server) => Arc::new(connected(&server, Arc::new(events)).await?),
+                Self::Sentinels(all) => Arc::new(connected_to_master(&all, events).await?),
+                Self::Cluster(seeds) => {
+                    Arc::new(cluster::connected(seeds, events).await?) as Arc<dyn Connection>
+                }
+            })
+        })
     }
+}
+
+/// Connects to the master that the sentinels name.
+async fn connected_to_master(
+    sentinels: &Arc<Sentinels>,
+    events: EventSink,
+) -> Result<RedisConnection, StoreError> {
+    let (master, watch) = Watch::begin(sentinels).await?;
+    let timer = events.timer();
+    let events = Arc::new(events);
+    let told = Arc::downgrade(&events);
+    let mut connection = watch.meanwhile(connected(&master, events)).await?;
+    watch.leave_when_moved(&connection.driver);
+    // This copy has no watch. So the tasks do not keep the watch alive, and end when the connection
+    // drops the watch.
+    let here = connection.clone();
+    let at = (Arc::clone(sentinels), Arc::clone(watch.address()));
+    watch.spawn(release_again(here.clone(), at.clone(), Arc::clone(&timer)));
+    watch.spawn(tell_risk(here.clone(), at.clone(), told));
+    if here.group.is_none() {
+        watch.spawn(change_again(here, at, timer));
+    }
+    connection.watch = Some(Arc::new(watch));
+    Ok(connection)
 }
 
 /// Connects to a server, and checks that it accepts locks and that the user has the rights.

@@ -27,8 +27,7 @@ pub(super) async fn checked<T>(
     let failed = |error| server.failed(error);
     let (missing, also) = (missing.map_err(failed), also.map_err(failed));
     let ((), missing, also) = tokio::try_join!(keeps_locks, missing, also)?;
-    if !missing.is_empty() {
-        let missing = missing.join(", ").to_lowercase();
+    if let Some(missing) = missing {
         return Err(server.mistake(format_args!(
             "the user may not run {missing}{}",
             errors::GUIDE

@@ -11,22 +11,24 @@ use crate::name::Namespace;
 
 const CHECK: &str = include_str!("scripts/rights.lua");
 
-/// The commands that the user may not run, as far as the server can tell.
+/// The commands that the user may not run, as far as the server can tell. `None` if there are none.
 pub(super) async fn missing(
     mut connection: MultiplexedConnection,
     namespace: &Namespace,
     channel: &str,
-) -> RedisResult<Vec<String>> {
+) -> RedisResult<Option<String>> {
     let mut question = redis::cmd("EVAL");
     question.arg(CHECK).arg(0);
     question.arg(layout::some_key(namespace)).arg(channel);
-    match question.query_async(&mut connection).await {
+    let missing: Vec<String> = match question.query_async(&mut connection).await {
         Err(error) if !matters(&error) => {
             tracing::debug!(%error, "the user's rights stay unchecked");
-            Ok(Vec::new())
+            return Ok(None);
         }
-        answer => answer,
-    }
+        answer => answer?,
+    };
+    let is_missing = !missing.is_empty();
+    Ok(is_missing.then(|| missing.join(", ").to_lowercase()))
 }
 
 /// Whether the error means that the server cannot be used. A server that is full or busy, or that

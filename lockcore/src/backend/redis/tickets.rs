@@ -436,8 +436,7 @@ pub(super) async fn forget(mut connection: RedisConnection, name: Name) -> Resul
 async fn denied(connection: &RedisConnection, namespace: &Namespace) -> Option<StoreError> {
     let channel = layout::wake_channel(namespace, &connection.channel);
     let missing = rights::missing(connection.connection.clone(), namespace, &channel);
-    let missing = missing.await.ok().filter(|missing| !missing.is_empty())?;
-    let missing = missing.join(", ").to_lowercase();
+    let missing = missing.await.ok()??;
     let text = format!("Redis: the user may not run {missing} any more{GUIDE}");
     Some(StoreError::halfway(Fault::Config, text))
 }

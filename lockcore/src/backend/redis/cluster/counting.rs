@@ -10,7 +10,6 @@ use tokio::task::JoinSet;
 
 use super::routes::Routes;
 use super::slots;
-use super::task::Task;
 use crate::backend::events::Timer;
 use crate::backend::redis::changed::{
     Changed, LOOKS_EVERY, Repeating, for_each_by_itself, repeated_all,
@@ -18,6 +17,7 @@ use crate::backend::redis::changed::{
 use crate::backend::redis::connection::RedisConnection;
 use crate::backend::redis::counters;
 use crate::backend::redis::hop::Hop;
+use crate::backend::redis::task::Task;
 use crate::backend::redis::views::Address;
 use crate::backend::{Count, Counted, Fault, StoreError};
 use crate::name::Name;

@@ -16,9 +16,9 @@ use tokio::sync::{mpsc, watch};
 
 use super::context::Context;
 use super::slots;
-use super::task::Task;
 use crate::backend::redis::dial::{Server, settings};
 use crate::backend::redis::errors::failed;
+use crate::backend::redis::task::Task;
 use crate::backend::redis::views::Address;
 use crate::backend::redis::{events, layout};
 use crate::backend::{Fault, StoreError};
@@ -50,6 +50,8 @@ struct Heard {
     ended: Option<StoreError>,
 }
 
+const LOST: &str = "the connection for wake-ups is lost";
+
 impl Ears {
     pub(super) fn open(context: &Context, node: Address, server: Arc<Server>) -> Self {
         let shared = Arc::new(Shared {
@@ -58,14 +60,15 @@ impl Ears {
             heard: watch::Sender::default(),
             leaving: Mutex::default(),
         });
-        let (wishes, wished) = mpsc::unbounded_channel();
+        let (wishes, mut wished) = mpsc::unbounded_channel();
         let listens = Arc::clone(&shared);
         let task = Task::spawn(&context.runtime, async move {
-            let reason = listens.listen(&server, wished).await;
+            let reason = listens.listen(&server, &mut wished).await;
             let heard_any = listens.heard.send_replace(Heard {
                 ended: Some(reason),
                 ..Heard::default()
             });
+            drop(wished); // not before the reason is known
             if !heard_any.slots.is_empty() {
                 listens.missed();
             }
@@ -97,32 +100,22 @@ impl Ears {
     /// Resolves when this client listens in the slot.
     pub(super) async fn until_heard(&self, slot: u16) -> Result<(), StoreError> {
         let mut heard = self.shared.heard.subscribe();
-        let lost = || StoreError::new(Fault::Retry, "the connection for wake-ups is lost");
-        loop {
-            {
-                let heard = heard.borrow_and_update();
-                if heard.slots.contains(&slot) {
-                    return Ok(());
-                }
-                let failed = heard.refused.get(&slot).or(heard.ended.as_ref());
-                if let Some(error) = failed {
-                    return Err(error.clone());
-                }
-            }
-            tokio::select! {
-                changed = heard.changed() => changed.map_err(|_| lost())?,
-                // The runtime has ended, and the task has ended with it.
-                () = self.wishes.closed() => {
-                    if !self.have_ended_with_reason() {
-                        return Err(lost());
-                    }
-                }
-            }
-        }
-    }
-
-    fn have_ended_with_reason(&self) -> bool {
-        self.shared.heard.borrow().ended.is_some()
+        let is_settled = |heard: &Heard| {
+            let is_refused = heard.refused.contains_key(&slot);
+            heard.slots.contains(&slot) || is_refused || heard.ended.is_some()
+        };
+        let settled = tokio::select! {
+            biased;
+            settled = heard.wait_for(is_settled) => settled.ok(),
+            // The task has ended with its runtime.
+            () = self.wishes.closed() => None,
+        };
+        let error = match settled.as_deref() {
+            Some(heard) if heard.slots.contains(&slot) => return Ok(()),
+            Some(heard) => heard.refused.get(&slot).or(heard.ended.as_ref()).cloned(),
+            None => None,
+        };
+        Err(error.unwrap_or_else(|| StoreError::new(Fault::Retry, LOST)))
     }
 }
 
@@ -131,7 +124,7 @@ impl Shared {
     async fn listen(
         self: &Arc<Self>,
         server: &Arc<Server>,
-        mut wished: mpsc::UnboundedReceiver<u16>,
+        wished: &mut mpsc::UnboundedReceiver<u16>,
     ) -> StoreError {
         let sink = Arc::clone(self);
         let config = settings().set_push_sender(move |push: PushInfo| {
@@ -160,7 +153,7 @@ impl Shared {
             () = driver.ended() => {}
             () = serve => {}
         }
-        server.because(Fault::Retry, "the connection for wake-ups is lost")
+        server.because(Fault::Retry, LOST)
     }
 
     /// Subscribes in these slots, and ends a few of the subscriptions that no ticket needs any more.
@@ -286,10 +279,7 @@ impl Shared {
                 let whole = self.context.whole.upgrade();
                 let is_counted = whole.is_some_and(|whole| whole.serves(slot, &self.node));
                 if let Some(events) = self.context.events.upgrade() {
-                    match is_counted {
-                        true => events::tell(&events, push),
-                        false => events::hint(&events, push),
-                    }
+                    events::tell(&events, push, is_counted);
                 }
             }
             _ => {}

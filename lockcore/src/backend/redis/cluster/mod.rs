@@ -20,7 +20,6 @@ mod receivers;
 mod routes;
 mod seeds;
 mod slots;
-mod task;
 mod verbs;
 mod whole;
 

@@ -14,9 +14,9 @@ use tokio::sync::oneshot;
 use super::counting::Counting;
 use super::routes::{Answered, Routes};
 use super::slots::of_name as slot_of;
-use super::task::Task;
 use crate::backend::redis::connection::RedisConnection;
 use crate::backend::redis::hop::Hop;
+use crate::backend::redis::task::Task;
 use crate::backend::redis::{adopt, capacities, config, tickets};
 use crate::backend::{
     Adoption, Answer, Connection, Count, Counted, Departure, Enqueued, Fault, Listing, Page,
@@ -203,21 +203,16 @@ async fn listen<T>(
         .await
 }
 
-fn looks_again(answer: Enqueued) -> Enqueued {
-    match answer {
-        Enqueued::Waiting {
-            ticket,
-            valid_for,
-            recheck_in,
-            ahead,
-        } => Enqueued::Waiting {
-            ahead,
-            ticket,
-            valid_for,
-            recheck_in: Some(recheck_in.map_or(DEAF, |recheck| recheck.min(DEAF))),
-        },
-        answer => answer,
+fn looks_again(mut answer: Enqueued) -> Enqueued {
+    if let Enqueued::Waiting { recheck_in, .. } = &mut answer {
+        *recheck_in = soon(*recheck_in);
     }
+    answer
+}
+
+/// When a waiter looks again that may not be woken.
+fn soon(recheck_in: Option<Duration>) -> Option<Duration> {
+    Some(recheck_in.map_or(DEAF, |recheck| recheck.min(DEAF)))
 }
 
 /// Renews tickets. From the first renewal on, the client of a holder listens in the slot, so that it
@@ -247,7 +242,7 @@ async fn renew(
                 recheck_in,
                 ..
             } if !hears(*valid_for) => {
-                *recheck_in = Some(recheck_in.map_or(DEAF, |recheck| recheck.min(DEAF)));
+                *recheck_in = soon(*recheck_in);
             }
             // If the connection cannot listen, the next renewal tells the holder.
             Renewed::Granted { valid_for } | Renewed::AskedBack { valid_for, .. } => {

@@ -5,13 +5,18 @@ use std::future::Future;
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
-/// A task in the runtime of the connection. It ends when this value is dropped.
+/// A task that ends when this value is dropped.
 #[derive(Debug)]
 pub(super) struct Task(AbortHandle);
 
 impl Task {
     pub(super) fn spawn(runtime: &Handle, task: impl Future<Output = ()> + Send + 'static) -> Self {
         Self(runtime.spawn(task).abort_handle())
+    }
+
+    /// Returns a handle that can end the task earlier.
+    pub(super) fn end(&self) -> AbortHandle {
+        self.0.clone()
     }
 }
 
