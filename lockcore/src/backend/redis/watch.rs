@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 
 use super::dial::{Driver, Server};
 use super::sentinels::Sentinels;
+use super::task::Tasks;
 use super::views::{Address, View, Views};
 use crate::backend::{Fault, StoreError};
 use crate::clock::{Clock, Instant};
@@ -36,17 +36,11 @@ pub(super) struct Watch {
 struct Listening {
     sentinels: Arc<Sentinels>,
     views: watch::Sender<Views>,
-    runtime: Handle,
-    tasks: Mutex<Tasks>,
-}
-
-/// The tasks of a watch. All of them end when this value is dropped.
-#[derive(Debug)]
-struct Tasks {
     /// A task for each sentinel that the client listens to, and the tasks that [`Watch::spawn`] has
     /// started.
-    running: JoinSet<()>,
-    again: Instant,
+    tasks: Tasks,
+    /// From when sentinels that have failed may be asked again.
+    again: Mutex<Instant>,
 }
 
 impl Watch {
@@ -128,8 +122,7 @@ impl Watch {
 
     /// Runs a task that ends with this watch. The watch ends with the connection.
     pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let listening = &self.listening;
-        listening.tasks().running.spawn_on(task, &listening.runtime);
+        self.listening.tasks.spawn(task);
     }
 
     /// Called for each request. Asks the sentinels again that have failed. The request does not
@@ -138,11 +131,10 @@ impl Watch {
         if !self.listening.views.borrow().0.iter().any(is_deaf) {
             return;
         }
-        let now = Clock::BOOT.now();
-        if now < self.listening.tasks().again {
-            return;
+        let again = *self.listening.again();
+        if again <= Clock::BOOT.now() {
+            self.listening.ask_again();
         }
-        self.listening.ask_again();
     }
 
     /// Warnings about the sentinels for an operator.
@@ -184,27 +176,21 @@ impl Listening {
         let listening = Arc::new(Self {
             views: watch::Sender::new(Views(vec![View::Asked; all])),
             sentinels: Arc::clone(sentinels),
-            runtime: Handle::current(),
-            tasks: Mutex::new(Tasks {
-                running: JoinSet::new(),
-                again: Clock::BOOT.now().after(AGAIN),
-            }),
+            tasks: Tasks::in_runtime(Handle::current()),
+            again: Mutex::new(Clock::BOOT.now()),
         });
         listening.ask(0..all);
         listening
     }
 
     fn ask(&self, sentinels: impl IntoIterator<Item = usize>) {
-        let mut tasks = self.tasks();
-        tasks.again = Clock::BOOT.now().after(AGAIN);
-        while tasks.running.try_join_next().is_some() {}
+        *self.again() = Clock::BOOT.now().after(AGAIN);
         for at in sentinels {
             let (sentinels, views) = (Arc::clone(&self.sentinels), self.views.clone());
-            let listener = async move {
+            self.tasks.spawn(async move {
                 let failed = sentinels.hear(at, &views).await;
                 views.send_modify(|views| views.0[at] = View::Failed(failed));
-            };
-            tasks.running.spawn_on(listener, &self.runtime);
+            });
         }
     }
 
@@ -231,7 +217,7 @@ impl Listening {
     /// ask.
     fn ask_again_when_another_has_moved(self: &Arc<Self>, here: Address) {
         let (mut masters, this) = (self.sentinels.masters(), Arc::downgrade(self));
-        let asks = async move {
+        self.tasks.spawn(async move {
             loop {
                 let elsewhere = |latest: &Option<Address>| latest.as_ref() != Some(&here);
                 let found = masters
@@ -249,8 +235,7 @@ impl Listening {
                     return;
                 }
             }
-        };
-        self.tasks().running.spawn_on(asks, &self.runtime);
+        });
     }
 
     /// Returns the master that a majority names. Does not wait for sentinels whose answers cannot
@@ -265,8 +250,8 @@ impl Listening {
         master.ok_or_else(|| self.sentinels.no_majority(&views))
     }
 
-    fn tasks(&self) -> MutexGuard<'_, Tasks> {
-        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
+    fn again(&self) -> MutexGuard<'_, Instant> {
+        self.again.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

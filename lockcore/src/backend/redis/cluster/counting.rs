@@ -2,11 +2,10 @@
 //! and what a repetition does, is in `changed`. The way to a node is in `routes`.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use futures_util::future::join_all;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 
 use super::routes::Routes;
 use super::slots;
@@ -17,7 +16,7 @@ use crate::backend::redis::changed::{
 use crate::backend::redis::connection::RedisConnection;
 use crate::backend::redis::counters;
 use crate::backend::redis::hop::Hop;
-use crate::backend::redis::task::Task;
+use crate::backend::redis::task::{Task, Tasks};
 use crate::backend::redis::views::Address;
 use crate::backend::{Count, Counted, Fault, StoreError};
 use crate::name::Name;
@@ -28,7 +27,7 @@ use crate::pauses::Pauses;
 pub(super) struct Counting {
     routes: Arc<Routes>,
     /// The tasks that repeat the changes of single counters.
-    repeating: Mutex<JoinSet<()>>,
+    repeating: Tasks,
     _repeats: Task,
     _looks: Task,
 }
@@ -40,7 +39,7 @@ impl Counting {
         new_maps.mark_changed();
         Arc::new_cyclic(|whole: &Weak<Self>| Self {
             routes: Arc::clone(routes),
-            repeating: Mutex::default(),
+            repeating: Tasks::in_runtime(runtime.clone()),
             _repeats: Task::spawn(runtime, Self::repeats_changes(whole.clone(), new_maps)),
             _looks: Task::spawn(runtime, Self::looks_for_new_masters(whole.clone())),
         })
@@ -90,7 +89,8 @@ impl Counting {
                 }
             }
         };
-        turn.repeat_in_task(|task| self.spawn(task), ask).await
+        turn.repeat_in_task(|task| self.repeating.spawn(task), ask)
+            .await
     }
 
     /// Repeats the changes of all counters whose names are at other masters by now. It begins with
@@ -174,16 +174,6 @@ impl Counting {
             }
             timer(LOOKS_EVERY).await;
         }
-    }
-
-    /// Runs a task that ends with this connection.
-    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let mut repeating = self
-            .repeating
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        while repeating.try_join_next().is_some() {}
-        repeating.spawn_on(task, &self.routes.context.runtime);
     }
 
     fn changed(&self) -> &Arc<Changed> {

@@ -11,7 +11,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use redis::{FromRedisValue, RedisResult};
@@ -21,6 +21,7 @@ use tokio::task::JoinSet;
 
 use super::super::dial::Server;
 use super::super::owed::{Owed, UntilDone};
+use super::super::task::Tasks;
 use super::super::tickets;
 use super::node::{LONGEST_TTL, Node};
 use super::reported::{self, Down, Reported};
@@ -73,9 +74,8 @@ pub(super) struct Nodes {
     namespace: Namespace,
     receiver: u64,
     timer: Timer,
-    runtime: Handle,
     /// Requests that are unfinished, although the caller of their verb has its answer.
-    background: Mutex<JoinSet<()>>,
+    background: Tasks,
 }
 
 #[derive(Clone, Debug)]
@@ -106,8 +106,7 @@ impl Links {
             namespace: events.namespace().clone(),
             receiver: events.receiver(),
             timer: events.timer(),
-            runtime: Handle::current(),
-            background: Mutex::default(),
+            background: Tasks::in_runtime(Handle::current()),
         });
         let mut tasks = JoinSet::new();
         for at in 0..all {
@@ -148,15 +147,12 @@ impl Links {
     /// as the longest ttl: after that, nothing at a node depends on it.
     pub(super) fn finish(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
         let links = Arc::clone(self);
-        let work = async move {
+        self.nodes.background.spawn(async move {
             tokio::select! {
                 () = work => {}
                 () = links.nodes.timer(LONGEST_TTL) => {}
             }
-        };
-        let mut background = self.nodes.background();
-        while background.try_join_next().is_some() {}
-        background.spawn_on(work, &self.nodes.runtime);
+        });
     }
 
     /// Waits until the work in the background is done. If this future is dropped, the rest of the
@@ -165,9 +161,9 @@ impl Links {
     /// If the connection lives in another runtime, this function does not wait, and the work
     /// continues there. That runtime may be blocked until the client that is closed here has ended.
     pub(super) async fn close(&self) {
-        if Handle::current().id() == self.nodes.runtime.id() {
-            let mut background = std::mem::take(&mut *self.nodes.background());
-            while background.join_next().await.is_some() {}
+        let background = &self.nodes.background;
+        if Handle::current().id() == background.runtime.id() {
+            background.joined().await;
         }
     }
 }
@@ -292,15 +288,14 @@ impl Nodes {
     ) {
         let mut connection = node.connection.connection.clone();
         let patience = self.timer(SILENCE);
-        let task = async move {
+        self.background.spawn(async move {
             let question = redis::cmd("TIME");
             tokio::select! {
                 biased;
                 answer = question.query_async(&mut connection) => then(Some(answer)),
                 () = patience => then(None),
             }
-        };
-        self.background().spawn_on(task, &self.runtime);
+        });
     }
 
     /// Keeps releases for a node until it can be reached, or until their tickets have expired there.
@@ -522,11 +517,6 @@ impl Nodes {
                 self.timer(jittered(LONGEST_PAUSE)).await;
             }
         }
-    }
-
-    fn background(&self) -> MutexGuard<'_, JoinSet<()>> {
-        let background = &self.background;
-        background.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
