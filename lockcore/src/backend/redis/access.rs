@@ -123,17 +123,15 @@ impl Form {
                 )));
             }
         }
-        match (value(options, user), value(options, password)) {
-            (Some(_), None) => {
+        if let Some(given) = value(options, user) {
+            login = login.set_username(given);
+        }
+        match value(options, password) {
+            Some(given) => login = login.set_password(given),
+            None if login.username().is_some() => {
                 return Err(self.wrong(format_args!("{user} needs {password}; write both")));
             }
-            (given, Some(secret)) => {
-                login = login.set_password(secret);
-                if let Some(given) = given {
-                    login = login.set_username(given);
-                }
-            }
-            (None, None) => {}
+            None => {}
         }
         Ok(login)
     }

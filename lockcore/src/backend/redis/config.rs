@@ -11,6 +11,7 @@ use super::connection::RedisConnection;
 use super::dial::{Part, Server};
 use super::durability::{self, Durability};
 use super::errors::failed;
+use super::siblings::field;
 use crate::backend::{Fault, StoreError, hosts};
 use crate::error::Error;
 use crate::tls::Tls;
@@ -214,13 +215,6 @@ pub(super) async fn risk(connection: RedisConnection) -> RedisResult<Option<Stri
     let mut connection = connection.connection;
     let info: RedisResult<String> = redis::cmd("INFO").query_async(&mut connection).await;
     Ok(takes_unheard_writes(&info?, durability))
-}
-
-/// A field of the answer to `INFO`.
-fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
-    let mut lines = info.lines();
-    let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    value.map(str::trim)
 }
 
 /// A warning if this server takes writes that no replica hears.

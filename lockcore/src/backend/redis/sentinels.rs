@@ -116,13 +116,11 @@ impl Sentinels {
 
     /// Notes that a connection has found this master.
     pub(super) fn note_master(&self, master: &Address) {
-        self.latest.send_if_modified(|latest| {
-            let is_another = latest.as_ref() != Some(master);
-            if is_another {
-                *latest = Some(master.clone());
-            }
-            is_another
-        });
+        let is_another = |latest: &mut Option<Address>| {
+            let before = latest.replace(master.clone());
+            before.as_ref() != Some(master)
+        };
+        self.latest.send_if_modified(is_another);
     }
 
     /// Changes when a connection of this client has found another master.

@@ -142,16 +142,20 @@ pub(super) async fn run_id(
     question.arg("server");
     let answer: Result<String, _> = question.query_async(&mut connection).await;
     match answer.map_err(failed) {
-        Ok(info) => Ok(info.lines().find_map(|line| {
-            let run_id = line.strip_prefix("run_id:")?;
-            Some(run_id.trim().into())
-        })),
+        Ok(info) => Ok(field(&info, "run_id").map(Arc::from)),
         Err(error) if error.is_broken() => Err(error),
         Err(error) => {
             tracing::debug!(%error, "it stays unchecked whether all connections lead to one server");
             Ok(None)
         }
     }
+}
+
+/// A field of the answer to `INFO`.
+pub(super) fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+    let mut lines = info.lines();
+    let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    value.map(str::trim)
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use super::super::dial::Server;
 use super::super::errors::{GUIDE, failed};
 use super::super::layout;
 use super::super::opening::without_wake_ups;
+use super::super::siblings::field;
 use super::proposal::WallClock;
 use crate::backend::{EventSink, StoreError};
 use crate::clock::{Clock, Instant};
@@ -54,13 +55,8 @@ impl Node {
         let connection = without_wake_ups(server, namespace, channel, events).await?;
         let info: String = ask(server, &connection, "info", &["server"]).await?;
         let read_at = Clock::BOOT.now();
-        let field = |name: &str| {
-            info.lines()
-                .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
-                .map(str::trim)
-        };
-        let uptime = field("uptime_in_seconds").and_then(|seconds| seconds.parse().ok());
-        let (Some(run_id), Some(uptime)) = (field("run_id"), uptime) else {
+        let uptime = field(&info, "uptime_in_seconds").and_then(|seconds| seconds.parse().ok());
+        let (Some(run_id), Some(uptime)) = (field(&info, "run_id"), uptime) else {
             return Err(server.mistake(
                 "its INFO lacks run_id or uptime_in_seconds, which a quorum needs; use Redis 6 or later, or Valkey",
             ));
