@@ -55,25 +55,46 @@ struct Sent {
 #[derive(Clone, Debug)]
 pub(super) struct Verdict(watch::Receiver<Option<Result<(), StoreError>>>);
 
-impl Group {
-    /// Opens the connection of the group, beside the main connection, and starts the task that sends
-    /// verbs. If one of the two connections ends, this task ends the other.
+/// A connection for a group that was just opened.
+pub(super) struct Opened {
+    connection: MultiplexedConnection,
+    driver: Driver,
+    durability: Durability,
+}
+
+impl Opened {
+    /// Connects. Checks that the server can do what the URL asks for, and that the user has the
+    /// right to the command.
+    pub(super) async fn of(server: &Server, durability: Durability) -> Result<Self, StoreError> {
+        let (mut connection, driver) = server.connect(settings()).await?;
+        let tried: RedisResult<Value> = durability.attempt().query_async(&mut connection).await;
+        tried.map_err(|error| cannot_wait(server, durability, error))?;
+        Ok(Self {
+            connection,
+            driver,
+            durability,
+        })
+    }
+
+    /// Starts the task that sends verbs. If one of the two connections ends, this task ends the
+    /// other. `main` is the driver of the main connection.
     ///
-    /// Checks that the server can do what the URL asks for, and that the user has the right to the
-    /// command. `channel` is the channel of wake-ups that the main connection listens to. A message
-    /// that is sent here must be received there. Otherwise the two connections have reached two
-    /// servers: the address may have moved in between. `key` is for the [check](Self::check).
-    pub(super) async fn open(
+    /// `channel` is the channel of wake-ups that the main connection listens to. A message that is
+    /// sent here must be received there. Otherwise the two connections have reached two servers:
+    /// the address may have moved in between. `key` is for the [check](Group::check).
+    pub(super) async fn beside(
+        self,
         server: &Server,
-        durability: Durability,
         main: &Driver,
         channel: &str,
         key: String,
         op_timeout: Duration,
-    ) -> Result<Self, StoreError> {
-        let (mut connection, driver) = server.connect(settings()).await?;
-        let tried: RedisResult<Value> = durability.attempt().query_async(&mut connection).await;
-        tried.map_err(|error| cannot_wait(server, durability, error))?;
+    ) -> Result<Group, StoreError> {
+        let Self {
+            mut connection,
+            driver,
+            durability,
+        } = self;
         let heard: RedisResult<u64> = message_to(channel).query_async(&mut connection).await;
         if heard.map_err(|error| server.failed(error))? == 0 {
             return Err(server.because(
@@ -93,7 +114,7 @@ impl Group {
             }
             end_main.abort();
         });
-        Ok(Self {
+        Ok(Group {
             verbs,
             turn,
             op_timeout,

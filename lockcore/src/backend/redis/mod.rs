@@ -51,7 +51,7 @@ use changed::{Repeating, repeated_all};
 use cluster::Seeds;
 use connection::RedisConnection;
 use dial::{Server, settings};
-use group::Group;
+use group::Opened;
 use opening::checked;
 use sentinels::Sentinels;
 use watch::Watch;
@@ -173,14 +173,22 @@ async fn connected(
         // Resolves when the server has confirmed the subscription. No ticket is requested before
         // that, so no wake-up is missed.
         let subscribed = subscribes.subscribe(&channels);
-        checked(server, &connection, &namespace, &channels, subscribed).await
+        let checked = checked(server, &connection, &namespace, &channels, subscribed);
+        let opened = async {
+            match server.durability {
+                Some(durability) => Opened::of(server, durability).await.map(Some),
+                None => Ok(None),
+            }
+        };
+        let ((), opened) = tokio::try_join!(checked, opened)?;
+        Ok(opened)
     };
     let events = Arc::downgrade(&events);
-    let (connection, driver, ()) = server.open(config, events, first).await?;
-    let group = match server.durability {
-        Some(durability) => {
+    let (connection, driver, opened) = server.open(config, events, first).await?;
+    let group = match opened {
+        Some(opened) => {
             let key = layout::some_key(&namespace);
-            let group = Group::open(server, durability, &driver, &channels, key, op_timeout);
+            let group = opened.beside(server, &driver, &channels, key, op_timeout);
             Some(Arc::new(group.await?))
         }
         None => None,
