@@ -181,11 +181,9 @@ async fn a_server_that_has_forgotten_the_scripts_grants_what_is_acknowledged(_: 
 async fn a_cut_of_either_connection_replaces_both(_: Store) {
     let (master, _replicas) = servers(1).await;
     let locks = client(&durable(&master, 1));
-    give_back(locks.mutex("a").acquire().await.unwrap()).await;
     for last in USED {
         // The server notices the end of those that were replaced with a delay.
-        eventually("both are there", SOON, async || in_use(&master).len() == 2).await;
-        let before = in_use(&master);
+        let before = in_use(&master, &locks).await;
         let (id, _) = before.iter().find(|(_, line)| line.contains(last)).unwrap();
         master.command::<()>(&["CLIENT", "KILL", "ID", id]);
 
@@ -194,18 +192,22 @@ async fn a_cut_of_either_connection_replaces_both(_: Store) {
             after.keys().all(|id| !before.contains_key(id))
         })
         .await;
-        give_back(locks.mutex("a").acquire().await.unwrap()).await;
     }
 }
 
-/// What the two connections of a caller have sent last. Those of the keeper have sent something else.
+/// What the two connections of a caller have sent last, when it has given a lock back.
 const USED: [&str; 2] = ["cmd=wait", "cmd=evalsha"];
 
-/// The connections of callers. Those of the keeper may be there, or come at any time.
-fn in_use(master: &RedisServer) -> BTreeMap<String, String> {
-    let mut all = connections(master);
-    all.retain(|_, line| USED.iter().any(|last| line.contains(last)));
-    all
+/// The two connections of a caller. Those of the keeper may be there too, and have sent something else.
+async fn in_use(master: &RedisServer, locks: &Locks) -> BTreeMap<String, String> {
+    let used = async || {
+        give_back(locks.mutex("a").acquire().await.unwrap()).await;
+        let mut all = connections(master);
+        all.retain(|_, line| USED.iter().any(|last| line.contains(last)));
+        all
+    };
+    eventually("both are in use", SOON, async || used().await.len() == 2).await;
+    used().await
 }
 
 /// The connections of clients, with their ids, as the server lists them.
@@ -221,9 +223,7 @@ fn connections(master: &RedisServer) -> BTreeMap<String, String> {
 async fn a_script_of_others_that_runs_too_long_costs_no_connection(_: Store) {
     let (master, _replicas) = servers(1).await;
     let locks = hasty(&durable(&master, 1)).build().unwrap();
-    give_back(locks.mutex("a").acquire().await.unwrap()).await;
-    eventually("both are there", SOON, async || in_use(&master).len() == 2).await;
-    let before = in_use(&master);
+    let before = in_use(&master, &locks).await;
     master.command::<()>(&["CONFIG", "SET", "busy-reply-threshold", "50"]);
     let url = master.url();
     let endless = std::thread::spawn(move || {
