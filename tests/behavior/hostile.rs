@@ -71,7 +71,7 @@ pub(crate) fn random_id() -> String {
 async fn a_stranger_releases_and_renews_nothing(store: Store) {
     let (holding, waiting) = (store.client(), store.client());
     let guard = holding.mutex("a").acquire().await.unwrap();
-    let waiter = begin(waiting.mutex("a").wait(6 * SOON));
+    let waiter = begin(waiting.mutex("a").wait(PATIENCE));
     in_line(&store, &holding, "a", 1, 1).await;
     let numbers = async || {
         let places = holding.inspect("a").await.unwrap();
