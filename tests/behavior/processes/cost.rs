@@ -28,7 +28,7 @@ fn client(store: &Store, url: String, fair: Fair) -> Locks {
 /// the lock has an owner text.
 async fn one_hand_over_costs_two_scripts_and_one_message_with_any_number_of_waiters(store: Store) {
     let server = tests::redis_server::RedisServer::start();
-    for (round, waiters) in [1, 10, 100].into_iter().enumerate() {
+    for waiters in [1, 10, 100] {
         let client = || client(&store, server.url(), Fair::Strict);
         let (holding, waiting) = (client(), client());
         give_back(holding.mutex("warm").acquire().await.unwrap()).await;
@@ -46,7 +46,8 @@ async fn one_hand_over_costs_two_scripts_and_one_message_with_any_number_of_wait
         })
         .await;
 
-        connected(&server, 2 * (round + 1)).await;
+        connect(&holding).await;
+        connect(&waiting).await;
         let before = server.command_stats();
         give_back(guard).await;
         while let Some(done) = tasks.join_next().await {
@@ -68,13 +69,10 @@ async fn one_hand_over_costs_two_scripts_and_one_message_with_any_number_of_wait
     }
 }
 
-/// Resolves when so many clients in all have made both of their connections: that of the caller and that
-/// of the keeper. Each connection checks its rights once, by an `EVAL`.
-async fn connected(server: &tests::redis_server::RedisServer, clients: usize) {
-    eventually("all connections are made", SOON, async || {
-        server.command_stats().get("eval") == Some(&(2 * clients as u64))
-    })
-    .await;
+/// Makes both connections of a client: that of the caller and that of the keeper. Each of them checks its
+/// rights once, by an `EVAL`.
+async fn connect(locks: &lockcore::Locks) {
+    locks.ready(SOON).await.unwrap();
 }
 
 /// With the default policy, a hundred waiters of one process are one ticket.
@@ -112,7 +110,7 @@ async fn an_uncontended_pair_costs_two_scripts(store: Store) {
         .build()
         .unwrap();
     let warm = locks.mutex("warm").acquire().await.unwrap();
-    connected(&server, 1).await;
+    connect(&locks).await;
     give_back(warm).await;
 
     let before = server.command_stats();
