@@ -48,6 +48,7 @@ fn forked(store: &Store, arguments: &[&str]) -> Process {
         .arg(store.url())
         .args(["--namespace", &store.namespace])
         .args(arguments)
+        .env("LOCK_OP_TIMEOUT", "30s") // The machine may stand still.
         .env("LOCK_URL", store.url())
         .env("LOCK_NAMESPACE", &store.namespace);
     Process::start(&mut command)

@@ -213,7 +213,7 @@ async fn a_flood_of_forged_wake_ups_grants_nothing_and_drowns_nothing(store: Sto
         builder.namespace(&store.namespace).build().unwrap()
     };
     let (holding, waiting) = (client(), client());
-    let ttl = Duration::from_secs(3);
+    let ttl = Duration::from_secs(8);
     let guard = holding.mutex("a").ttl(ttl).acquire().await.unwrap();
     let lock = waiting.mutex("a").ttl(Duration::from_secs(60));
     let waiter = begin(lock.wait(6 * SOON));

@@ -41,10 +41,10 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 /// A ttl so long that renewals are 40 s apart, so that no renewal has an effect on the fact.
 const LONG: Duration = LEASE.saturating_mul(2);
 
-/// How long a client needs to reconnect when its server is up. It pauses for two seconds at most.
-/// After that, its first request is sent at once: it does not wait for a renewal or for the end of
-/// an operation.
-const RECONNECTED: Duration = Duration::from_secs(2).saturating_add(SLACK);
+/// How long a client needs to reconnect when its server is up, on a busy machine. It pauses for two
+/// seconds at most. After that, its first request is sent at once: it does not wait for a renewal,
+/// or for the end of an operation, which comes after [`STALL`].
+const RECONNECTED: Duration = SOON;
 
 /// A client behind its own proxy, which can be cut.
 fn proxied(server: &dyn Server) -> (Proxy, Builder) {
@@ -56,7 +56,7 @@ async fn a_server_that_is_down_is_unavailable_within_one_operation(store: Store)
     let server = store.kind.start();
     let process = server.process().unwrap();
     process.kill();
-    let locks = builder(server.url()).build().unwrap();
+    let locks = builder(server.url()).op_timeout(SOON / 3).build().unwrap();
 
     let port = process.port().to_string();
     is_unavailable_within_one_operation(&locks, &[process.says_when_down(), &port]).await;
@@ -99,7 +99,8 @@ async fn a_caller_that_waits_through_outages_gets_the_lock_after_them(store: Sto
     let server = store.kind.start();
     for frozen in [true, false] {
         let (proxy, url) = server.process().unwrap().through_a_proxy();
-        let locks = builder(url).build().unwrap();
+        // The timeout is long enough for releases on a busy machine.
+        let locks = builder(url).op_timeout(SOON / 3).build().unwrap();
         match frozen {
             true => proxy.freeze(),
             false => proxy.cut(),
@@ -112,14 +113,13 @@ async fn a_caller_that_waits_through_outages_gets_the_lock_after_them(store: Sto
         let several = ["a", "b"].map(|name| locks.mutex(name).through_outages(true));
         let several = Locks::all(several).wait(STALL);
         let several = tokio::spawn(async move { several.acquire().await });
-        let short = lock
-            .clone()
-            .wait(Duration::from_secs(2))
-            .through_outages(true);
+        let short = lock.clone().wait(SOON / 2).through_outages(true);
         let short = begin(short);
 
-        // An operation may take a second. These end after it, and the last one after its wait.
-        for fails in [lock.acquire().await, locks.mutex("c").acquire().await] {
+        // The first two end after one operation, and the last one after its wait, which is longer.
+        let other = locks.mutex("c");
+        let (one, other) = tokio::join!(lock.acquire(), other.acquire());
+        for fails in [one, other] {
             assert_eq!(kind(fails), ErrorKind::Unavailable);
         }
         let out_of_time = soon(short).await.unwrap().unwrap_err();
@@ -369,8 +369,8 @@ async fn a_downgrade_whose_reply_is_lost_has_let_readers_in_and_no_writer(store:
 
 async fn a_release_of_a_lost_lock_says_that_it_was_lost_while_the_server_is_away(store: Store) {
     let server = store.kind.start();
-    let (proxy, url) = server.process().unwrap().through_a_proxy();
-    let locks = builder(url).ttl(Duration::from_secs(2)).build().unwrap();
+    let (proxy, builder_here) = proxied(&*server);
+    let locks = builder_here.ttl(Duration::from_secs(2)).build().unwrap();
     let guard = locks.mutex("a").acquire().await.unwrap();
     proxy.cut();
     guard.lost().await;
