@@ -68,7 +68,7 @@ fn proxied(proxy: &Proxy) -> String {
 }
 
 async fn nothing_left(server: &ZooKeeperServer) {
-    eventually("nothing is left", Duration::from_secs(3), async || {
+    eventually("nothing is left", SOON, async || {
         server.ephemerals("/").is_empty()
     })
     .await;
@@ -87,9 +87,12 @@ fn namespace() -> Namespace {
     Namespace::new("test").unwrap()
 }
 
-/// A plain ZooKeeper client that reads nodes directly.
+/// A plain ZooKeeper client that reads nodes directly. With a short session, it would give up its
+/// connection while the machine stands still.
 async fn operator(server: &ZooKeeperServer) -> Client {
-    Client::connect(&format!("127.0.0.1:{}", server.port()))
+    Client::connector()
+        .with_session_timeout(6 * SOON)
+        .connect(&format!("127.0.0.1:{}", server.port()))
         .await
         .unwrap()
 }

@@ -208,7 +208,7 @@ async fn nobody_is_granted_permits_while_a_halt_is_in_the_line(_: Store) {
     let began = Instant::now();
     let guards = [waits.await.unwrap().unwrap(), late.await.unwrap().unwrap()];
     let after = awake_since(began);
-    assert!(after < Duration::from_millis(500), "{after:?}");
+    assert!(after < SOON, "{after:?}"); // renewals are twenty seconds apart
     for guard in guards {
         give_back(guard).await;
     }
@@ -304,7 +304,7 @@ async fn a_grant_that_its_waiter_has_not_seen_outlives_a_smaller_capacity(_: Sto
     let line = locks.inspect("a").await.unwrap();
     assert!(line.iter().all(|ticket| ticket.granted), "{line:?}");
     let guard = waits.await.unwrap().unwrap();
-    assert!(awake_since(began) < ttl / 2);
+    assert!(awake_since(began) < ttl * 2 / 3);
     all.held().ensure(ttl / 2).await.unwrap();
     give_back(guard).await;
     give_back(all).await;
@@ -334,7 +334,7 @@ async fn more_permits_that_a_lost_watch_does_not_tell_cost_a_third_of_a_ttl(_: S
 
         let guard = waits.await.unwrap().unwrap();
         println!("granted {:?} later", began.elapsed());
-        assert!(awake_since(began) < ttl / 2);
+        assert!(awake_since(began) < ttl * 2 / 3);
         guards.push(guard);
         proxies.push(proxy);
     }

@@ -13,6 +13,7 @@ use lockcore::testing::around;
 use lockcore::{ErrorKind, Fair, Locks, Wait};
 use tests::eventually::eventually;
 use tests::proxy::Proxy;
+use tests::stalls::awake_since;
 use tests::witness::Witness;
 use tests::zookeeper_server::ZooKeeperServer;
 
@@ -37,7 +38,7 @@ async fn only_a_client_with_tickets_has_its_leader_checked(_: Store) {
     let server = ZooKeeperServer::start();
     let proxy = Proxy::to(server.port());
     let locks = builder(proxied(&proxy) + "?session_timeout=6s")
-        .ttl(Duration::from_secs(2))
+        .ttl(Duration::from_secs(5))
         .build()
         .unwrap();
     let written_in_a_session = async || {
@@ -184,12 +185,12 @@ async fn a_waiter_costs_the_same_bytes_however_many_others_wait(_: Store) {
         // In the first pause, the new waiters get the events of each other's creates. The second
         // pause counts the renewals of one ttl.
         tokio::time::sleep(Duration::from_secs(2)).await;
-        let before = proxy.traffic();
+        let (before, began) = (proxy.traffic(), Instant::now());
         tokio::time::sleep(Duration::from_secs(6)).await;
-        let spent = proxy.traffic();
+        let (spent, took) = (proxy.traffic(), awake_since(began).as_secs_f64());
 
         let bytes = spent.bytes_up + spent.bytes_down - before.bytes_up - before.bytes_down;
-        let of_each = bytes as f64 / clients as f64 / 6.0;
+        let of_each = bytes as f64 / clients as f64 / took;
         println!("{clients} clients: {of_each:.0} bytes a second for each");
         each.push(of_each);
         tasks.shutdown().await;
@@ -291,7 +292,7 @@ async fn a_burst_of_a_process_costs_no_lease_and_nothing_is_unknown(_: Store) {
     // A caller that is not granted within the default `wait` gets a timeout.
     outcomes.remove("Timeout");
     assert_eq!(outcomes.keys().collect::<Vec<_>>(), ["released"]);
-    eventually("nothing is left", Duration::from_secs(5), async || {
+    eventually("nothing is left", 2 * SOON, async || {
         server.ephemerals("/test:1/{uploads}/").is_empty()
     })
     .await;
@@ -320,10 +321,7 @@ async fn a_burst_that_is_dropped_is_gone_soon(_: Store) {
     .await;
     tasks.shutdown().await;
 
-    eventually("the others are gone", Duration::from_secs(5), async || {
-        in_line() == 1
-    })
-    .await;
+    eventually("the others are gone", 2 * SOON, async || in_line() == 1).await;
     assert!(held.is_valid());
     give_back(held).await;
 }
@@ -404,12 +402,15 @@ async fn few_of_a_crowd_are_in_front_of_a_renewal_if_enqueues_are_answered_late(
     let locks = Locks::builder()
         .namespace("test")
         .fair(Fair::Strict)
-        .ttl(Duration::from_secs(3))
+        .ttl(Duration::from_secs(9))
         .backend(late)
         .build()
         .unwrap();
-    let held = locks.mutex("a").acquire().await.unwrap();
-    let first = locks.mutex("crowd").acquire().await.unwrap();
+    let take = async |name: &str| {
+        let lock = locks.mutex(name).through_outages(true);
+        lock.acquire().await.unwrap()
+    };
+    let (held, first) = (take("a").await, take("crowd").await);
     let mut crowd = tokio::task::JoinSet::new();
     for _ in 0..CROWD {
         // With an owner text, each waiter takes a ticket of its own.

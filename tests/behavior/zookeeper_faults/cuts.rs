@@ -36,7 +36,7 @@ async fn a_waiter_from_before_a_reconnect_is_woken_after_it(_: Store) {
     proxy.restore();
     eventually("it is watched again", SOON, async || server.watches() > 0).await;
     // When this is answered, the renewal right after the reconnect is complete. The next renewal is
-    // seconds later.
+    // twenty seconds later.
     tickets(&waiting, "a", 2).await;
 
     give_back(guard).await;
@@ -44,7 +44,7 @@ async fn a_waiter_from_before_a_reconnect_is_woken_after_it(_: Store) {
 
     give_back(waiter.await.unwrap().unwrap()).await;
     let after = awake_since(released);
-    assert!(after < Duration::from_millis(500), "{after:?}");
+    assert!(after < SOON, "{after:?}");
 }
 
 /// The fact checks a mutex and a semaphore. At the mutex, one ticket is in front of the waiter. At
@@ -72,7 +72,7 @@ async fn a_watch_that_is_lost_costs_a_third_of_a_ttl(_: Store) {
 
         println!("granted {:?} later", released.elapsed());
         let after = awake_since(released);
-        assert!(after < ttl / 2, "{after:?}");
+        assert!(after < ttl * 2 / 3, "{after:?}");
         give_back(guard).await;
         for guard in guards {
             give_back(guard).await;

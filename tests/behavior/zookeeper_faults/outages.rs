@@ -15,7 +15,7 @@ use tests::zookeeper_server::ZooKeeperServer;
 
 use super::{builder, client, operator};
 use crate::faults::{holder, works_again};
-use crate::store::{Kind, LEASE, SLACK, SOON, Store, begin, give_back, tickets};
+use crate::store::{Kind, LEASE, SOON, Store, begin, give_back, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
@@ -57,7 +57,7 @@ async fn a_silent_server_among_others_delays_no_first_acquisition(_: Store) {
             let guard = locks.mutex("a").acquire().await;
             late += u32::from(guard.is_err() || awake_since(began) >= one_operation);
             if let Ok(guard) = guard {
-                give_back(guard).await;
+                late += u32::from(guard.release().await.is_err());
             }
         }
         assert!(late <= 3, "{late} of 30 with {url} are late");
@@ -83,7 +83,10 @@ async fn a_connection_attempt_that_came_second_leaves_no_session(_: Store) {
         proxies.iter().map(Proxy::open_connections).sum::<usize>() == 1
     })
     .await;
-    assert_eq!(server.mntr()["zk_global_sessions"], "1");
+    eventually("one session is left", SOON, async || {
+        server.mntr()["zk_global_sessions"] == "1"
+    })
+    .await;
     give_back(guard).await;
 }
 
@@ -93,7 +96,7 @@ async fn a_client_that_was_idle_through_an_outage_works_again(_: Store) {
         .ttl(Duration::from_secs(1))
         .build()
         .unwrap();
-    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+    works_again(&locks, "a", SOON).await;
     server.stop();
     // The pause is longer than the session. The test cannot see when the session ends.
     tokio::time::sleep(Duration::from_secs(3)).await;
@@ -152,7 +155,7 @@ async fn a_node_that_somebody_deleted_costs_the_lock_and_the_holder_learns_it(_:
     let locks = client(&server);
     let operator = operator(&server).await;
     for contended in [false, true] {
-        let ttl = Duration::from_secs(3);
+        let ttl = Duration::from_secs(12);
         let guard = locks.mutex("a").ttl(ttl).acquire().await.unwrap();
         let waiter = contended.then(|| begin(locks.mutex("a").wait(LEASE)));
         tickets(&locks, "a", 1 + usize::from(contended)).await;
@@ -171,7 +174,7 @@ async fn a_node_that_somebody_deleted_costs_the_lock_and_the_holder_learns_it(_:
 
         assert_eq!(guard.lost().await, LostReason::Taken);
         assert!(
-            awake_since(deleted) < ttl / 3 + SLACK, // the holder learns of it at its renewal
+            awake_since(deleted) < ttl * 2 / 3, // the holder learns of it at its next renewal
             "{:?}",
             awake_since(deleted)
         );
@@ -207,7 +210,7 @@ async fn a_process_out_of_descriptors_is_refused_and_recovers(_: Store) {
     let server = ZooKeeperServer::start();
     let mut refused = 0;
     for spare in 0..12 {
-        let mut holder = holder(&server.url(), "a", Duration::from_secs(4));
+        let mut holder = holder(&server.url(), "a", SOON);
         let process = holder.process();
         let pid = process.pid();
         let limit = |limit: usize| {
@@ -234,8 +237,9 @@ async fn a_process_out_of_descriptors_is_refused_and_recovers(_: Store) {
 
         process.say("try");
         let told = process.hear(SOON).expect("an answer");
-        if told == "FAILED Unavailable" {
-            refused += 1;
+        // On a busy machine, the answer may be late.
+        if ["FAILED Unavailable", "FAILED Unknown"].contains(&told.as_str()) {
+            refused += u32::from(told == "FAILED Unavailable");
             limit(1024);
             eventually("it recovers", SOON, || {
                 process.say("try");

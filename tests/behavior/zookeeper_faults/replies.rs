@@ -60,7 +60,8 @@ async fn a_request_sent_to_a_stopped_server_is_found_and_deleted(_: Store) {
         .build()
         .unwrap();
     locks.ready(SOON).await.unwrap();
-    give_back(locks.mutex("warm").acquire().await.unwrap()).await;
+    works_again(&locks, "warm", SOON).await;
+    nothing_left(&server).await;
     for stopped in [Duration::from_millis(500), Duration::from_millis(5500)] {
         server.freeze();
         let lock = locks.mutex("a").wait(Duration::from_millis(100));
@@ -93,7 +94,8 @@ async fn a_node_that_appears_after_its_release_is_deleted(_: Store) {
         .build()
         .unwrap();
     locks.ready(SOON).await.unwrap();
-    give_back(locks.mutex("a").acquire().await.unwrap()).await;
+    works_again(&locks, "a", SOON).await;
+    nothing_left(&server).await;
     let operator = operator(&server).await;
     let recursive = AddWatchMode::PersistentRecursive;
     let parent = "/test:1/{a}";
