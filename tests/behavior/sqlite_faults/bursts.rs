@@ -8,7 +8,7 @@ use libtest_mimic::Trial;
 use tests::eventually::eventually;
 use tokio::task::JoinSet;
 
-use super::client;
+use crate::faults::builder;
 use crate::store::{Kind, Store, give_back};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
@@ -21,7 +21,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
 /// timeout is a correct answer.
 async fn a_burst_costs_no_lease_and_everybody_has_an_answer(store: Store) {
     let at_once = if tests::fact::long() { 10_000 } else { 2_000 };
-    let locks = client(&store);
+    let locks = builder(store.file().url()).build().unwrap();
     let held = locks.mutex("held").acquire().await.unwrap();
     let uploads = locks.semaphore("uploads", 5);
 

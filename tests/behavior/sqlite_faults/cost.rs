@@ -8,7 +8,7 @@ use tests::eventually::eventually;
 use tests::process::Holder;
 
 use super::next_held;
-use crate::faults::{self, builder};
+use crate::faults::{patient, patient_holder};
 use crate::store::{Kind, SOON, Store, give_back, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
@@ -22,7 +22,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
 const LONG: Duration = Duration::from_secs(60);
 
 fn holder_without_renewals(store: &Store) -> Holder {
-    faults::holder(&store.file().url(), "a", LONG)
+    patient_holder(&store.file().url(), "a", LONG)
 }
 
 /// The number of transactions that were committed to the file. This number is in the header of the
@@ -43,7 +43,7 @@ fn commits(store: &Store) -> u64 {
 }
 
 async fn a_lock_that_another_process_holds_for_long_costs_no_transactions(store: Store) {
-    let locks = builder(store.file().url()).ttl(LONG).build().unwrap();
+    let locks = patient(store.file().url()).ttl(LONG).build().unwrap();
     let mut other = holder_without_renewals(&store);
     other.acquire();
     let mut waiters = tokio::task::JoinSet::new();

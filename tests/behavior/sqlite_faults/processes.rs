@@ -4,11 +4,12 @@
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use tests::process::{Holder, HolderOptions};
+use tests::process::Holder;
+use tests::stalls::awake_since;
 
 use super::{client, holder, next_held};
-use crate::faults::{self, builder};
-use crate::store::{Kind, SLACK, SOON, Store, assert_nothing_left, begin, give_back, tickets};
+use crate::faults::{patient, patient_holder};
+use crate::store::{Kind, LEASE, SOON, Store, assert_nothing_left, begin, give_back, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
@@ -20,22 +21,13 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// A process of a fact in which the store does not fail. All processes start at once, and on a busy
-/// machine an operation may take longer than the default timeout.
-fn patient(url: &str) -> Holder {
-    let options = HolderOptions {
-        namespace: "test".into(),
-        ttl: 3 * SOON,
-        ..HolderOptions::mutex(url, "a")
-    };
-    Holder::start(env!("CARGO_BIN_EXE_holder"), &options)
-}
-
 async fn processes_that_come_first_at_once_agree_on_one_file(store: Store) {
     for round in 0..5 {
         let path = store.file().folder().join(format!("round{round}.db"));
         let url = format!("sqlite:{}", path.display());
-        let mut holders: Vec<_> = (0..6).map(|_| patient(&url)).collect();
+        let mut holders: Vec<_> = (0..6)
+            .map(|_| patient_holder(&url, "a", 3 * SOON))
+            .collect();
         for holder in &mut holders {
             holder.ask_to_acquire();
         }
@@ -47,7 +39,9 @@ async fn processes_that_come_first_at_once_agree_on_one_file(store: Store) {
 /// Four real processes. Each of them enqueues again as soon as it has released.
 async fn processes_exclude_each_other_in_the_order_of_their_tickets(store: Store) {
     let url = store.file().url();
-    let mut holders: Vec<_> = (0..4).map(|_| patient(&url)).collect();
+    let mut holders: Vec<_> = (0..4)
+        .map(|_| patient_holder(&url, "a", 3 * SOON))
+        .collect();
     for holder in &mut holders {
         holder.ask_to_acquire();
     }
@@ -85,7 +79,7 @@ async fn processes_killed_at_random_moments_leave_a_sound_file(store: Store) {
     let url = store.file().url();
     let locks = client(&store);
     for round in 0..rounds {
-        let mut dying = faults::holder(&url, "a", Duration::from_millis(100));
+        let mut dying = patient_holder(&url, "a", Duration::from_millis(100));
         dying.acquire();
         for _ in 0..400 {
             dying.process().say("release");
@@ -99,8 +93,8 @@ async fn processes_killed_at_random_moments_leave_a_sound_file(store: Store) {
         }
         dying.kill();
 
-        let lock = locks.mutex("a").ttl(Duration::from_millis(300));
-        let guard = lock.wait(SOON).acquire().await.unwrap();
+        let lock = locks.mutex("a").wait(SOON);
+        let guard = lock.acquire().await.unwrap();
         assert!(guard.is_valid(), "round {round}");
         give_back(guard).await;
     }
@@ -112,6 +106,9 @@ async fn processes_killed_at_random_moments_leave_a_sound_file(store: Store) {
 /// test sleeps.
 const SLOWED_DOWN: Duration = Duration::from_secs(1);
 
+/// The number of rounds in which the waiter has slowed down.
+const SLOW_ROUNDS: usize = 3;
+
 /// A rough version of the hand-over benchmark. Its limits are wide, because this machine runs other
 /// tests as well.
 async fn a_release_in_another_process_is_found_within_moments(store: Store) {
@@ -120,25 +117,29 @@ async fn a_release_in_another_process_is_found_within_moments(store: Store) {
     for round in 0..20 {
         let mut other = holder(&store, "a");
         other.acquire();
-        let lock = locks.mutex("a").wait(SOON);
+        let lock = locks.mutex("a").ttl(LEASE).wait(SOON);
         let waiter = tokio::spawn(async move {
             let guard = lock.acquire().await.unwrap();
             (guard, Instant::now())
         });
         tickets(&locks, "a", 2).await;
-        if round == 0 {
+        if round < SLOW_ROUNDS {
             tokio::time::sleep(SLOWED_DOWN).await;
         }
         other.release();
         let released = Instant::now();
         let (guard, held) = waiter.await.unwrap();
         took.push(held.saturating_duration_since(released));
-        assert!(took[round] < Duration::from_millis(500), "{took:?}");
         // The lease of the grant has its whole time. The releaser had shortened it, and the new
         // holder has extended it again.
-        assert!(locks.inspect("a").await.unwrap()[0].remaining > Duration::from_secs(9));
+        assert!(locks.inspect("a").await.unwrap()[0].remaining > LEASE - SOON);
         give_back(guard).await;
     }
+    // A pace that is too slow shows in most of these rounds, and a stall of the machine in one.
+    let mut slowed = took[..SLOW_ROUNDS].to_vec();
+    slowed.sort();
+    let middle = slowed[SLOW_ROUNDS / 2];
+    assert!(middle < Duration::from_millis(500), "{took:?}");
     took.sort();
     println!(
         "release in another process to the next holder: {:?} in the middle of 20",
@@ -151,21 +152,21 @@ async fn a_release_in_another_process_is_found_within_moments(store: Store) {
 /// renewal, a third of its ttl away. This waiter is in this process, or in another one.
 async fn after_the_first_in_line_gives_up_the_next_rechecks_a_dead_holder(store: Store) {
     let (url, long) = (store.file().url(), Duration::from_secs(60));
-    let patient = || builder(&url).ttl(long).build().unwrap();
-    let locks = patient();
+    let client = || patient(&url).ttl(long).build().unwrap();
+    let locks = client();
     for elsewhere in [false, true] {
-        let ttl = Duration::from_secs(3);
-        let mut dying = faults::holder(&url, "a", ttl);
+        let ttl = Duration::from_secs(5);
+        let mut dying = patient_holder(&url, "a", ttl);
         dying.acquire();
         let first = begin(locks.mutex("a").wait(3 * SOON));
         tickets(&locks, "a", 2).await;
-        let mut other = faults::holder(&url, "a", long);
+        let mut other = patient_holder(&url, "a", long);
         let here = match elsewhere {
             true => {
                 other.ask_to_acquire();
                 None
             }
-            false => Some(begin(patient().mutex("a").wait(3 * SOON))),
+            false => Some(begin(client().mutex("a").wait(3 * SOON))),
         };
         tickets(&locks, "a", 3).await;
 
@@ -180,7 +181,7 @@ async fn after_the_first_in_line_gives_up_the_next_rechecks_a_dead_holder(store:
             }
         }
 
-        let took = died.elapsed();
-        assert!(took < ttl + SLACK, "elsewhere {elsewhere}: {took:?}");
+        let took = awake_since(died);
+        assert!(took < ttl + SOON, "elsewhere {elsewhere}: {took:?}");
     }
 }

@@ -49,7 +49,8 @@ async fn a_lock_passes_inside_its_client_while_the_file_is_locked(store: Store) 
     assert_nothing_left(&store, &other, "a").await;
 }
 
-const TTL: Duration = Duration::from_secs(2);
+/// Longer than a visit during which the machine stands still.
+const TTL: Duration = Duration::from_secs(5);
 
 /// While the file is locked, the processes can renew nothing, and each passes the lock on until its
 /// leases are over, and not longer.
@@ -74,7 +75,8 @@ async fn processes_that_are_killed_or_kept_from_the_file_while_they_pass_a_lock_
             crowds.push(start());
         } else {
             let transaction = store.file().lock();
-            tokio::time::sleep(TTL + random.u32(..10) * TTL / 10).await;
+            let pause = random.u32(..10) * Duration::from_millis(200);
+            tokio::time::sleep(TTL + pause).await;
             drop(transaction);
         }
     }
