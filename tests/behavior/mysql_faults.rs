@@ -179,11 +179,13 @@ async fn a_server_that_takes_no_writes_any_more_is_unavailable(_: Store) {
     let server = MysqlServer::start();
     with_tables(&server).await;
     let url = server.url_with_user(USER, SECRET);
-    let locks = builder(&url).build().unwrap();
+    // An operation that is refused is repeated for this long.
+    let client = || builder(&url).op_timeout(SOON / 3).build().unwrap();
+    let locks = client();
     works_again(&locks, "a", SOON).await;
     server.query("SET GLOBAL read_only = ON");
 
-    for locks in [&locks, &builder(&url).build().unwrap()] {
+    for locks in [&locks, &client()] {
         let outcome = locks.mutex("a").acquire().await;
         assert_eq!(kind(outcome), ErrorKind::Unavailable);
     }
@@ -324,14 +326,19 @@ async fn a_process_that_waits_for_many_names_gets_each(_: Store) {
     let server = MysqlServer::start();
     let (holder, waiter) = (client(&server), client(&server));
     let names: Vec<String> = (0..1_100).map(|number| format!("n{number:04}")).collect();
-    let take = names.iter().map(|name| begin(holder.mutex(name)));
+    let take = names
+        .iter()
+        .map(|name| begin(holder.mutex(name).wait(LEASE)));
     let mut guards = join_all(take).await;
     let mut waits: Vec<_> = names
         .iter()
         .map(|name| begin(waiter.mutex(name).wait(LEASE)))
         .collect();
     let (last, guard) = (waits.pop().unwrap(), guards.pop().unwrap());
-    tickets(&holder, "n1099", 2).await;
+    eventually("the line has formed", 2 * STALL, async || {
+        holder.inspect("n1099").await.unwrap().len() == 2
+    })
+    .await;
 
     give_back(guard.unwrap().unwrap()).await;
 
@@ -424,7 +431,7 @@ async fn tokens_rise_when_the_clock_of_the_server_is_set_back(_: Store) {
 async fn a_clock_that_jumps_ahead_ends_leases_and_their_holders_learn_of_it(_: Store) {
     let server = MysqlServer::with_clock();
     let (holder, others) = (client(&server), client(&server));
-    let guard = holder.mutex("a").ttl(SHORT).acquire().await.unwrap();
+    let guard = holder.mutex("a").ttl(2 * SHORT).acquire().await.unwrap();
     let token = guard.fencing_token().unwrap();
     let waits = begin(others.mutex("a").wait(STALL));
     tickets(&others, "a", 2).await;

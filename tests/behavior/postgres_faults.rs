@@ -25,7 +25,9 @@ use holds::Table;
 
 use crate::crowd::{Crowd, SHORT};
 use crate::faults::{builder, patient, works_again};
-use crate::store::{DEFAULT, Kind, LEASE, PATIENCE, SOON, Store, begin, give_back, kind, tickets};
+use crate::store::{
+    DEFAULT, Kind, LEASE, PATIENCE, SOON, STALL, Store, begin, give_back, kind, tickets,
+};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     let mut facts = holds::facts(store);
@@ -184,7 +186,7 @@ async fn clients_that_find_no_schema_make_one(_: Store) {
             .map(|_| patient(server.url()).build().unwrap())
             .collect();
         let take = clients.iter().map(async |locks| {
-            give_back(locks.mutex("a").wait(SOON).acquire().await.unwrap()).await;
+            give_back(locks.mutex("a").wait(STALL).acquire().await.unwrap()).await;
         });
         join_all(take).await;
     }
@@ -238,7 +240,7 @@ async fn functions_of_an_earlier_version_are_replaced_by_a_client_that_may(_: St
     let owners = (0..4).map(|_| patient(server.url()).build().unwrap());
     let owners: Vec<Locks> = owners.collect();
     let take = owners.iter().map(async |locks| {
-        give_back(locks.mutex("a").wait(SOON).acquire().await.unwrap()).await;
+        give_back(locks.mutex("a").wait(STALL).acquire().await.unwrap()).await;
     });
     join_all(take).await;
     assert_eq!(version(), ours);
@@ -390,7 +392,7 @@ async fn clients_that_look_behind_a_pooler_exclude_each_other_and_leave_nothing_
     let (holder, waiter) = (client(), client());
     for _ in 0..5 {
         let guard = holder.mutex("b").acquire().await.unwrap();
-        let waits = begin(waiter.mutex("b").wait(SOON));
+        let waits = begin(waiter.mutex("b").wait(STALL));
         tickets(&holder, "b", 2).await;
         give_back(guard).await;
         give_back(waits.await.unwrap().unwrap()).await;
@@ -416,8 +418,8 @@ fn assert_nothing_left_at(pooler: &Pooler) {
 async fn a_database_that_is_only_read_is_unavailable(_: Store) {
     let server = PostgresServer::start();
     let url = server.url_with_user(USER, SECRET);
-    let locks = builder(&url).build().unwrap();
-    // The short operation timeout does not cover the first connection on a busy machine.
+    // An operation that is refused is repeated for this long.
+    let locks = builder(&url).op_timeout(SOON / 3).build().unwrap();
     works_again(&locks, "a", SOON).await;
     server.set("SET default_transaction_read_only = on");
     eventually("no lock is granted", SOON, async || {

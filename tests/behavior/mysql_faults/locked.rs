@@ -1,5 +1,6 @@
 //! Facts about rows of the tables that a transaction of somebody else has locked.
 
+use std::future::ready;
 use std::sync::Arc;
 
 use futures_util::future::join_all;
@@ -60,11 +61,13 @@ fn waiting(server: &MysqlServer) -> Vec<String> {
 }
 
 async fn one_waits(server: &MysqlServer) -> Vec<String> {
-    eventually("a call waits for the row", SOON, async || {
-        waiting(server).len() == 1
+    let mut seen = Vec::new();
+    eventually("a call waits for the row", SOON, || {
+        seen = waiting(server);
+        ready(seen.len() == 1)
     })
     .await;
-    waiting(server)
+    seen
 }
 
 /// The calls of the other name need a connection of their own.
@@ -93,7 +96,10 @@ async fn a_holder_of_a_name_that_somebody_else_has_locked_loses_no_other_name(_:
     works_again(&locks, "first", STALL).await;
     let take = |name: &str| {
         let lock = locks.mutex(name).ttl(SHORT);
-        async move { lock.wait(SOON).acquire().await.unwrap() }
+        async move {
+            let lock = lock.wait(SOON).through_outages(true);
+            lock.acquire().await.unwrap()
+        }
     };
     let locked = take("a").await;
     let mut others = Vec::new();
@@ -122,7 +128,7 @@ async fn a_holder_of_tickets_that_somebody_else_has_locked_loses_no_other_name(_
     works_again(&locks, "first", STALL).await;
     let take = async |name: &str| {
         let lock = locks.mutex(name).ttl(SHORT).wait(SOON);
-        lock.acquire().await.unwrap()
+        lock.through_outages(true).acquire().await.unwrap()
     };
     let mut locked = Vec::new();
     for number in 0..12 {
@@ -156,17 +162,18 @@ async fn a_holder_of_a_ticket_that_is_locked_for_a_moment_keeps_it(_: Store) {
     with_tables(&server).await;
     let locks = builder(server.url()).build().unwrap();
     works_again(&locks, "first", STALL).await;
+    let ttl = 2 * SHORT;
     let mut guards = Vec::new();
     for name in ["a", "b"] {
-        let lock = locks.mutex(name).ttl(SHORT).wait(SOON);
-        guards.push(lock.acquire().await.unwrap());
+        let lock = locks.mutex(name).ttl(ttl).wait(SOON);
+        guards.push(lock.through_outages(true).acquire().await.unwrap());
     }
     lock(&mut session, "tickets WHERE name = 'test:1:{a}'");
 
     one_waits(&server).await;
     session.run("ROLLBACK");
 
-    is_renewed(&guards[0], SHORT).await;
+    is_renewed(&guards[0], ttl).await;
     assert!(guards.iter().all(|guard| guard.is_valid()));
     join_all(guards.into_iter().map(give_back)).await;
 }
@@ -219,7 +226,7 @@ async fn names_that_are_locked_while_their_holder_gives_them_back_are_free_after
         // The keeper gives all back, in one call if it can.
         drop(guards);
         let left = || server.query(&format!("SELECT name FROM {DATABASE}.lockcore1_tickets"));
-        eventually("the others are free", SOON, async || {
+        eventually("the others are free", 2 * SOON, async || {
             left() == ["test:1:{b}"]
         })
         .await;

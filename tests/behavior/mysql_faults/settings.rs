@@ -66,7 +66,8 @@ async fn a_server_whose_binary_log_is_not_on_the_disk_gives_a_warning(_: Store) 
 async fn a_server_that_is_read_only_is_unavailable(_: Store) {
     for setting in ["--read-only=ON", "--innodb-read-only=ON"] {
         let server = MysqlServer::with(&[setting]);
-        let locks = builder(server.url()).build().unwrap();
+        let locks = builder(server.url()).op_timeout(SOON / 3);
+        let locks = locks.build().unwrap();
 
         let outcome = locks.mutex("a").acquire().await;
         let text = outcome.as_ref().unwrap_err().to_string();

@@ -104,7 +104,8 @@ async fn a_transaction_that_holds_a_lock_keeps_it_when_the_lease_ends(_: Store) 
     let cut_off = patient(server.url_at(proxy.port())).build().unwrap();
     let others = client(&server);
     let (table, after) = (Table::open(&server).await, Table::open(&server).await);
-    let guard = cut_off.mutex("a").ttl(TTL).acquire().await.unwrap();
+    // It is held until the transaction holds it, too, on a busy machine.
+    let guard = cut_off.mutex("a").ttl(4 * TTL).acquire().await.unwrap();
     table.hold(&guard).await.unwrap();
     let waits = begin(others.mutex("a").wait(2 * STALL));
     tickets(&others, "a", 2).await;
@@ -229,7 +230,7 @@ async fn a_renewal_passes_a_transaction_that_holds_the_lock(_: Store) {
     let server = server();
     let holder = client(&server);
     let table = Table::open(&server).await;
-    let guard = holder.mutex("a").ttl(TTL).acquire().await.unwrap();
+    let guard = holder.mutex("a").ttl(SOON).acquire().await.unwrap();
     table.hold(&guard).await.unwrap();
 
     guard.extend(STALL).await.unwrap();
