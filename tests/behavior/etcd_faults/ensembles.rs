@@ -44,7 +44,9 @@ async fn no_second_holder(
     let there = builder(member.url()).ttl(ttl).build().unwrap();
     let mut others = ensemble.members().iter();
     let other = others.find(|other| other.port() != member.port()).unwrap();
-    let elsewhere = builder(other.url()).build().unwrap();
+    // The time of its operations is not examined.
+    let elsewhere = builder(other.url()).op_timeout(SOON / 2);
+    let elsewhere = elsewhere.build().unwrap();
     faults::no_second_holder(&there, &elsewhere, || breaks(ensemble, member)).await;
 }
 
@@ -81,8 +83,11 @@ async fn a_leader_that_is_stopped_lets_no_second_holder_in(_: Store) {
 
 async fn a_leader_that_dies_costs_no_lock_and_no_place(_: Store) {
     let ensemble = EtcdEnsemble::start();
-    let ttl = Duration::from_secs(8);
-    let clients = [(); 2].map(|()| builder(ensemble.url()).ttl(ttl).build().unwrap());
+    let ttl = Duration::from_secs(15);
+    let clients = [(); 2].map(|()| {
+        let builder = builder(ensemble.url()).ttl(ttl).op_timeout(SOON / 2);
+        builder.build().unwrap()
+    });
     let [holder, waiter] = &clients;
     holder.ready(SOON).await.unwrap();
     waiter.ready(SOON).await.unwrap();
@@ -123,7 +128,7 @@ async fn a_member_that_hangs_costs_no_lease_while_others_answer(_: Store) {
     for number in 0..12 {
         let locks = builder(ensemble.url()).ttl(ttl).build().unwrap();
         let lock = locks.mutex(format!("a{number}"));
-        guards.push(lock.acquire().await.unwrap());
+        guards.push(lock.through_outages(true).acquire().await.unwrap());
     }
 
     let hangs = ensemble.followers()[0];

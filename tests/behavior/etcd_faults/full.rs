@@ -15,7 +15,9 @@ use tests::eventually::eventually;
 
 use super::{client, namespace};
 use crate::faults::{is_renewed, patient, works_again};
-use crate::store::{DEFAULT, Kind, PATIENCE, SOON, Store, begin, give_back, kind, soon, tickets};
+use crate::store::{
+    DEFAULT, Kind, LEASE, PATIENCE, SOON, Store, begin, give_back, kind, soon, tickets,
+};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
@@ -31,11 +33,11 @@ fn small() -> EtcdServer {
 }
 
 async fn a_full_server_keeps_locks_and_takes_releases(_: Store) {
-    let ttl = Duration::from_secs(3);
+    let ttl = Duration::from_secs(9);
     let server = small();
     let (holder, waiter) = (client(&server), client(&server));
     let guard = holder.mutex("a").ttl(ttl).acquire().await.unwrap();
-    let waits = begin(waiter.mutex("a").wait(3 * SOON));
+    let waits = begin(waiter.mutex("a").wait(LEASE));
     tickets(&holder, "a", 2).await;
 
     server.fill();
@@ -92,7 +94,7 @@ async fn a_release_that_a_full_server_cannot_mark_stays_final(_: Store) {
 }
 
 async fn a_client_that_reconnects_to_a_full_server_keeps_its_locks(_: Store) {
-    let ttl = Duration::from_secs(5);
+    let ttl = Duration::from_secs(15);
     let server = small();
     let proxy = tests::proxy::Proxy::to(server.port());
     let locks = patient(server.url_at(proxy.port())).build().unwrap();

@@ -155,7 +155,7 @@ async fn a_line_of_thousands_moves(_: Store) {
     let mut moved = 0;
     let mut waits = waits.into_iter();
     while moved < 20 {
-        eventually("the next one holds", SOON, async || {
+        eventually("the next one holds", 2 * SOON, async || {
             waits.as_slice().iter().any(|wait| wait.is_finished())
         })
         .await;

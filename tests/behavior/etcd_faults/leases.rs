@@ -12,7 +12,7 @@ use tests::eventually::eventually;
 use super::{client, namespace};
 use crate::faults::{builder, is_renewed, patient, works_again};
 use crate::giving_up::polled;
-use crate::store::{DEFAULT, Kind, PATIENCE, SOON, Store, begin, give_back, soon, tickets};
+use crate::store::{DEFAULT, Kind, PATIENCE, SOON, STALL, Store, begin, give_back, soon, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
@@ -69,8 +69,8 @@ async fn a_holder_whose_lease_somebody_revokes_learns_it(_: Store) {
     let server = EtcdServer::start();
     // The clients look after their leases every two seconds.
     let (holder, waiter) = (
-        builder(server.url()).build().unwrap(),
-        builder(server.url()).build().unwrap(),
+        builder(server.url()).op_timeout(STALL).build().unwrap(),
+        builder(server.url()).op_timeout(STALL).build().unwrap(),
     );
     let guard = holder.mutex("a").acquire().await.unwrap();
     let lease = server.leases().pop().unwrap();
@@ -89,8 +89,8 @@ async fn a_holder_whose_lease_somebody_revokes_learns_it(_: Store) {
 async fn a_holder_whose_key_somebody_deletes_learns_it(_: Store) {
     let server = EtcdServer::start();
     let (holder, waiter) = (
-        builder(server.url()).build().unwrap(),
-        builder(server.url()).build().unwrap(),
+        builder(server.url()).op_timeout(STALL).build().unwrap(),
+        builder(server.url()).op_timeout(STALL).build().unwrap(),
     );
     let guard = holder.mutex("a").acquire().await.unwrap();
     let other = holder.mutex("b").acquire().await.unwrap();
@@ -139,7 +139,7 @@ async fn a_ticket_that_is_kept_after_its_detach_does_not_end_with_its_own_lease(
         Name::new(namespace(), "a").unwrap(),
         Id::parse(&"7".repeat(32)).unwrap(),
     );
-    let ticket = Arc::new(Request::new(name, id, FULL, FULL, Duration::from_secs(2)));
+    let ticket = Arc::new(Request::new(name, id, FULL, FULL, Duration::from_secs(5)));
     let taken = connection.enqueue(Arc::clone(&ticket), PATIENCE).await;
     assert!(matches!(taken, Ok(Enqueued::Granted { .. })), "{taken:?}");
     let holds = async || {
@@ -158,7 +158,7 @@ async fn a_ticket_that_is_kept_after_its_detach_does_not_end_with_its_own_lease(
         }
     }
 
-    eventually("its own leases have ended", SOON, async || {
+    eventually("its own leases have ended", 2 * SOON, async || {
         server.leases().len() == 1
     })
     .await;
@@ -170,7 +170,7 @@ async fn a_ticket_that_is_kept_after_its_detach_does_not_end_with_its_own_lease(
 /// The ttl of the lock is longer than the lease of its adopter.
 async fn a_client_with_a_shorter_lease_adopts_and_renews(_: Store) {
     let server = EtcdServer::start();
-    let ttl = Duration::from_secs(3);
+    let ttl = Duration::from_secs(9);
     let long = patient(server.url()).ttl(10 * ttl).build().unwrap();
     let short = patient(server.url()).ttl(ttl).build().unwrap();
     let guard = long.mutex("a").acquire().await.unwrap();

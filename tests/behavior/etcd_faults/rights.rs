@@ -53,7 +53,7 @@ async fn a_user_with_the_rights_of_the_guide_needs_no_others(_: Store) {
 
 /// A server forgets the tokens of all logins when it ends, and when nobody needs them any more.
 async fn a_login_that_the_server_has_forgotten_is_made_again(_: Store) {
-    let ttl = Duration::from_secs(10);
+    let ttl = Duration::from_secs(24);
     let server = server();
     let locks = patient(server.url_with_user(USER, SECRET)).build().unwrap();
     let guard = locks.mutex("a").ttl(ttl).acquire().await.unwrap();
