@@ -60,7 +60,7 @@ async fn the_first_name_that_is_free_is_taken(store: Store) {
     assert_eq!((second.name(), third.name()), ("b", "c"));
     let error = Locks::any(pool(&locks)).try_acquire().await;
     assert_eq!(kind(error), ErrorKind::Busy);
-    let short = pool(&locks).map(|lock| lock.wait(Duration::from_millis(500)));
+    let short = pool(&locks).map(|lock| lock.wait(Duration::from_secs(4)));
     assert_eq!(kind(Locks::any(short).acquire().await), ErrorKind::Timeout);
 
     give_back(in_the_way).await;

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 use libtest_mimic::Trial;
 use lockcore::backend::Fault;
 use lockcore::testing::{Store as Kit, Verb};
-use lockcore::{ErrorKind, LostReason};
+use lockcore::{ErrorKind, Locks, LostReason};
 use tests::eventually::eventually;
 
 use crate::protocol::is_not_renewed;
 use crate::store::{
-    DEFAULT, Kind, SOON, Store, assert_nothing_left, begin, give_back, kind, soon, tickets,
+    DEFAULT, Kind, SOON, STALL, Store, assert_nothing_left, begin, give_back, kind, soon, tickets,
 };
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
@@ -36,19 +36,21 @@ pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
     ]
 }
 
-const TTL: Duration = Duration::from_secs(1);
-const LONGER: Duration = Duration::from_secs(8);
+const TTL: Duration = Duration::from_secs(3);
+const LONGER: Duration = Duration::from_secs(12);
 
 async fn an_extended_lease_keeps_others_out_beyond_its_first_ttl(store: Store) {
     let (locks, other) = (store.client(), store.client());
+    other.ready(SOON).await.unwrap();
     for lock in [locks.mutex("a"), locks.semaphore("a", 3).permits(3)] {
         let guard = lock.ttl(TTL).renew(false).acquire().await.unwrap();
+        let asked = Instant::now();
 
         guard.extend(LONGER).await.unwrap();
 
-        let remaining = guard.remaining();
+        let remaining = guard.remaining() + asked.elapsed();
         assert!(
-            remaining > LONGER - SOON / 10 && remaining < LONGER,
+            remaining > LONGER - SOON / 10 && guard.remaining() < LONGER,
             "{remaining:?}"
         );
         guard.ensure(LONGER / 2).await.unwrap();
@@ -57,7 +59,7 @@ async fn an_extended_lease_keeps_others_out_beyond_its_first_ttl(store: Store) {
             Ok(_) => other.mutex("a"),
             Err(_) => other.semaphore("a", 3).permits(1),
         };
-        let late = late.wait(2 * TTL).acquire().await;
+        let late = late.wait(TTL / 2 * 3).acquire().await;
         assert_eq!(kind(late), ErrorKind::Timeout);
         assert!(asked.elapsed() > TTL && guard.is_valid());
         give_back(guard).await;
@@ -113,7 +115,7 @@ async fn a_ttl_that_does_not_extend_is_refused_and_changes_nothing(store: Store)
     for bad in [Duration::ZERO, TTL, beyond, Duration::MAX] {
         let error = guard.extend(bad).await.unwrap_err();
         assert_eq!((error.kind(), error.name()), (ErrorKind::Config, Some("a")));
-        assert!(error.to_string().contains("it has 8s"), "{error}");
+        assert!(error.to_string().contains("it has 12s"), "{error}");
     }
     let remaining = guard.remaining();
     assert!(
@@ -193,7 +195,8 @@ async fn an_extended_lease_is_renewed_at_its_own_pace(_: Store) {
 /// the lease again.
 async fn an_extension_waits_for_a_shorter_renewal_that_is_under_way(_: Store) {
     let kit = Kit::new();
-    let locks = kit.client().unwrap();
+    let patient = Locks::builder().op_timeout(STALL);
+    let locks = kit.client_with(patient).unwrap();
     let guard = locks.mutex("a").acquire().await.unwrap();
     let mut shorter = kit.hold_next(Verb::Renew);
     kit.clock().advance(Duration::from_secs(4));
@@ -293,7 +296,8 @@ async fn a_lease_whose_first_enqueue_was_not_answered_is_extended_a_minute_later
 async fn an_unacknowledged_extension_is_repeated_by_later_renewals(_: Store) {
     for (request, expected) in [(true, ErrorKind::Unknown), (false, ErrorKind::Unavailable)] {
         let kit = Kit::new();
-        let locks = kit.client().unwrap();
+        let patient = Locks::builder().op_timeout(STALL);
+        let locks = kit.client_with(patient).unwrap();
         let guard = locks.mutex("a").acquire().await.unwrap();
         match request {
             true => kit.lose_next_reply(Verb::Renew),

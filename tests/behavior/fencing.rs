@@ -87,7 +87,7 @@ async fn a_lock_that_is_lost_still_has_its_token(store: Store) {
     let guard = locks.mutex("a").acquire().await.unwrap();
     let token = guard.fencing_token().unwrap();
 
-    locks.shutdown(Duration::from_secs(2)).await.unwrap();
+    locks.shutdown(Duration::from_secs(6)).await.unwrap();
 
     assert!(!guard.is_valid());
     assert_eq!(guard.fencing_token().unwrap(), token);

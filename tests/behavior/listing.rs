@@ -64,7 +64,7 @@ pub(crate) async fn listed(locks: &Locks, prefix: &str, page: u32) -> Vec<String
 
 async fn every_name_of_the_namespace_that_is_held_or_waited_for_is_listed(store: Store) {
     let (locks, other) = (store.client(), store.client());
-    let elsewhere = store.client_with(Locks::builder());
+    let elsewhere = store.client();
     let mut guards = Vec::new();
     for number in 10..30 {
         guards.push(locks.mutex(format!("a:{number}")).acquire().await.unwrap());
@@ -212,7 +212,8 @@ async fn without_the_right_to_scan_only_the_list_is_refused(_: Store) {
     let words = documented("lock", SECRET);
     server.command::<()>(&words.iter().map(String::as_str).collect::<Vec<_>>());
     let url = server.url_with_user(USER, SECRET);
-    let locks = Locks::builder().url(url).build().unwrap();
+    let locks = Locks::builder().url(url).op_timeout(SOON);
+    let locks = locks.build().unwrap();
     let guard = locks.mutex("a").acquire().await.unwrap();
 
     let error = locks.list("").next().await.unwrap_err();
@@ -244,7 +245,8 @@ async fn keys_of_others_are_passed_over(_: Store) {
             _ => server.command::<()>(&["SET", key, &"x".repeat(100)]),
         }
     }
-    let locks = Locks::connect(&server.url()).unwrap();
+    let locks = Locks::builder().url(server.url()).op_timeout(SOON);
+    let locks = locks.build().unwrap();
     let guard = locks.mutex("a").acquire().await.unwrap();
 
     assert_eq!(listed(&locks, "", 1).await, ["a"]);
@@ -260,7 +262,8 @@ async fn a_step_of_the_list_reads_a_thousand_keys_and_four_thousand_rows_at_most
             '0000000000000001L00000000000000000000000001000000000001700000000001073741824')
     end";
     server.command::<()>(&["EVAL", names, "0"]);
-    let locks = Locks::connect(&server.url()).unwrap();
+    let locks = Locks::builder().url(server.url()).op_timeout(SOON);
+    let locks = locks.build().unwrap();
     let before = server.command_stats();
 
     listed(&locks, "", 1_000).await;

@@ -18,7 +18,9 @@ use tests::witness::Witness;
 use tokio::task::JoinSet;
 use tokio::task::coop::unconstrained;
 
-use crate::store::{Kind, SOON, Store, assert_nothing_left, begin, give_back, kind, tickets};
+use crate::store::{
+    Kind, LEASE, SOON, Store, assert_nothing_left, begin, give_back, kind, tickets,
+};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     let mut facts = crate::store_facts![store, crate::store::DEFAULT;
@@ -379,7 +381,8 @@ async fn a_waiter_that_has_gone_does_not_cost_its_process_the_place_of_the_leade
 /// their own.
 async fn a_lost_lock_whose_guard_remains_does_not_stop_the_line(store: Store) {
     let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(60)));
-    let lock = locks.mutex("a").ttl(Duration::from_secs(2)).wait(SOON);
+    let lock = locks.mutex("a").ttl(Duration::from_secs(6));
+    let lock = lock.wait(3 * SOON);
     let guard = lock.acquire().await.unwrap();
     let waiter = begin(lock);
     tickets(&locks, "a", 2).await;
@@ -403,13 +406,14 @@ async fn a_lost_lock_whose_guard_remains_does_not_stop_the_line(store: Store) {
 /// A new holder gets at least half of its ttl, so a ticket with less time is released.
 async fn an_aged_ticket_is_not_passed_on(store: Store) {
     let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(60)));
-    let lock = locks.mutex("a").ttl(Duration::from_secs(3)).wait(SOON);
+    let lock = locks.mutex("a").ttl(Duration::from_secs(9));
+    let lock = lock.wait(3 * SOON);
     let guard = lock.acquire().await.unwrap();
     let waiter = begin(lock);
     tickets(&locks, "a", 2).await;
 
     counts.refuse_renewals(true);
-    guard.in_danger().await;
+    guard.in_danger().await; // three seconds of the ttl are left
     give_back(guard).await;
     counts.refuse_renewals(false);
 
@@ -420,11 +424,12 @@ async fn an_aged_ticket_is_not_passed_on(store: Store) {
 
 async fn try_asks_nobody_when_the_process_itself_holds_the_lock(store: Store) {
     let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(60)));
-    let guard = locks.mutex("a").acquire().await.unwrap();
+    let lock = locks.mutex("a").ttl(LEASE);
+    let guard = lock.acquire().await.unwrap();
 
-    let error = locks.mutex("a").try_acquire().await.unwrap_err();
+    let error = lock.try_acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Busy);
-    assert!(error.retry_after().unwrap() > Duration::from_secs(8));
+    assert!(error.retry_after().unwrap() > LEASE / 2);
     assert_eq!(
         kind(locks.rwlock("a").read().try_acquire().await),
         ErrorKind::Busy

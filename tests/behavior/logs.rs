@@ -76,7 +76,8 @@ async fn said(locks: Locks) {
 async fn a_client_tells_of_its_start_and_of_its_end_once(store: Store) {
     for shut_down in [true, false] {
         let owner = marked(&store, if shut_down { "shut" } else { "drop" });
-        let locks = store.client_with(Locks::builder().owner(&owner));
+        let builder = Locks::builder().op_timeout(Duration::from_secs(9));
+        let locks = store.client_with(builder.owner(&owner));
         let started = at(Level::INFO, &owner);
         assert_eq!(started.len(), 1, "{started:?}");
         let expected = [
@@ -184,7 +185,7 @@ async fn a_release_tells_for_how_long_the_lock_was_held(store: Store) {
     assert!(in_seconds >= at_least.as_secs_f64(), "{held_for}");
 }
 
-#[distributed_lock(key = name.to_owned(), wait = Duration::from_millis(200))]
+#[distributed_lock(key = name.to_owned(), wait = Duration::from_secs(3))]
 async fn annotated(name: &str) -> Result<(), Error> {
     Ok(())
 }
@@ -193,7 +194,7 @@ async fn a_lock_that_is_not_taken_is_logged_by_guard_and_function_alike(store: S
     let (locks, other) = (store.client(), store.client());
     let name = marked(&store, "taken");
     let held = other.mutex(&name).acquire().await.unwrap();
-    let lock = locks.mutex(&name).wait(Duration::from_millis(200));
+    let lock = locks.mutex(&name).wait(Duration::from_secs(3));
     locks.ready(SOON).await.unwrap();
 
     let errors = [
@@ -319,10 +320,7 @@ async fn an_outage_is_one_warning_and_its_end_another(store: Store) {
     let server = RedisServer::start();
     let owner = marked(&store, "owner");
     let locks = Locks::builder().url(server.url()).owner(&owner);
-    let locks = locks
-        .op_timeout(Duration::from_millis(200))
-        .build()
-        .unwrap();
+    let locks = locks.op_timeout(Duration::from_secs(2)).build().unwrap();
     let guard = locks
         .mutex("a")
         .ttl(Duration::from_secs(60))
@@ -362,7 +360,7 @@ async fn a_mistake_behind_an_outage_is_logged_as_well(store: Store) {
     let locks = Locks::builder()
         .url(server.url_with_user(USER, SECRET))
         .owner(&owner);
-    let locks = locks.build().unwrap();
+    let locks = locks.op_timeout(SOON).build().unwrap();
     let lock = locks.mutex("a").ttl(Duration::from_secs(60));
     let guard = lock.acquire().await.unwrap();
 
@@ -405,7 +403,7 @@ async fn renewals_that_are_refused_are_one_warning_and_their_end_another(store: 
     let locks = Locks::builder()
         .url(server.url_with_user(USER, SECRET))
         .owner(&owner);
-    let locks = locks.build().unwrap();
+    let locks = locks.op_timeout(SOON).build().unwrap();
     let guard = locks
         .mutex("a")
         .ttl(Duration::from_secs(9))

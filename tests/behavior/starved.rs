@@ -13,7 +13,7 @@ use tests::stalls::awake_since;
 use tests::stores::Answers;
 
 use crate::store::{
-    Kind, SLACK, SOON, STALL, Store, assert_nothing_left, begin, give_back, kind, tickets,
+    Kind, SOON, STALL, Store, assert_nothing_left, begin, give_back, kind, tickets,
 };
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
@@ -28,15 +28,15 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-const TTL: Duration = Duration::from_secs(2);
+const TTL: Duration = Duration::from_secs(3);
 
 /// How long a grant that nobody uses may keep others out: about twice the ttl. First the keeper
 /// stops renewing, and after that the store ends the ticket by its own clock.
-const SOON_AFTER_TTL: Duration = Duration::from_secs(4);
+const SOON_AFTER_TTL: Duration = Duration::from_secs(6);
 
-/// A client with the default operation timeout, which is a part of the times that the facts allow.
+/// The operation timeout of this client is a part of the times that the facts allow.
 fn client(store: &Store) -> Locks {
-    store.client_with(Locks::builder())
+    store.client_with(Locks::builder().op_timeout(Duration::from_secs(3)))
 }
 
 /// Waits until the name has no holders, no waiters and no other remains. At a store with sessions,
@@ -103,7 +103,7 @@ async fn a_grant_that_nobody_collects_goes_to_the_next_in_another_process(store:
 
     let next = next.await.unwrap().unwrap();
     assert!(
-        awake_since(began) < SOON_AFTER_TTL + SLACK,
+        awake_since(began) < SOON_AFTER_TTL + SOON,
         "{:?}",
         awake_since(began)
     );
@@ -126,7 +126,7 @@ async fn a_grant_that_nobody_collects_goes_to_the_next_in_its_process(store: Sto
 
     let next = next.await.unwrap().unwrap();
     assert!(
-        awake_since(began) < SOON_AFTER_TTL + SLACK,
+        awake_since(began) < SOON_AFTER_TTL + SOON,
         "{:?}",
         awake_since(began)
     );
@@ -148,7 +148,7 @@ async fn a_shared_grant_that_nobody_collects_lets_a_writer_in(store: Store) {
     let next = catalog.write().ttl(TTL).wait(3 * SOON).acquire().await;
 
     assert!(
-        awake_since(began) < SOON_AFTER_TTL + SLACK,
+        awake_since(began) < SOON_AFTER_TTL + SOON,
         "{:?}",
         awake_since(began)
     );
@@ -194,7 +194,7 @@ async fn an_answer_that_nobody_looks_at_keeps_nobody_out(store: Store) {
     for used in uses {
         used.await.unwrap();
         assert!(
-            awake_since(began) < SOON_AFTER_TTL + SLACK,
+            awake_since(began) < SOON_AFTER_TTL + SOON,
             "{:?}",
             awake_since(began)
         );
@@ -228,7 +228,7 @@ async fn a_task_that_is_polled_again_gets_the_lock_after_all(store: Store) {
 
 /// `max_hold` counts from the grant, not from the moment when the task takes the guard.
 async fn max_hold_counts_from_the_grant(store: Store) {
-    let (locks, limit) = (client(&store), Duration::from_millis(700));
+    let (locks, limit) = (client(&store), Duration::from_secs(3));
     let ttl = Duration::from_secs(5);
     let holder = locks.mutex("a").ttl(ttl).acquire().await.unwrap();
     let lock = locks.mutex("a").ttl(ttl).max_hold(limit).wait(SOON);

@@ -174,6 +174,7 @@ impl Store {
     pub(crate) fn counted(&self, fair: Fair) -> (Locks, Arc<Counts>) {
         let (counted, counts) = Counted::around(self.backend());
         let locks = Locks::builder()
+            .op_timeout(Duration::from_secs(9)) // a second less than the default ttl
             .namespace(&self.namespace)
             .fair(fair)
             .backend(counted);

@@ -185,10 +185,7 @@ async fn a_crowd_never_overlaps_and_leaves_nothing(store: Store) {
     let observer = store.client();
     // On a store without a line, a caller that wants many permits may have to wait until most of
     // the crowd has gone.
-    let patience = match store.capability().queues {
-        true => Duration::from_secs(10),
-        false => Duration::from_secs(60),
-    };
+    let patience = Duration::from_secs(60);
     for _ in 0..rounds() {
         let tasks = crowd(&clients, &resource, patience);
         tasks.join_all().await;

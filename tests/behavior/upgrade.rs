@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 
 use crate::giving_up::polled;
 use crate::store::{
-    Kind, SLACK, SOON, Store, assert_nothing_left, begin, give_back, kind, soon, tickets,
+    Kind, LEASE, SOON, Store, assert_nothing_left, begin, give_back, kind, soon, tickets,
 };
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
@@ -164,11 +164,11 @@ async fn a_reader_that_is_not_alone_is_refused_at_once(store: Store) {
     give_back(elsewhere).await;
     // A waiting writer is in front of the upgrade and waits for this reader. If the upgrade waited
     // too, both would wait for ever.
-    let writer = begin(other.mutex("a").wait(SOON));
+    let writer = begin(other.mutex("a").wait(LEASE));
     tickets(&locks, "a", 2).await;
     assert_eq!(kind(guard.try_upgrade().await), ErrorKind::Busy);
 
-    assert!(awake_since(began) < SLACK, "{:?}", began.elapsed());
+    assert!(awake_since(began) < SOON, "{:?}", began.elapsed());
     assert!(guard.is_valid());
     give_back(guard).await;
     give_back(writer.await.unwrap().unwrap()).await;

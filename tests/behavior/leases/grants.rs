@@ -28,7 +28,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
 
 async fn each_grant_of_a_lock_is_told_with_its_end(store: Store) {
     let (locks, counts) = store.counted(Fair::Strict);
-    let lock = locks.mutex("a").ttl(Duration::from_millis(600));
+    let lock = locks.mutex("a").ttl(Duration::from_secs(9));
     let mut grants = lock.grants();
 
     let guard = lock.acquire().await.unwrap();
@@ -38,7 +38,8 @@ async fn each_grant_of_a_lock_is_told_with_its_end(store: Store) {
     give_back(inner).await;
     give_back(guard).await;
     counts.refuse_renewals(true);
-    let guard = lock.acquire().await.unwrap();
+    let short = lock.clone().ttl(Duration::from_millis(600));
+    let guard = short.acquire().await.unwrap();
     let lost = guard.grant_id();
 
     let told = [
@@ -50,14 +51,14 @@ async fn each_grant_of_a_lock_is_told_with_its_end(store: Store) {
     for expected in told {
         assert_eq!(soon(grants.recv()).await, Some(expected));
     }
-    drop((guard, lock, locks));
+    drop((guard, lock, short, locks));
     assert_eq!(soon(grants.recv()).await, None);
 }
 
 async fn readers_that_lose_their_lock_together_are_told_of_one_by_one(store: Store) {
     let (locks, counts) = store.counted(Fair::Local(Duration::from_secs(1)));
     let catalog = locks.rwlock("a");
-    let read = || catalog.read().ttl(Duration::from_millis(600));
+    let read = || catalog.read().ttl(Duration::from_secs(3));
     let mut grants = read().grants();
     counts.refuse_renewals(true);
 
@@ -87,7 +88,7 @@ async fn readers_that_lose_their_lock_together_are_told_of_one_by_one(store: Sto
 
 async fn a_request_for_the_lock_is_told_between_grant_and_release(store: Store) {
     let (locks, operator) = (store.client(), store.client());
-    let lock = locks.mutex("a").ttl(Duration::from_secs(2));
+    let lock = locks.mutex("a").ttl(Duration::from_secs(6));
     let mut grants = lock.grants();
     let guard = lock.acquire().await.unwrap();
     let id = guard.grant_id();
