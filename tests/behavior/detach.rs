@@ -174,7 +174,7 @@ async fn a_lock_is_adopted_once(store: Store) {
 
 async fn a_text_that_nobody_uses_is_of_no_use_after_its_ttl(store: Store) {
     let (locks, other) = (store.client(), store.client());
-    let ttl = Duration::from_secs(1);
+    let ttl = Duration::from_secs(4);
     let guard = locks.mutex("a").ttl(ttl).acquire().await.unwrap();
     let token = guard.fencing_token().unwrap();
     let waiter = begin(other.mutex("a").ttl(LEASE).wait(2 * SOON));

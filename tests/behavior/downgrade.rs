@@ -8,13 +8,11 @@ mod line;
 mod local;
 mod unacknowledged;
 
-use std::time::Duration;
-
 use libtest_mimic::Trial;
 use lockcore::{Guard, Lock};
 use tokio::task::JoinHandle;
 
-use crate::store::{Kind, SOON};
+use crate::store::{Kind, LEASE, soon};
 
 pub(crate) use self::line::facts_of_processes;
 pub(crate) use self::unacknowledged::facts as facts_of_the_kit;
@@ -25,7 +23,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 }
 
 fn begin(lock: Lock) -> JoinHandle<Guard> {
-    tokio::spawn(async move { lock.wait(SOON).acquire().await.unwrap() })
+    tokio::spawn(async move { lock.wait(LEASE).acquire().await.unwrap() })
 }
 
 /// Acquires a lock inside the scope of another guard of it.
@@ -35,9 +33,7 @@ async fn inside(outer: &Guard, lock: Lock) -> Guard {
 }
 
 /// Waits for the guard of a waiter that is granted by a wake-up. The waiter's first renewal would
-/// come only after three seconds.
+/// come only after twenty seconds.
 async fn at_once(waiter: JoinHandle<Guard>) -> Guard {
-    let at_once = Duration::from_secs(2);
-    let woken = tokio::time::timeout(at_once, waiter).await;
-    woken.expect("not woken").unwrap()
+    soon(waiter).await.unwrap()
 }

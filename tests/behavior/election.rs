@@ -22,9 +22,7 @@ pub(crate) use self::observers::facts_of_servers;
 pub(crate) use self::processes::facts as facts_of_processes;
 use crate::giving_up::{drop_at_every_poll, polled};
 use crate::listing::listed;
-use crate::store::{
-    DEFAULT, Kind, SLACK, SOON, STALL, Store, assert_nothing_left, kind, soon, tickets,
-};
+use crate::store::{DEFAULT, Kind, SOON, STALL, Store, assert_nothing_left, kind, soon, tickets};
 
 /// Facts for all stores with counters.
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
@@ -244,8 +242,9 @@ async fn dropped_futures_of_candidates_leave_nothing(store: Store) {
 
 async fn a_campaign_with_a_wait_ends_with_it(store: Store) {
     let (locks, other) = (store.client(), store.client());
+    other.ready(SOON).await.unwrap();
     let leader = soon(locks.election("a").campaign()).await.unwrap();
-    let short = other.election("a").wait(SLACK);
+    let short = other.election("a").wait(SOON / 2);
     assert_eq!(kind(soon(short.campaign()).await), ErrorKind::Timeout);
     take_from(&leader, &other).await;
     let next = soon(short.wait(SOON).campaign()).await.unwrap();

@@ -11,14 +11,16 @@ use std::time::Duration;
 use libtest_mimic::Trial;
 use lockcore::backend::Fault;
 use lockcore::testing::{Store as Kit, Verb};
-use lockcore::{ErrorKind, Guard, Lock, LostReason};
+use lockcore::{ErrorKind, Guard, Lock, Locks, LostReason};
 use tests::eventually::eventually;
 use tests::stores::Answers;
 use tests::witness::Witness;
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::giving_up::drop_at_every_poll;
-use crate::store::{DEFAULT, Kind, SOON, Store, assert_nothing_left, give_back, kind, tickets};
+use crate::store::{
+    DEFAULT, Kind, LEASE, SOON, STALL, Store, assert_nothing_left, give_back, kind, soon, tickets,
+};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store;
@@ -40,14 +42,13 @@ pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
 }
 
 fn begin(lock: Lock) -> JoinHandle<Guard> {
-    tokio::spawn(async move { lock.wait(SOON).acquire().await.unwrap() })
+    tokio::spawn(async move { lock.wait(LEASE).acquire().await.unwrap() })
 }
 
 /// Waits for the guard of a waiter that is granted by a wake-up. The waiter's first renewal would
-/// come only after three seconds.
+/// come only after twenty seconds.
 async fn at_once(waiter: JoinHandle<Guard>) -> Guard {
-    let woken = tokio::time::timeout(Duration::from_secs(2), waiter).await;
-    woken.expect("not woken").unwrap()
+    soon(waiter).await.unwrap()
 }
 
 async fn permits(store: &Store) -> Vec<u32> {
@@ -245,7 +246,9 @@ async fn giving_permits_back_is_repeated_until_it_is_acknowledged(_: Store) {
     for (befall, expected) in faults {
         for renew in [true, false] {
             let kit = Kit::new();
-            let (locks, other) = (kit.client().unwrap(), kit.client().unwrap());
+            let patient = Locks::builder().ttl(LEASE).op_timeout(STALL);
+            let locks = kit.client_with(patient.clone()).unwrap();
+            let other = kit.client_with(patient).unwrap();
             let lock = locks.semaphore("s", 5).permits(5).renew(renew);
             let guard = lock.acquire().await.unwrap();
             let waits = begin(other.semaphore("s", 5).permits(2));
@@ -269,7 +272,8 @@ async fn giving_permits_back_is_repeated_until_it_is_acknowledged(_: Store) {
 /// does not confirm that the store has the smaller number.
 async fn an_acknowledgement_of_an_earlier_renewal_gives_nothing_back(_: Store) {
     let kit = Kit::new();
-    let (locks, other) = (kit.client().unwrap(), kit.client().unwrap());
+    let patient = Locks::builder().op_timeout(STALL);
+    let (locks, other) = (kit.client_with(patient).unwrap(), kit.client().unwrap());
     let lock = locks.semaphore("s", 5).permits(5);
     let guard = lock.acquire().await.unwrap();
     let mut before = kit.hold_next(Verb::Renew);

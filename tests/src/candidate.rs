@@ -37,6 +37,7 @@ impl Campaign<'_> {
             .arg(self.folder)
             .env("LOCK_URL", self.url)
             .env("LOCK_NAMESPACE", self.namespace)
+            .env("LOCK_OP_TIMEOUT", "30s") // the machine may stand still
             .env("LOCK_TTL", format!("{}ms", self.ttl.as_millis()));
         Candidate {
             process: Process::start(&mut command),

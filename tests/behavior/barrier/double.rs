@@ -26,7 +26,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
 
 /// The ttl is short, because the others notice a dropped place only when its lease could have
 /// ended.
-const TTL: Duration = Duration::from_secs(3);
+const TTL: Duration = Duration::from_secs(6);
 
 fn barrier(locks: &Locks) -> DoubleBarrier {
     locks.double_barrier("a", 3).ttl(TTL).wait(4 * SOON)

@@ -16,7 +16,7 @@ use tests::eventually::eventually;
 
 use super::{passed, waits};
 use crate::late::LateAnswers;
-use crate::store::{A_FEW_MILLIS, DEFAULT, Kind, SOON, Store, kind, soon, tickets};
+use crate::store::{A_FEW_MILLIS, DEFAULT, Kind, SOON, STALL, Store, kind, soon, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
@@ -51,7 +51,8 @@ async fn lost_requests_and_replies_keep_no_party_back(_: Store) {
         for after in 0..6 {
             for lose in [Kit::lose_next_reply, Kit::lose_next_request] {
                 let kit = Kit::new();
-                let (locks, other) = (kit.client().unwrap(), kit.client().unwrap());
+                let client = || kit.client_with(Locks::builder().op_timeout(STALL));
+                let (locks, other) = (client().unwrap(), client().unwrap());
                 let first = waits(&locks.barrier("a", 2).wait(SOON));
                 tickets(&other, "a", 1).await;
                 let second = other.barrier("a", 2).wait(SOON);
@@ -87,7 +88,8 @@ async fn lost_requests_and_replies_keep_nobody_inside(_: Store) {
     for verb in VERBS {
         for lose in [Kit::lose_next_reply, Kit::lose_next_request] {
             let kit = Kit::new();
-            let (locks, other) = (kit.client().unwrap(), kit.client().unwrap());
+            let client = || kit.client_with(Locks::builder().op_timeout(STALL));
+            let (locks, other) = (client().unwrap(), client().unwrap());
             let barrier = |locks: &Locks| locks.double_barrier("a", 2).wait(2 * SOON);
             lose(&kit, verb);
             let (first, second) = (barrier(&locks), barrier(&other));

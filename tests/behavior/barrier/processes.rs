@@ -7,7 +7,7 @@ use libtest_mimic::Trial;
 use tests::process::Process;
 
 use super::{passed, waits};
-use crate::store::{DEFAULT, Kind, SOON, Store, tickets};
+use crate::store::{DEFAULT, Kind, LEASE, SOON, Store, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
@@ -20,16 +20,20 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 
 /// How long the store keeps the place of a killed party. A store with sessions allows no shorter
 /// ttl.
-const TTL: Duration = Duration::from_secs(4);
+const TTL: Duration = Duration::from_secs(6);
 
 fn party(store: &Store, parties: u32, folder: &str) -> Process {
+    party_with(store, parties, folder, TTL)
+}
+
+fn party_with(store: &Store, parties: u32, folder: &str, ttl: Duration) -> Process {
     let mut command = Command::new(env!("CARGO_BIN_EXE_party"));
     command
         .args(["a", &parties.to_string(), folder])
         .env("LOCK_URL", store.url())
         .env("LOCK_NAMESPACE", &store.namespace)
         .env("LOCK_OP_TIMEOUT", "30s")
-        .env("LOCK_TTL", format!("{}s", TTL.as_secs()))
+        .env("LOCK_TTL", format!("{}s", ttl.as_secs()))
         .env("LOCK_WAIT", "100s");
     Process::start(&mut command)
 }
@@ -37,7 +41,7 @@ fn party(store: &Store, parties: u32, folder: &str) -> Process {
 async fn fifty_rounds_of_four_processes_do_not_mix(store: Store) {
     let folder = tempfile::tempdir().unwrap();
     let mut parties: Vec<_> = (0..4)
-        .map(|_| party(&store, 4, folder.path().to_str().unwrap()))
+        .map(|_| party_with(&store, 4, folder.path().to_str().unwrap(), LEASE))
         .collect();
     for party in &mut parties {
         party.say("rounds 50");

@@ -50,7 +50,7 @@ async fn handed_over(from: &Locks, to: &Locks, ttl: Duration) -> Guard {
 
 async fn an_adopted_lock_is_renewed_and_belongs_to_its_client(store: Store) {
     let (locks, other) = (store.client(), store.client());
-    let ttl = Duration::from_secs(4);
+    let ttl = Duration::from_secs(6); // a stall of three seconds leaves a renewal its time
     let adopted = handed_over(&locks, &other, ttl).await;
     let waiter = begin(locks.mutex("a").ttl(LEASE).wait(3 * SOON));
 

@@ -157,7 +157,9 @@ async fn a_detach_that_the_store_does_not_acknowledge_gives_the_guard_back(_: St
 }
 
 async fn a_guard_that_a_view_makes_during_the_detach_keeps_the_lock(_: Store) {
-    let (kit, locks, _) = kit();
+    let kit = Kit::new();
+    let patient = Locks::builder().fair(Fair::Strict).op_timeout(STALL);
+    let locks = kit.client_with(patient).unwrap();
     let guard = held(&locks).await;
     let view = guard.held();
     let mut renewal = kit.hold_next(Verb::Renew);

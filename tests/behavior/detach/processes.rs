@@ -60,10 +60,12 @@ async fn a_process_that_is_killed_after_its_detach_does_not_matter(store: Store)
 
 async fn an_adopter_that_is_killed_is_followed_when_its_lease_is_over(store: Store) {
     let locks = store.client();
-    let ttl = Duration::from_secs(2);
+    let ttl = Duration::from_secs(4); // a helper that stalls keeps its lease until it is killed
     let (mut gives, mut takes) = (process(&store, ttl), process(&store, ttl));
+    // The adopting process is connected now, so that it uses the text in time.
+    takes.acquire();
+    assert_eq!(takes.release(), "Released");
     let token = gives.acquire();
-    // The adopting process was started and connected before, so that it uses the text in time.
     let text = gives.detach();
     assert_eq!(takes.adopt(&text), Ok(token));
     let waiter = begin(locks.mutex("a").ttl(Duration::from_secs(60)).wait(3 * SOON));

@@ -187,7 +187,7 @@ async fn no_writer_gets_in_while_a_writer_becomes_a_reader(store: Store) {
 }
 
 async fn a_holder_killed_after_its_downgrade_is_followed_when_its_lease_is_over(store: Store) {
-    let ttl = Duration::from_secs(2);
+    let ttl = Duration::from_secs(4); // a helper that stalls keeps its lease until it is killed
     let options = HolderOptions {
         namespace: store.namespace.clone(),
         ttl,

@@ -12,7 +12,7 @@ use tests::eventually::eventually;
 use tokio::task::JoinHandle;
 
 use super::{at_once, begin, inside};
-use crate::store::{DEFAULT, Kind, SOON, Store, give_back, kind, tickets};
+use crate::store::{DEFAULT, Kind, LEASE, SOON, STALL, Store, give_back, kind, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
@@ -27,7 +27,9 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 
 fn kit() -> (Kit, Locks, Locks) {
     let kit = Kit::new();
-    let (locks, other) = (kit.client(), kit.another_process().client());
+    let patient = || Locks::builder().ttl(LEASE).op_timeout(STALL);
+    let locks = kit.client_with(patient());
+    let other = kit.another_process().client_with(patient());
     (kit, locks.unwrap(), other.unwrap())
 }
 
@@ -136,7 +138,10 @@ async fn a_write_released_while_its_last_read_ends_was_not_lost(_: Store) {
 /// The release is dropped before the answer to its downgrade comes. `min_hold` keeps the ticket,
 /// and the keeper repeats the downgrade.
 async fn a_write_dropped_while_its_last_read_ends_is_kept_for_readers(_: Store) {
-    let (kit, locks, other) = kit();
+    let kit = Kit::new();
+    let builder = || Locks::builder().ttl(LEASE);
+    let locks = kit.client_with(builder()).unwrap();
+    let other = kit.another_process().client_with(builder()).unwrap();
     let min_hold = Duration::from_secs(3600);
     let (releasing, inner, asked) = releasing(&kit, &locks.rwlock("c"), min_hold).await;
     let reader = begin(other.rwlock("c").read());
@@ -155,7 +160,7 @@ async fn a_write_dropped_while_its_last_read_ends_is_kept_for_readers(_: Store) 
 async fn a_ticket_on_its_way_to_the_readers_is_passed_on_to_nobody(_: Store) {
     let kit = Kit::new();
     let fair = Locks::builder().fair(Fair::Local(Duration::from_secs(60)));
-    let locks = kit.client_with(fair).unwrap();
+    let locks = kit.client_with(fair.ttl(LEASE).op_timeout(STALL)).unwrap();
     let other = kit.another_process().client().unwrap();
     let catalog = locks.rwlock("c");
     let mut guard = catalog.write().acquire().await.unwrap();

@@ -29,7 +29,8 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 /// The store has carried out the release, and the message to the observers is on its way.
 async fn a_shutdown_waits_until_the_observers_of_a_leader_that_resigns_are_told(_: Store) {
     let kit = Kit::new();
-    let locks = kit.client().unwrap();
+    let patient = Locks::builder().op_timeout(STALL);
+    let locks = kit.client_with(patient).unwrap();
     let leader = leads(&locks, "a").await;
     let mut message = kit.hold_next(Verb::Count);
     let resigns = tokio::spawn(leader.resign());
@@ -51,7 +52,10 @@ const HOUR: Duration = Duration::from_secs(60 * 60);
 async fn an_observer_never_goes_back_to_an_older_value(_: Store) {
     let (kit, late) = (Kit::new(), LateAnswers::default());
     let there = kit.another_process();
-    let client = |kit: &Kit| kit.client_with(Locks::builder().ttl(2 * STALL)).unwrap();
+    let client = |kit: &Kit| {
+        let patient = Locks::builder().ttl(2 * STALL).op_timeout(STALL);
+        kit.client_with(patient).unwrap()
+    };
     let (locks, other) = (client(&kit), client(&there));
     let first = leads(&locks, "a").await;
     let (tell, mut told) = mpsc::unbounded_channel();

@@ -249,7 +249,8 @@ async fn an_observer_that_was_cut_off_while_leaders_changed_sees_the_newest(stor
 async fn a_candidate_waits_until_its_server_is_back(store: Store) {
     let server = store.kind.start();
     let (proxy, url) = server.process().unwrap().through_a_proxy();
-    let locks = builder(url).build().unwrap();
+    let builder = builder(url).op_timeout(Duration::from_secs(4));
+    let locks = builder.build().unwrap();
     proxy.cut();
     let election = locks.election("a").value("first");
     let candidate = tokio::spawn(async move { election.campaign().await });
@@ -266,7 +267,7 @@ async fn a_candidate_waits_until_its_server_is_back(store: Store) {
 
 async fn a_leader_that_dies_without_a_successor_is_gone_with_its_lease(_: Store) {
     let kit = Kit::new();
-    let ttl = Duration::from_secs(3);
+    let ttl = Duration::from_secs(6);
     let other = kit.client_with(Locks::builder()).unwrap();
     let locks = kit.client_with(Locks::builder().ttl(ttl)).unwrap();
     let leader = leads(&locks, "alone").await;

@@ -37,7 +37,7 @@ async fn a_leader_that_is_killed_is_followed_and_every_observer_sees_it(store: S
         namespace: &store.namespace,
         name: "a",
         folder: folder.path(),
-        ttl: Duration::from_secs(5),
+        ttl: Duration::from_secs(6),
     };
     let mut candidates: Vec<_> = (0..3).map(|_| campaign.start(PROGRAM)).collect();
     let mut last = 0;

@@ -6,7 +6,7 @@ use libtest_mimic::Trial;
 use lockcore::{Fair, Locks};
 use tests::eventually::eventually;
 
-use crate::store::{Kind, SOON, Store, give_back, tickets};
+use crate::store::{Kind, SOON, STALL, Store, give_back, tickets};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
@@ -21,7 +21,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 fn client(store: &Store, url: String, fair: Fair) -> Locks {
     let locks = Locks::builder().url(url).namespace(&store.namespace);
     let locks = locks.fair(fair).ttl(Duration::from_secs(120));
-    locks.wait(3 * SOON).build().unwrap()
+    locks.wait(3 * SOON).op_timeout(STALL).build().unwrap()
 }
 
 /// The counts are exact, so this fact has its own server. Each waiter has a ticket of its own, because
@@ -107,6 +107,7 @@ async fn an_uncontended_pair_costs_two_scripts(store: Store) {
     let locks = lockcore::Locks::builder()
         .url(server.url())
         .namespace(&store.namespace)
+        .op_timeout(STALL)
         .build()
         .unwrap();
     let warm = locks.mutex("warm").acquire().await.unwrap();
