@@ -33,11 +33,11 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 }
 
 /// A ttl that is longer than any failover.
-const TTL: Duration = Duration::from_secs(20);
+const TTL: Duration = Duration::from_secs(40);
 
-/// The time after which the other nodes replace a silent master. A busy machine delays a node's
-/// answers for much less than this.
-const TIMEOUT: Duration = Duration::from_secs(2);
+/// The time after which the other nodes replace a silent master. A master that stands still for
+/// three seconds stays.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 const LONG_WAIT: Duration = Duration::from_secs(60);
 

@@ -29,7 +29,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 }
 
 /// The operation timeout of the clients. The master waits for its replicas for half of it.
-const OP_TIMEOUT: Duration = Duration::from_secs(2);
+const OP_TIMEOUT: Duration = Duration::from_secs(6);
 
 /// A master with this many replicas. All of them acknowledge its writes.
 async fn servers(count: usize) -> (RedisServer, Vec<RedisServer>) {

@@ -43,9 +43,10 @@ fn client(server: &RedisServer) -> Locks {
     patient(server.url()).build().unwrap()
 }
 
-/// A client for operations that must fail within a second.
+/// A client for operations that must fail soon.
 fn hasty(server: &RedisServer) -> Locks {
-    builder(server.url()).build().unwrap()
+    let builder = builder(server.url()).op_timeout(Duration::from_secs(4));
+    builder.build().unwrap()
 }
 
 fn through(proxy: &Proxy) -> Locks {

@@ -19,7 +19,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 }
 
 /// A ttl that is longer than any failover.
-const TTL: Duration = Duration::from_secs(20);
+const TTL: Duration = Duration::from_secs(40);
 
 /// A client that allows more time, because a stalled machine must not look like a failing store.
 fn client(url: &str) -> Locks {

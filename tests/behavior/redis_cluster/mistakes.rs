@@ -101,7 +101,7 @@ async fn with_tls_the_nodes_are_reached_at_their_ports_for_it(_: Store) {
     give_back(guard).await;
     give_back(next.await.unwrap().unwrap()).await;
 
-    let plain = client("redis+cluster", &sound).op_timeout(Duration::from_millis(500));
+    let plain = client("redis+cluster", &sound).op_timeout(Duration::from_secs(3));
     let error = plain
         .build()
         .unwrap()

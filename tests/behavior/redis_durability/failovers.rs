@@ -136,7 +136,7 @@ const ROUNDS: usize = 2;
 /// Locks are granted one after another. Meanwhile the replicas stop following, and the master dies.
 /// A lock is granted only when both replicas have it, so the promoted replica has it too.
 async fn masters_that_are_killed_right_after_a_grant_let_nobody_in_beside_it(_: Store) {
-    let set = Sentinels::start(Duration::from_secs(1));
+    let set = Sentinels::start(Duration::from_secs(5)); // a master that only stalls stays
     let url = format!("{}?durability=replicas:2", set.url());
     acknowledges(&url).await;
     for round in 0..ROUNDS {

@@ -149,6 +149,7 @@ async fn a_user_without_the_right_to_wait_is_told(_: Store) {
     let locks = || {
         Locks::builder()
             .url(durable_as_user(&master))
+            .op_timeout(SOON)
             .build()
             .unwrap()
     };
@@ -177,6 +178,7 @@ async fn a_right_to_wait_that_is_taken_away_grants_nothing_and_leaves_nothing(_:
     grant_durability(&master);
     let locks = Locks::builder()
         .url(durable_as_user(&master))
+        .op_timeout(SOON)
         .build()
         .unwrap();
     give_back(locks.mutex("a").acquire().await.unwrap()).await;

@@ -26,7 +26,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
 }
 
 /// A machine that stands still for two thirds of this time costs a lease.
-const TTL: Duration = Duration::from_secs(6);
+const TTL: Duration = Duration::from_secs(9);
 
 /// Holds a lock for much longer than its ttl.
 async fn is_kept(guard: &Guard) {

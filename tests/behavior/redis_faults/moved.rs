@@ -93,10 +93,10 @@ impl Moved {
         .await;
         assert_eq!(self.guard.release().await.unwrap(), Release::AlreadyLost);
         // Both sides of the client are at the later server: it takes a lock there, and renews it.
-        let guard = self.locks.mutex("a").ttl(SOON / 4).acquire().await.unwrap();
+        let guard = self.locks.mutex("a").ttl(SOON / 2).acquire().await.unwrap();
         let others = client(&self.later).mutex("a").try_acquire().await;
         assert_eq!(kind(others), ErrorKind::Busy);
-        let kept = tokio::time::timeout(SOON / 2, guard.lost()).await;
+        let kept = tokio::time::timeout(SOON / 4 * 3, guard.lost()).await;
         kept.expect_err("it is renewed elsewhere");
         give_back(guard).await;
         self.locks.ready(SOON).await.unwrap();

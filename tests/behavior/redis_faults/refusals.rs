@@ -9,7 +9,7 @@ use tests::eventually::eventually;
 use tests::proxy::Proxy;
 use tests::redis_server::RedisServer;
 
-use super::{hasty, nothing_left, through};
+use super::{client, hasty, nothing_left, through};
 use crate::faults::builder;
 use crate::store::{Kind, SOON, Store, begin, give_back, tickets};
 
@@ -33,8 +33,8 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
 /// The server answers OOM.
 async fn a_full_server_refuses_locks_but_renews_and_releases(_: Store) {
     let server = RedisServer::start();
-    let locks = hasty(&server);
-    let ttl = Duration::from_secs(2);
+    let locks = client(&server);
+    let ttl = Duration::from_secs(6);
     let guard = locks.mutex("a").ttl(ttl).acquire().await.unwrap();
     server.command::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
 
@@ -67,7 +67,7 @@ async fn a_full_server_takes_back_a_lock_and_keeps_its_mark(_: Store) {
 
 async fn a_full_server_lets_readers_in(_: Store) {
     let server = RedisServer::start();
-    let (locks, other) = (hasty(&server), hasty(&server));
+    let (locks, other) = (client(&server), client(&server));
     let mut guard = locks.mutex("a").acquire().await.unwrap();
     let reader = begin(other.rwlock("a").read().wait(SOON));
     tickets(&locks, "a", 2).await;
@@ -83,7 +83,7 @@ async fn a_full_server_lets_readers_in(_: Store) {
 /// The server has become a replica and answers READONLY. So the client replaces its connection.
 async fn a_read_only_server_is_unavailable(_: Store) {
     let server = RedisServer::start();
-    let locks = hasty(&server);
+    let locks = client(&server);
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
     server.command::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
 
@@ -98,7 +98,7 @@ async fn a_read_only_server_is_unavailable(_: Store) {
 /// been carried out by then.
 async fn a_full_server_refuses_a_further_reader(_: Store) {
     let server = RedisServer::start();
-    let (locks, other) = (hasty(&server), hasty(&server));
+    let (locks, other) = (client(&server), client(&server));
     let reader = locks.rwlock("a").read().acquire().await.unwrap();
     server.command::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
 
@@ -112,7 +112,7 @@ async fn a_full_server_refuses_a_further_reader(_: Store) {
 
 async fn a_read_only_server_is_unavailable_to_a_further_reader(_: Store) {
     let server = RedisServer::start();
-    let (locks, other) = (hasty(&server), hasty(&server));
+    let (locks, other) = (client(&server), client(&server));
     let reader = locks.rwlock("a").read().acquire().await.unwrap();
     server.command::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
 
@@ -128,7 +128,7 @@ async fn a_read_only_server_is_unavailable_to_a_further_reader(_: Store) {
 /// The server answers MISCONF, because a background save cannot write its file.
 async fn a_server_that_cannot_save_is_unavailable(_: Store) {
     let server = RedisServer::with(&["--dbfilename", "taken.rdb"]);
-    let locks = hasty(&server);
+    let locks = client(&server);
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
     server.command::<()>(&["CONFIG", "SET", "save", "3600 1"]);
     let folder: Vec<String> = server.command(&["CONFIG", "GET", "dir"]);
@@ -188,7 +188,7 @@ async fn a_server_busy_with_a_script_is_unavailable_and_comes_back(_: Store) {
 /// The server answers NOSCRIPT.
 async fn forgotten_scripts_are_loaded_again(_: Store) {
     let server = RedisServer::start();
-    let locks = hasty(&server);
+    let locks = client(&server);
     for _ in 0..3 {
         let guard = locks.mutex("a").acquire().await.unwrap();
         server.command::<()>(&["SCRIPT", "FLUSH"]);
@@ -225,7 +225,7 @@ async fn ready_reports_a_replica(_: Store) {
     server.command::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
 
     for locks in [&locks, &hasty(&server)] {
-        let error = locks.ready(Duration::from_millis(300)).await.unwrap_err();
+        let error = locks.ready(Duration::from_secs(3)).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         let text = error.to_string();
         assert!(
@@ -247,7 +247,7 @@ async fn a_server_of_a_cluster_is_refused_before_it_costs_a_lock(_: Store) {
         info.contains("cluster_state:ok")
     })
     .await;
-    let locks = hasty(&server);
+    let locks = client(&server);
 
     let refused = [
         locks.mutex("a").acquire().await.map(drop).unwrap_err(),

@@ -9,7 +9,7 @@ use tests::process::Process;
 use tests::redis_quorum::Quorum;
 use tests::witness::FileWitness;
 
-use crate::store::{Kind, SOON, Store, give_back};
+use crate::store::{Kind, SOON, STALL, Store, give_back};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT, "redis_quorum";
@@ -28,7 +28,7 @@ async fn processes_overlap_nowhere_while_nodes_are_killed(store: Store) {
                 .arg(folder.path())
                 .env("LOCK_URL", set.url())
                 .env("LOCK_NAMESPACE", &store.namespace)
-                .env("LOCK_TTL", "3s")
+                .env("LOCK_TTL", "7s") // longer than a process of the crowd may stand still inside
                 .env("LOCK_WAIT", "30s"),
         )
     };
@@ -64,7 +64,7 @@ async fn processes_overlap_nowhere_while_nodes_are_killed(store: Store) {
     println!("{} visits, {rounds} rounds", tokens.len());
     assert!(tokens.is_sorted_by(|one, next| one < next), "tokens fell");
     let locks = Locks::builder().url(set.url()).namespace(&store.namespace);
-    let locks = locks.build().unwrap();
+    let locks = locks.op_timeout(STALL).build().unwrap();
     let next = locks.mutex("a").wait(2 * SOON).acquire().await;
     give_back(next.unwrap()).await;
 }

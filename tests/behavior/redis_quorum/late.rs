@@ -72,7 +72,7 @@ pub(super) async fn acquired_with_an_enqueue_under_way(
         here.block_on(eventually("all are connected", SOON, async || {
             proxy.open_connections() > connected
         }));
-        proxy.delay(Duration::from_secs(2), Duration::ZERO);
+        proxy.delay(Duration::from_secs(6), Duration::ZERO);
         let before = proxy.traffic().chunks_up;
         let guard = runtime.block_on(locks.mutex("a").acquire()).unwrap();
         here.block_on(eventually("it is under way", SOON, async || {
@@ -138,7 +138,7 @@ async fn a_wait_that_ends_while_the_nodes_are_asked_again_is_over(_: Store) {
     assert_eq!(kind(locks.mutex("a").try_acquire().await), ErrorKind::Busy);
     let heard = || proxies.iter().map(|proxy| proxy.traffic().chunks_up);
     let before: u64 = heard().sum();
-    let lock = locks.mutex("a").wait(Duration::from_secs(2));
+    let lock = locks.mutex("a").wait(Duration::from_secs(6));
     let waits = tokio::spawn(async move { lock.acquire().await });
     eventually("it has asked twice", SOON, async || {
         heard().sum::<u64>() > before + 6
@@ -146,7 +146,7 @@ async fn a_wait_that_ends_while_the_nodes_are_asked_again_is_over(_: Store) {
     .await;
 
     for proxy in &proxies {
-        proxy.delay(Duration::from_secs(3), Duration::ZERO);
+        proxy.delay(Duration::from_secs(9), Duration::ZERO);
     }
 
     assert_eq!(kind(waits.await.unwrap()), ErrorKind::Timeout);
@@ -154,7 +154,7 @@ async fn a_wait_that_ends_while_the_nodes_are_asked_again_is_over(_: Store) {
         proxy.delay(Duration::ZERO, Duration::ZERO);
     }
     give_back(guard).await;
-    give_back(locks.mutex("a").wait(SOON).acquire().await.unwrap()).await;
+    give_back(locks.mutex("a").wait(3 * SOON).acquire().await.unwrap()).await;
     nothing_is_left_at(&set.nodes).await;
 }
 

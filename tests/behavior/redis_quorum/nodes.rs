@@ -102,7 +102,10 @@ async fn with_two_of_five_nodes_cut_off_locks_work(_: Store) {
 /// make a majority, and a caller must not spend all of its operation timeout on them.
 async fn with_two_of_five_nodes_frozen_a_contended_lock_is_waited_for(_: Store) {
     let set = Quorum::start(5);
-    let clients = [(); 3].map(|()| builder(set.url()).ttl(LEASE).build().unwrap());
+    let contends = builder(set.url())
+        .ttl(LEASE)
+        .op_timeout(Duration::from_secs(4));
+    let clients = [(); 3].map(|()| contends.clone().build().unwrap());
     for locks in &clients {
         give_back(held_everywhere(locks, &set.nodes).await).await;
     }
@@ -147,6 +150,7 @@ async fn nobody_gets_in(set: &Quorum, breaks: impl FnOnce(), told: ErrorKind) ->
     let deadline = Instant::now() + guard.remaining();
 
     breaks();
+    let broken = Instant::now();
 
     let ask = async |name| others.mutex(name).wait(SOON).acquire().await.unwrap_err();
     let holds = async {
@@ -154,7 +158,8 @@ async fn nobody_gets_in(set: &Quorum, breaks: impl FnOnce(), told: ErrorKind) ->
         // The lock may have been renewed just before the nodes broke.
         assert!(Instant::now() + Duration::from_millis(100) >= deadline);
         // After the nodes broke, only a minority renews the lock, which does not count.
-        assert!(Instant::now() < deadline + SLACK);
+        let awake = awake_since(broken);
+        assert!(awake < TTL + SLACK, "{awake:?}");
     };
     let (one, other, ()) = tokio::join!(ask("a"), ask("b"), holds);
     for error in [one, other] {
@@ -282,7 +287,7 @@ async fn a_slow_node_does_not_slow_a_pair(_: Store) {
 
     let took = awake_since(began);
     println!("20 pairs took {took:?}");
-    assert!(took < Duration::from_secs(5), "{took:?}");
+    assert!(took < SOON, "{took:?}");
     // At the slow node, requests arrive in the order in which they were sent.
     nothing_is_left_at(&set.nodes).await;
 }
@@ -299,7 +304,8 @@ async fn a_process_killed_while_it_holds_lets_others_in_after_its_ttl(_: Store) 
     let next = locks.mutex("a").wait(SOON).acquire().await.unwrap();
 
     let after = awake_since(killed);
-    assert!(after < ttl + SLACK, "{after:?}");
+    // The nodes may stall for three seconds. The waiter's own renewal would come after twenty.
+    assert!(after < ttl + SLACK + Duration::from_secs(3), "{after:?}");
     assert!(next.grant_id().as_u64() > token);
     give_back(next).await;
 }

@@ -43,11 +43,7 @@ async fn a_node_that_restarted_empty_does_not_vote(_: Store) {
 
     // First a client that was connected before the restart, and then a new one.
     for locks in [&other, &client(&url(ports.clone()))] {
-        let outcome = locks
-            .mutex("a")
-            .wait(Duration::from_secs(2))
-            .acquire()
-            .await;
+        let outcome = locks.mutex("a").wait(SOON / 2).acquire().await;
         assert_eq!(kind(outcome), ErrorKind::Timeout);
     }
     let warnings = warnings(&url(ports.clone())).await;

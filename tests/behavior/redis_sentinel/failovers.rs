@@ -34,9 +34,9 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     ]
 }
 
-/// The time after which the sentinels replace a silent master. A busy machine delays a server's
-/// answers for much less than this.
-const DOWN_AFTER: Duration = Duration::from_secs(1);
+/// The time after which the sentinels replace a silent master. A master that stands still for three
+/// seconds stays.
+const DOWN_AFTER: Duration = Duration::from_secs(5);
 
 const LONG_WAIT: Duration = Duration::from_secs(60);
 
