@@ -7,7 +7,7 @@ use tests::eventually::eventually;
 use tests::redis_server::RedisServer;
 
 use super::process;
-use crate::store::{DEFAULT, Kind, SOON, Store};
+use crate::store::{DEFAULT, Kind, SOON, STALL, Store};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
@@ -20,7 +20,8 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
 
 fn client(server: &RedisServer, store: &Store) -> lockcore::Locks {
     let builder = lockcore::Locks::builder().url(server.url());
-    builder.namespace(&store.namespace).build().unwrap()
+    let builder = builder.namespace(&store.namespace).op_timeout(STALL);
+    builder.build().unwrap()
 }
 
 async fn a_request_is_one_script_and_a_change_one_message(store: Store) {

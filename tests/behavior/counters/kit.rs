@@ -12,7 +12,7 @@ use lockcore::{ErrorKind, Locks, LostReason, Wait};
 use tests::eventually::eventually;
 use tokio::sync::Semaphore;
 
-use crate::store::{DEFAULT, Kind, SOON, Store, kind};
+use crate::store::{DEFAULT, Kind, SOON, STALL, Store, kind};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
@@ -67,13 +67,14 @@ async fn a_change_whose_answers_never_come_is_unknown_and_a_read_unavailable(_: 
     let kit = Kit::new();
     let builder = Locks::builder().op_timeout(Duration::from_millis(100));
     let locks = kit.client_with(builder).unwrap();
-    let counter = locks.counter("a").wait(Duration::from_millis(300));
+    let counter = locks.counter("a");
+    let brief = counter.clone().wait(Duration::from_millis(300));
     assert_eq!(counter.add(1).await.unwrap().count, 1);
 
     kit.freeze();
-    let changed = soon(counter.add(1)).await;
+    let changed = soon(brief.add(1)).await;
     assert_eq!(kind(changed), ErrorKind::Unknown);
-    assert_eq!(kind(soon(counter.get()).await), ErrorKind::Unavailable);
+    assert_eq!(kind(soon(brief.get()).await), ErrorKind::Unavailable);
 
     // All repetitions of the change arrive now.
     kit.thaw();
@@ -200,7 +201,8 @@ async fn an_attempt_that_fails_leaves_its_list_of_answered_changes_to_the_next(_
         connection,
         told: Arc::clone(&lists),
     });
-    let counter = Locks::with_backend(store).unwrap().counter("a");
+    let locks = Locks::builder().op_timeout(STALL).backend(store);
+    let counter = locks.build().unwrap().counter("a");
     counter.add(1).await.unwrap();
 
     kit.fail_next(Verb::Count, Fault::Retry);
@@ -262,8 +264,12 @@ fn counted() -> (Locks, Arc<Spent>, Locks) {
         connection,
         spent: Arc::clone(&counts),
     });
-    let locks = Locks::with_backend(store).unwrap();
-    (locks, spent, kit.client_with(Locks::builder()).unwrap())
+    let locks = Locks::builder().op_timeout(STALL).backend(store);
+    (
+        locks.build().unwrap(),
+        spent,
+        kit.client_with(Locks::builder()).unwrap(),
+    )
 }
 
 async fn waiters_in_one_process_cost_one_watch_and_one_read_for_each_change(_: Store) {
@@ -442,10 +448,12 @@ async fn a_time_for_which_nothing_can_be_kept_is_refused(_: Store) {
 
 async fn a_latch_that_does_not_open_in_time_is_a_timeout(_: Store) {
     let kit = Kit::new();
-    let locks = kit.client().unwrap();
-    let latch = locks.latch("a").wait(Duration::from_millis(50));
+    let patient = Locks::builder().op_timeout(STALL);
+    let locks = kit.client_with(patient).unwrap();
+    let latch = locks.latch("a");
     assert!(latch.try_set(1).await.unwrap());
-    let error = soon(latch.wait_for_zero()).await.unwrap_err();
+    let brief = latch.clone().wait(Duration::from_secs(4));
+    let error = soon(brief.wait_for_zero()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout);
     assert!(error.to_string().contains("still not at zero"), "{error}");
 

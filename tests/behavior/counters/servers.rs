@@ -103,7 +103,7 @@ async fn a_latch_that_opens_while_its_waiters_are_cut_off_lets_them_go_on(store:
     assert!(!waits.is_finished());
     proxy.restore();
 
-    tokio::time::timeout(SOON, waits)
+    tokio::time::timeout(4 * SOON, waits)
         .await
         .expect("it goes on")
         .unwrap()

@@ -11,7 +11,7 @@ use tests::stalls::awake_since;
 use tokio::sync::mpsc;
 
 use super::{kit, soon};
-use crate::store::{Kind, SLACK, SOON, Store, begin, give_back, kind, tickets};
+use crate::store::{Kind, LEASE, SLACK, SOON, STALL, Store, begin, give_back, kind, tickets};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, Fair::Strict;
@@ -114,15 +114,16 @@ async fn cancelled_and_cut_off_waiters_leave_the_order_of_the_others(_: Store) {
     let (served, mut order) = mpsc::unbounded_channel();
     // A waiter behind a ticket that is gone learns of this at its renewal, after a third of its own
     // ttl.
-    let (short, look) = (Duration::from_millis(400), Duration::from_secs(1));
+    let (short, look) = (Duration::from_secs(3), Duration::from_secs(3));
     let (mut cancelled, mut cut_off) = (Vec::new(), Vec::new());
     for number in 1..=20 {
         let process = kit.another_process();
-        let (client, served) = (process.client().unwrap(), served.clone());
+        let patient = Locks::builder().op_timeout(STALL);
+        let (client, served) = (process.client_with(patient).unwrap(), served.clone());
         let dies = number == 5 || number == 15;
         let task = tokio::spawn(async move {
             let ttl = if dies { short } else { 3 * look };
-            let guard = client.mutex("a").ttl(ttl).wait(SOON).acquire().await;
+            let guard = client.mutex("a").ttl(ttl).wait(LEASE).acquire().await;
             let guard = guard.unwrap();
             served
                 .send((number, guard.fencing_token().unwrap()))
@@ -159,11 +160,9 @@ async fn cancelled_and_cut_off_waiters_leave_the_order_of_the_others(_: Store) {
         assert!(Some(token) > last);
         last = Some(token);
     }
-    assert!(
-        awake_since(left) < 2 * look + SLACK, // one renewal for each of the two cut-off waiters
-        "{:?}",
-        awake_since(left)
-    );
+    // The leases of the two that were cut off, and one renewal behind each of them.
+    let awake = awake_since(left);
+    assert!(awake < short + 2 * look + SLACK, "{awake:?}");
     for (process, task) in cut_off {
         task.abort();
         process.thaw();

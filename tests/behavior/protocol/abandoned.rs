@@ -8,7 +8,7 @@ use lockcore::backend::{Enqueued, Fault, Request, StoreError};
 use lockcore::{ErrorKind, Locks, Release};
 
 use super::TTL;
-use super::player::{Asked, Player, granted, played};
+use super::player::{Asked, Player, granted, patient, played};
 use crate::store::{Kind, SOON, Store, begin, kind};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
@@ -31,7 +31,7 @@ async fn abandon<T>(task: tokio::task::JoinHandle<T>) {
 
 /// If a release arrived before its enqueue, the enqueue would leave a ticket that nobody uses.
 async fn an_abandoned_request_is_released_after_its_reply_and_not_before(_: Store) {
-    let (locks, mut store) = played();
+    let (locks, mut store) = patient();
     drop(store.grant(&locks.mutex("warm")).await);
     store.release().await; // the keeper is connected
     let other = store.grant(&locks.mutex("other")).await;
@@ -111,7 +111,7 @@ async fn is_denied(
 /// ticket.
 async fn a_ticket_that_a_denied_request_may_have_left_is_given_back(_: Store) {
     for dropped in [false, true] {
-        let (locks, mut store) = played();
+        let (locks, mut store) = patient();
         let denied = StoreError::halfway(Fault::Config, "denied");
         let request = is_denied(&locks, &mut store, denied, dropped).await;
 
@@ -125,7 +125,7 @@ async fn a_ticket_that_a_denied_request_may_have_left_is_given_back(_: Store) {
 /// store with sessions the keeper would repeat it without end.
 async fn a_request_that_was_denied_from_the_start_leaves_nothing_to_give_back(_: Store) {
     for dropped in [false, true] {
-        let (locks, mut store) = played();
+        let (locks, mut store) = patient();
         let denied = StoreError::new(Fault::Config, "denied");
         is_denied(&locks, &mut store, denied, dropped).await;
 

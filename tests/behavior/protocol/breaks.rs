@@ -14,7 +14,7 @@ use lockcore::testing::{Hold, Store as Kit, Verb};
 use lockcore::{ErrorKind, Fair, Locks};
 use tests::eventually::eventually;
 
-use super::player::{self, Asked, played};
+use super::player::{self, Asked, patient, played};
 use super::{TTL, kit, still_granted};
 use crate::store::{Kind, SOON, Store, begin, give_back, kind, soon, tickets};
 
@@ -76,7 +76,7 @@ async fn clients_that_lost_their_connections_do_not_come_back_all_at_once(_: Sto
 
 /// A script at the store must stay short, so a request has at most a hundred tickets.
 async fn after_a_gap_a_client_rechecks_a_hundred_tickets_at_a_time(_: Store) {
-    let (locks, mut store) = played();
+    let (locks, mut store) = patient();
     let mut guards = Vec::new();
     for number in 0..250 {
         guards.push(store.grant(&locks.mutex(format!("n{number}"))).await);
@@ -99,7 +99,7 @@ async fn after_a_gap_a_client_rechecks_a_hundred_tickets_at_a_time(_: Store) {
 }
 
 async fn after_a_gap_many_leases_are_rechecked_in_bounded_steps(_: Store) {
-    let (locks, mut store) = played();
+    let (locks, mut store) = patient();
     let mut guards = Vec::new();
     for number in 0..2_000 {
         guards.push(store.grant(&locks.mutex(format!("n{number}"))).await);

@@ -11,7 +11,7 @@ use lockcore::{ErrorKind, Locks, LostReason, Wait};
 use tests::eventually::eventually;
 use tracing::Level;
 
-use super::player::{Asked, granted, played, played_with, waiting, wire};
+use super::player::{Asked, granted, patient, patient_with, played, played_with, waiting, wire};
 use super::{TTL, is_not_renewed, kit, still_granted};
 use crate::store::{Kind, SOON, Store, begin, give_back, kind, tickets};
 use crate::traces::{self, LOGGED};
@@ -135,7 +135,7 @@ async fn a_place_in_line_that_has_aged_is_renewed_before_it_is_handed_out(_: Sto
 /// once whether its replicas know of the grant. So the waiter renews its ticket until the store
 /// answers.
 async fn a_wake_up_that_a_store_does_not_stand_for_is_asked_about_until_it_is_answered(_: Store) {
-    let (locks, mut store) = played_with(Capability::new().wake_ups_grant(false));
+    let (locks, mut store) = patient_with(Capability::new().wake_ups_grant(false));
     let task = begin(locks.mutex("a").ttl(60 * TTL).wait(SOON));
     let (request, reply) = store.enqueue().await;
     reply.send(Ok(waiting(60 * TTL, None))).unwrap();
@@ -281,7 +281,7 @@ async fn a_batch_that_fails_with_a_lost_ticket_tells_the_loss_and_the_reason(sto
 /// A dead holder sends nothing. So the waiter rechecks when the holder's lease should be over, and
 /// once more if the holder has renewed in between.
 async fn a_waiter_asks_again_each_time_the_holders_lease_may_be_over(_: Store) {
-    let (locks, mut store) = played();
+    let (locks, mut store) = patient();
     let _task = begin(locks.mutex("a").ttl(60 * TTL).wait(SOON));
     let recheck_in = Duration::from_millis(200);
     let (_, reply) = store.enqueue().await;
@@ -336,7 +336,7 @@ async fn a_lease_that_is_being_released_is_not_renewed(_: Store) {
 /// Stores that repeat a release on their own do so until the ticket has expired.
 async fn the_release_of_an_extended_lease_has_the_longer_ttl(_: Store) {
     for dropped in [true, false] {
-        let (locks, mut store) = played();
+        let (locks, mut store) = patient();
         let guard = store.grant(&locks.mutex("a").ttl(10 * TTL)).await;
         let (extended, ()) = tokio::join!(guard.extend(20 * TTL), async {
             let (tickets, reply) = store.renewal().await;

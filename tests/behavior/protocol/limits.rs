@@ -12,7 +12,9 @@ use lockcore::events::Event;
 use lockcore::{Error, ErrorKind, Guard, Locks, LostReason, Release};
 use tests::eventually::eventually;
 
-use super::player::{Asked, Player, Reply, granted, played, played_with, waiting, wire};
+use super::player::{
+    Asked, Player, Reply, granted, patient_with, played, played_with, waiting, wire,
+};
 use super::{TTL, still_granted};
 use crate::store::{Kind, SOON, Store, begin, kind, soon};
 
@@ -70,8 +72,9 @@ async fn requests_beyond_the_limit_of_a_store_wait_and_a_release_passes_them(_: 
 }
 
 async fn a_renewal_passes_the_requests_that_wait(_: Store) {
-    let (locks, mut store) = played_with(Capability::new().in_flight(1));
-    let guard = store.grant(&locks.mutex("held").ttl(TTL)).await;
+    let (locks, mut store) = patient_with(Capability::new().in_flight(1));
+    let ttl = 9 * TTL;
+    let guard = store.grant(&locks.mutex("held").ttl(ttl)).await;
     let asking: Vec<_> = (0..4)
         .map(|number| begin(locks.mutex(format!("n{number}")).wait(SOON)))
         .collect();
@@ -80,7 +83,10 @@ async fn a_renewal_passes_the_requests_that_wait(_: Store) {
     let (tickets, reply) = store.renewal().await;
 
     reply.send(Ok(still_granted(&tickets))).unwrap();
-    eventually("it is renewed", SOON, async || guard.remaining() > TTL / 2).await;
+    eventually("it is renewed", SOON, async || {
+        guard.remaining() > ttl / 4 * 3
+    })
+    .await;
     for asked in asking {
         asked.abort();
     }

@@ -62,6 +62,21 @@ pub(super) fn played_with(capability: Capability) -> (Locks, Player) {
     (Locks::with_backend(wire).unwrap(), player)
 }
 
+/// Like [`played`], with requests that do not time out while the machine stalls.
+pub(super) fn patient() -> (Locks, Player) {
+    patient_with(Capability::new())
+}
+
+pub(super) fn patient_with(capability: Capability) -> (Locks, Player) {
+    let (wire, player) = wire(capability);
+    let locks = Locks::builder().backend(wire).op_timeout(STALLED);
+    (locks.build().unwrap(), player)
+}
+
+/// The operation timeout of clients for whom the machine may stall. A client whose requests get no
+/// answer takes as long as this to end.
+pub(super) const STALLED: Duration = Duration::from_secs(4);
+
 pub(super) fn wire(capability: Capability) -> (Arc<Wire>, Player) {
     let (sender, asked) = mpsc::unbounded_channel();
     let events = Arc::default();

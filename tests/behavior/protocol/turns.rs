@@ -12,7 +12,7 @@ use lockcore::backend::{
 };
 use lockcore::{Error, ErrorKind, Fair, Guard, Lock, Locks, LostReason, Release};
 
-use super::player::{Asked, Player, Reply, granted, wire};
+use super::player::{Asked, Player, Reply, STALLED, granted, wire};
 use super::still_granted;
 use crate::store::{Kind, LEASE, Store, soon};
 
@@ -48,6 +48,7 @@ fn named() -> (Locks, Player) {
             .asks_back(true),
     );
     let strict = Locks::builder().fair(Fair::Strict).ttl(LEASE);
+    let strict = strict.op_timeout(STALLED);
     (strict.backend(wire).build().unwrap(), store)
 }
 
