@@ -66,10 +66,10 @@ fn main() {
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
 
-const LEASE: Duration = Duration::from_secs(2);
+const LEASE: Duration = Duration::from_secs(6);
 
-/// The number of parts of a streamed response: one part every tenth of a second for five seconds.
-const PARTS: usize = 50;
+/// The number of parts of a streamed response: one part every tenth of a second for 15 seconds.
+const PARTS: usize = 150;
 const PAUSE: Duration = Duration::from_millis(100);
 const PART: &str = "0123456789";
 
@@ -80,10 +80,10 @@ const SOON: Duration = Duration::from_secs(20);
 /// Many seconds, more than a test takes.
 const LONG: u64 = 3600;
 
-/// How much later than an event a test on a busy machine may see it.
-const BUSY: Duration = Duration::from_millis(500);
+/// For how long the machine may stand still in the middle of a stream.
+const STALL: Duration = Duration::from_secs(3);
 
-/// A response of five seconds is sent under a lease of two seconds. After one second the store is
+/// A response of 15 seconds is sent under a lease of six seconds. After 1.5 seconds the store is
 /// cut off. The server with the lock sends until its lease ends by its own clock, and no longer.
 /// The next holder is granted at another server when the lease has ended at the store.
 fn a_stream_whose_store_is_gone_breaks_off_before_the_next_is_let_in() {
@@ -93,7 +93,7 @@ fn a_stream_whose_store_is_gone_breaks_off_before_the_next_is_let_in() {
         let proxy = Proxy::to(server.port());
         let here = locks(&proxy.url());
         let there = locks(&server.url());
-        there.ready(LEASE).await.unwrap();
+        there.ready(SOON).await.unwrap();
 
         let last_made = Arc::new(Mutex::new(None));
         let streaming = serve(streaming(&here, &last_made)).await;
@@ -112,7 +112,7 @@ fn a_stream_whose_store_is_gone_breaks_off_before_the_next_is_let_in() {
                 Some(Ok(frame)) => bytes += frame.data_ref().map_or(0, Bytes::len),
                 end => break end.map(|end| end.map(drop)),
             }
-            if cut.is_none() && bytes >= PARTS / 5 * PART.len() {
+            if cut.is_none() && bytes >= PARTS / 10 * PART.len() {
                 proxy.cut();
                 cut = Some(began.elapsed());
             }
@@ -135,8 +135,8 @@ fn a_stream_whose_store_is_gone_breaks_off_before_the_next_is_let_in() {
         // last renewal came at most a third of the lease before the cut, so nearly two thirds were
         // left at the cut. The test asks for one third, because the machine may be busy.
         assert!(ended >= cut + LEASE / 3, "it gave up a lease that was still good");
-        assert!(ended <= cut + LEASE + BUSY, "it went on after its lease");
-        assert!(next <= cut + LEASE + BUSY, "the next one waited for long after");
+        assert!(ended <= cut + LEASE + STALL, "it went on after its lease");
+        assert!(next <= cut + LEASE + STALL, "the next one waited for long after");
     });
 }
 
@@ -149,7 +149,7 @@ fn a_stream_that_nobody_reads_is_dropped_before_the_next_is_let_in() {
         let proxy = Proxy::to(server.port());
         let here = locks(&proxy.url());
         let there = locks(&server.url());
-        there.ready(LEASE).await.unwrap();
+        there.ready(SOON).await.unwrap();
 
         let endless = Arc::new(Endless::default());
         let mut client = TcpStream::connect(serve(endless_body(&here, &endless)).await)
@@ -163,7 +163,7 @@ fn a_stream_that_nobody_reads_is_dropped_before_the_next_is_let_in() {
         let mut made = 0;
         while made == 0 || endless.made.load(Ordering::SeqCst) != made {
             made = endless.made.load(Ordering::SeqCst);
-            tokio::time::sleep(BUSY).await;
+            tokio::time::sleep(STALL).await;
         }
         assert_eq!(*endless.dropped.lock().unwrap(), None);
         let waiting = serve(waiting(&there)).await;
@@ -295,7 +295,8 @@ fn endless_body(locks: &Locks, endless: &Arc<Endless>) -> Router {
 
 fn locks(url: &str) -> Locks {
     let builder = Locks::builder().url(url).namespace("layer").ttl(LEASE);
-    builder.wait(Wait::Forever).build().unwrap()
+    let builder = builder.op_timeout(SOON).wait(Wait::Forever);
+    builder.build().unwrap()
 }
 
 fn by_order(locks: &Locks) -> LockLayer {

@@ -100,7 +100,7 @@ fn only_the_marked_requests_of_one_connection_are_delayed() {
     let (port, heard) = server();
     let proxy = Proxy::to(port);
     let (mut slow, mut fast) = (Client::of(&proxy), Client::of(&proxy));
-    proxy.delay_requests(b"marked", 20 * A_WHILE);
+    proxy.delay_requests(b"marked", 60 * A_WHILE);
 
     slow.say("a marked one\n");
     while proxy.traffic().delayed == 0 {
@@ -244,7 +244,7 @@ fn each_direction_has_its_own_delay() {
     let (port, heard) = server();
     let proxy = Proxy::to(port);
     let mut client = Client::of(&proxy);
-    let delay = Duration::from_millis(200);
+    let delay = Duration::from_secs(2);
 
     proxy.delay(Duration::ZERO, delay);
     let began = Instant::now();
@@ -258,6 +258,7 @@ fn each_direction_has_its_own_delay() {
         began.elapsed()
     );
 
+    let delay = delay / 10;
     proxy.delay(delay, Duration::ZERO);
     let began = Instant::now();
     client.say("b\n");
@@ -270,7 +271,7 @@ fn chunks_sent_while_others_are_delayed_do_not_wait_in_turn() {
     let (port, _heard) = server();
     let proxy = Proxy::to(port);
     let mut client = Client::of(&proxy);
-    let delay = Duration::from_millis(200);
+    let delay = Duration::from_secs(1);
     client.say("warm\n");
     client.hear().unwrap();
 
@@ -284,7 +285,7 @@ fn chunks_sent_while_others_are_delayed_do_not_wait_in_turn() {
         client.hear().unwrap();
     }
 
-    assert!(began.elapsed() < 3 * delay, "{:?}", began.elapsed());
+    assert!(began.elapsed() < 5 * delay, "{:?}", began.elapsed());
 }
 
 #[test]
