@@ -62,7 +62,7 @@ async fn a_full_server_keeps_locks_and_takes_releases(_: Store) {
 /// The ticket of a request without an answer may be taken after its release.
 async fn a_release_that_a_full_server_cannot_mark_stays_final(_: Store) {
     let server = small();
-    let store = backend::open(&server.url()).unwrap();
+    let store = backend::open(&(server.url() + "?session_ttl=60s")).unwrap();
     let connect = async || {
         let events = EventSink::new(1, namespace(), |_| ());
         store.connect(events).await.unwrap()
@@ -71,7 +71,7 @@ async fn a_release_that_a_full_server_cannot_mark_stays_final(_: Store) {
     let request = |number: u32| {
         let name = Name::new(namespace(), format!("n{number}")).unwrap();
         let id = Id::parse(&format!("{number:032}")).unwrap();
-        Arc::new(Request::new(name, id, FULL, FULL, Duration::from_secs(10)))
+        Arc::new(Request::new(name, id, FULL, FULL, LEASE))
     };
     let taken = connection.enqueue(request(1), PATIENCE).await;
     assert!(matches!(taken, Ok(Enqueued::Granted { .. })), "{taken:?}");
