@@ -13,8 +13,8 @@ use crate::faults::{is_renewed, patient};
 use crate::store::{LEASE, SOON};
 
 /// The ttl where a crash undoes releases. Each ticket that is back after the crash keeps its name
-/// taken for this long. A third of it is longer than the machine may stand still while a visitor
-/// leaves.
+/// taken for this long. A visitor leaves when a third of it is left, and the machine may stand still
+/// at this moment.
 pub(crate) const SHORT: Duration = Duration::from_secs(6);
 
 /// Tasks of two clients that take a lock again and again, and visit a resource. Errors do not end
