@@ -321,7 +321,8 @@ async fn a_wrong_password_is_offered_once_for_each_caller(_: Store) {
 async fn a_password_changed_under_a_holder_is_not_offered_for_ever(_: Store) {
     let server = RedisServer::start();
     grant(&server, "lock", WRONG);
-    let locks = client(server.url_with_user(USER, WRONG));
+    // The default operation timeout is short enough for the shutdown below.
+    let locks = Locks::connect(&server.url_with_user(USER, WRONG)).unwrap();
     let ttl = Duration::from_secs(1);
     let guard = locks.mutex("a").ttl(ttl).acquire().await.unwrap();
     let before = offers(&server);

@@ -448,7 +448,7 @@ async fn a_time_for_which_nothing_can_be_kept_is_refused(_: Store) {
 
 async fn a_latch_that_does_not_open_in_time_is_a_timeout(_: Store) {
     let kit = Kit::new();
-    let patient = Locks::builder().op_timeout(STALL);
+    let patient = Locks::builder().op_timeout(SOON / 2);
     let locks = kit.client_with(patient).unwrap();
     let latch = locks.latch("a");
     assert!(latch.try_set(1).await.unwrap());

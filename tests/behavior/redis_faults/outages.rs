@@ -73,7 +73,8 @@ async fn a_client_that_was_idle_through_an_outage_works_again(_: Store) {
 
 async fn shutdown_gives_up_waiters_while_the_server_is_down(_: Store) {
     let server = RedisServer::start();
-    let locks = hasty(&server);
+    let locks = builder(server.url()).build().unwrap();
+    locks.ready(SOON).await.unwrap();
     let guard = client(&server).mutex("a").acquire().await.unwrap();
     let ttl = Duration::from_millis(300);
     let lock = locks.mutex("a").ttl(ttl);
@@ -202,8 +203,8 @@ async fn waiters_keep_their_places_over_restarts_of_a_server_with_its_data(_: St
     nothing_left(&server).await;
 }
 
-/// The server answers LOADING. It reads its data for six seconds, which is longer than an
-/// operation timeout.
+/// The server answers LOADING. It reads its data for six seconds, which is several operation
+/// timeouts.
 async fn a_server_that_reads_its_data_is_unavailable_and_comes_back(_: Store) {
     let slowly = [
         "--key-load-delay",
@@ -212,7 +213,8 @@ async fn a_server_that_reads_its_data_is_unavailable_and_comes_back(_: Store) {
         "1024",
     ];
     let server = Arc::new(RedisServer::with(&slowly));
-    let locks = hasty(&server);
+    let locks = builder(server.url()).build().unwrap();
+    locks.ready(SOON).await.unwrap();
     let ttl = Duration::from_secs(60);
     let guard = locks.mutex("a").ttl(ttl).acquire().await.unwrap();
     let much = "for i = 1, 6000 do redis.call('SET', 'key' .. i, string.rep('x', 100)) end";
