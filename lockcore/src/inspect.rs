@@ -1,5 +1,5 @@
-//! For operators: who holds a lock and who waits for it ([`Locks::inspect`]), and which names are
-//! in use ([`Locks::list`]).
+//! For operators: who holds a lock and who waits for it ([`Locks::inspect`]), which names are in use
+//! ([`Locks::list`]), and a form of these texts that is safe to show ([`visible`]).
 
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 
@@ -19,7 +19,8 @@ const AT_A_TIME: usize = 16;
 
 impl Locks {
     /// Shows the holders and the waiters of a name, the oldest first. This is a snapshot, which may
-    /// be out of date when it arrives. Show it to people; do not base decisions on it.
+    /// be out of date when it arrives. Show it to people; do not base decisions on it. Other programs
+    /// have written the texts: see [`visible`].
     ///
     /// [`TicketInfo::owner`] names the machine, the process and the client.
     /// [`TicketInfo::owner_text`] is the text that the application has set. A ticket that is handed
@@ -189,5 +190,62 @@ impl NamesInUse {
             .try_filter_map(async |used| Ok(used))
             .try_collect()
             .await
+    }
+}
+
+/// A text of one line in which people see each character.
+///
+/// Names, owners and reasons are written by other programs. On a terminal, a control character in
+/// them moves the cursor or clears the screen. A character without a width, or one that changes the
+/// direction of the text, lets two names look the same. This function replaces such a character by
+/// its escape, as in a string of Rust.
+///
+/// The result is for people. It is not escaped for HTML, for a shell or for JSON.
+///
+/// # Examples
+///
+/// ```
+/// use lockcore::inspect::visible;
+///
+/// assert_eq!(visible("order:42"), "order:42");
+/// assert_eq!(visible("order:\u{1b}[2J42"), r"order:\u{1b}[2J42");
+/// assert_eq!(visible("order:42\u{200b}"), r"order:42\u{200b}");
+/// assert_eq!(visible("Müller 日本"), "Müller 日本");
+/// ```
+pub fn visible(text: &str) -> String {
+    let escaped = |c: char| match c.is_control() || is_invisible(c) {
+        true => c.escape_default().to_string(),
+        false => c.to_string(),
+    };
+    text.chars().map(escaped).collect()
+}
+
+/// Characters without a width, and those that change the direction of the text: `Bidi_Control`,
+/// `Default_Ignorable_Code_Point` and separators of lines, in Unicode 16.
+fn is_invisible(c: char) -> bool {
+    matches!(c,
+        '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}'
+        | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+        | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}'
+        | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' | '\u{1bca0}'..='\u{1bca3}'
+        | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::visible;
+
+    #[test]
+    fn no_character_of_a_name_is_hidden_or_changes_the_terminal() {
+        for (name, shown) in [
+            ("a\u{1b}[2Jb\r\nc", r"a\u{1b}[2Jb\r\nc"),
+            ("order:42\u{202e}", r"order:42\u{202e}"),
+            ("order:42\u{ad}", r"order:42\u{ad}"),
+            ("order:\u{61c}42", r"order:\u{61c}42"),
+            ("order:42\u{e0041}", r"order:42\u{e0041}"),
+            ("Müller 日本", "Müller 日本"),
+        ] {
+            assert_eq!(visible(name), shown);
+        }
     }
 }

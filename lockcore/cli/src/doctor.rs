@@ -4,6 +4,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::try_join;
+use lockcore::inspect::visible;
 use lockcore::{Error, ErrorKind, Locks};
 use serde::Serialize;
 
@@ -244,12 +245,12 @@ impl Report {
             Outcome::Skipped => "skipped",
             Outcome::Failed => "FAILED",
         };
-        let mut text = format!("{outcome:<7} {}", show::on_one_line(line.what));
+        let mut text = format!("{outcome:<7} {}", visible(line.what));
         if let Some(seconds) = line.seconds {
             text.push_str(&format!(": {:.2} ms", seconds * 1e3));
         }
         if let Some(why) = &line.why {
-            text.push_str(&format!(": {}", show::on_one_line(why)));
+            text.push_str(&format!(": {}", visible(why)));
         }
         Ok(show::line(&text)?)
     }

@@ -1,7 +1,7 @@
 //! `lockcore inspect`: the line of one name.
 
 use lockcore::Locks;
-use lockcore::inspect::TicketInfo;
+use lockcore::inspect::{TicketInfo, visible};
 
 use crate::args::Inspect;
 use crate::exit::Exit;
@@ -27,7 +27,7 @@ pub(crate) async fn inspect(locks: &Locks, inspect: Inspect) -> Result<(), Exit>
         return Ok(());
     }
     if line.is_empty() {
-        let name = show::on_one_line(&inspect.name);
+        let name = visible(&inspect.name);
         return Ok(show::line(&format!("{name}: free"))?);
     }
     let rows: Vec<_> = line.iter().map(row).collect();
@@ -39,12 +39,8 @@ fn row(place: &TicketInfo) -> [String; 8] {
         .asked_back
         .as_ref()
         .map(|asked| match asked.why.as_str() {
-            "" => show::on_one_line(&asked.by),
-            why => format!(
-                "{}: {}",
-                show::on_one_line(&asked.by),
-                show::on_one_line(why)
-            ),
+            "" => visible(&asked.by),
+            why => format!("{}: {}", visible(&asked.by), visible(why)),
         });
     [
         if place.granted { "holds" } else { "waits" }.into(),
@@ -52,8 +48,8 @@ fn row(place: &TicketInfo) -> [String; 8] {
         show::permits(place),
         place.age.map_or_else(String::new, show::span),
         show::span(place.remaining),
-        show::on_one_line(&place.owner),
-        show::on_one_line(place.owner_text.as_deref().unwrap_or_default()),
+        visible(&place.owner),
+        visible(place.owner_text.as_deref().unwrap_or_default()),
         asked.unwrap_or_default(),
     ]
 }

@@ -1,6 +1,7 @@
 //! `lockcore latch`: a count that others wait for.
 
 use lockcore::Locks;
+use lockcore::inspect::visible;
 
 use crate::args::Latch;
 use crate::exit::{BUSY, Exit};
@@ -11,7 +12,7 @@ pub(crate) async fn latch(locks: &Locks, command: Latch) -> Result<(), Exit> {
         Latch::Set { name, count } => match locks.latch(&name).try_set(count).await? {
             true => Ok(()),
             false => {
-                let name = show::on_one_line(&name);
+                let name = visible(&name);
                 let text = format!("{name}: the latch is not at zero; reset it first");
                 Err(Exit::new(BUSY, text))
             }

@@ -1,7 +1,7 @@
 //! `lockcore ls`: the names in use.
 
 use lockcore::Locks;
-use lockcore::inspect::{NameInUse, NamesInUse, Summary};
+use lockcore::inspect::{NameInUse, NamesInUse, Summary, visible};
 use serde::Serialize;
 
 use crate::args::Ls;
@@ -93,7 +93,7 @@ fn json(used: &NameInUse) -> Json<'_> {
 }
 
 pub(crate) fn shown(used: &NameInUse) -> String {
-    let name = show::on_one_line(&used.name);
+    let name = visible(&used.name);
     match used.is_whole {
         true => name,
         false => format!("{name}…"),

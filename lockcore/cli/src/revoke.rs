@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use lockcore::inspect::TicketInfo;
+use lockcore::inspect::{TicketInfo, visible};
 use lockcore::{FencingToken, Locks, Release as Released};
 
 use crate::args::{Release, Revoke};
@@ -43,7 +43,7 @@ fn meant(line: &[TicketInfo], number: u64) -> Result<u64, Exit> {
 }
 
 fn told(name: &str, ticket: u64, outcome: Released) -> Result<ExitCode, Exit> {
-    let name = show::on_one_line(name);
+    let name = visible(name);
     match outcome {
         Released::Released => {
             show::line(&format!("{name}: ticket {ticket} has ended"))?;

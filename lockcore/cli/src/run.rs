@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use lockcore::inspect::visible;
 use lockcore::{Error, ErrorKind, Held, Lock, Locks, Release};
 use tokio::time::{Instant, sleep_until};
 
@@ -35,7 +36,7 @@ pub(crate) async fn run(locks: &Locks, run: Run, signals: &mut Signals) -> Resul
     }
     match guard.release().await {
         Ok(Release::AlreadyLost) if !is_lost(&outcome) => {
-            let name = show::on_one_line(&run.name);
+            let name = visible(&run.name);
             say(format_args!("{name}: the lock was lost before its release"));
         }
         // A loss was said when it was noticed.
@@ -57,7 +58,7 @@ fn ends_with_its_session() -> bool {
 
 /// Keeps the lock until this time, unless it is lost, or a signal asks this process to end.
 async fn stay(held: &Held, until: Instant, signals: &mut Signals) {
-    let name = show::on_one_line(held.name());
+    let name = visible(held.name());
     if !signals.is_asked_to_end() {
         tokio::select! {
             _ = signals.next_to_end() => {}

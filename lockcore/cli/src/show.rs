@@ -1,4 +1,4 @@
-//! What all commands need to print: names from outside, times, tables, and JSON.
+//! What all commands need to print: owners, times, tables, and JSON.
 
 use std::io::{self, Write as _};
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap_complete::Shell;
-use lockcore::inspect::TicketInfo;
+use lockcore::inspect::{TicketInfo, visible};
 use lockcore::semaphore::Semaphore;
 use serde::Serialize;
 use unicode_width::UnicodeWidthStr as _;
@@ -19,27 +19,6 @@ const TOKENS_OF_A_TICKET: u64 = 1_024;
 
 /// The space between two columns.
 const GAP: &str = "  ";
-
-/// A text from outside, on one line and without control characters: a name must not change the
-/// terminal of the person who looks at it.
-pub(crate) fn on_one_line(text: &str) -> String {
-    let escaped = |c: char| match c.is_control() || is_invisible(c) {
-        true => c.escape_default().to_string(),
-        false => c.to_string(),
-    };
-    text.chars().map(escaped).collect()
-}
-
-/// Characters without a width, and those that change the direction of the text: `Bidi_Control`,
-/// `Default_Ignorable_Code_Point` and separators of lines, in Unicode 16.
-fn is_invisible(c: char) -> bool {
-    matches!(c,
-        '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}'
-        | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
-        | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}'
-        | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' | '\u{1bca0}'..='\u{1bca3}'
-        | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
-}
 
 /// A time as people say it: two units at most, and no more exact than a millisecond.
 pub(crate) fn span(time: Duration) -> String {
@@ -61,9 +40,9 @@ pub(crate) fn owner_of(place: &TicketInfo) -> String {
 }
 
 pub(crate) fn owner(owner: &str, text: Option<&str>) -> String {
-    let owner = on_one_line(owner);
+    let owner = visible(owner);
     match text {
-        Some(text) => format!("{owner} ({})", on_one_line(text)),
+        Some(text) => format!("{owner} ({})", visible(text)),
         None => owner,
     }
 }
@@ -223,20 +202,6 @@ pub(crate) fn manual(folder: &Path, command: clap::Command) -> Result<ExitCode, 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_name_cannot_change_the_terminal() {
-        assert_eq!(on_one_line("a\u{1b}[2Jb\r\nc"), "a\\u{1b}[2Jb\\r\\nc");
-        for (name, shown) in [
-            ("order:42\u{202e}", "order:42\\u{202e}"),
-            ("order:42\u{ad}", "order:42\\u{ad}"),
-            ("order:\u{61c}42", "order:\\u{61c}42"),
-            ("order:42\u{e0041}", "order:42\\u{e0041}"),
-        ] {
-            assert_eq!(on_one_line(name), shown);
-        }
-        assert_eq!(on_one_line("Müller 日本"), "Müller 日本");
-    }
 
     #[test]
     fn times_have_two_units_at_most() {

@@ -4,6 +4,7 @@ use std::future::pending;
 use std::process::ExitCode;
 
 use lockcore::Held;
+use lockcore::inspect::visible;
 use rustix::process::Signal;
 use tokio::time::{Instant, sleep_until};
 
@@ -32,7 +33,7 @@ pub(crate) async fn supervise(
         return Err(Exit::interrupted(signal));
     }
     let mut child = Child::start(&under.command, &variables)?;
-    let name = show::on_one_line(name);
+    let name = visible(name);
     let (mut is_lost, mut is_asked) = (false, false);
     let mut kill_at = None;
     let status = loop {
@@ -64,11 +65,11 @@ pub(crate) async fn supervise(
                 }
                 say(format_args!(
                     "{name}: {} asks for the lock within {}{}",
-                    show::on_one_line(&asked.by),
+                    visible(&asked.by),
                     show::span(asked.grace),
                     match asked.why.as_str() {
                         "" => String::new(),
-                        why => format!(": {}", show::on_one_line(why)),
+                        why => format!(": {}", visible(why)),
                     },
                 ));
             }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime};
 
 use lockcore::Locks;
-use lockcore::inspect::{Summary, TicketInfo};
+use lockcore::inspect::{Summary, TicketInfo, visible};
 use serde::Serialize;
 
 use crate::args::Watch;
@@ -64,7 +64,7 @@ pub(crate) async fn watch(locks: &Locks, watch: Watch) -> Result<(), Exit> {
             Err(error) if error.code == exit::UNAVAILABLE && !is_first => {
                 if !std::mem::replace(&mut failed, true) {
                     let why = error.message.unwrap_or_default();
-                    say(format_args!("{}: looking again", show::on_one_line(&why)));
+                    say(format_args!("{}: looking again", visible(&why)));
                 }
             }
             Err(error) => return Err(error),
@@ -183,7 +183,7 @@ fn tell(watch: &Watch, change: Change, name: &str, place: &TicketInfo) -> Result
         Change::AskedBack => "is asked for it",
         Change::Gone => "is gone",
     };
-    let (name, owner) = (show::on_one_line(name), show::owner_of(place));
+    let (name, owner) = (visible(name), show::owner_of(place));
     Ok(show::line(&format!(
         "{at}  {name}  {} {owner} {what}",
         place.ticket

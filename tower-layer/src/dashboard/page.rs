@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockcore::events::Event;
-use lockcore::inspect::{NameInUse, TicketInfo};
+use lockcore::inspect::{NameInUse, TicketInfo, visible};
 use lockcore::semaphore::Semaphore;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
@@ -305,27 +305,6 @@ fn owner(owner: &str, text: Option<&str>) -> String {
         Some(text) => format!("{owner} ({})", visible(text)),
         None => owner,
     }
-}
-
-/// A text from outside in which a person sees each character: two names that look the same are the
-/// same, and none changes the direction of the text around it.
-fn visible(text: &str) -> String {
-    let escaped = |c: char| match c.is_control() || is_invisible(c) {
-        true => c.escape_default().to_string(),
-        false => c.to_string(),
-    };
-    text.chars().map(escaped).collect()
-}
-
-/// Characters without a width, and those that change the direction of the text: `Bidi_Control`,
-/// `Default_Ignorable_Code_Point` and separators of lines, in Unicode 16.
-fn is_invisible(c: char) -> bool {
-    matches!(c,
-        '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}'
-        | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
-        | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}'
-        | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' | '\u{1bca0}'..='\u{1bca3}'
-        | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
 }
 
 fn permits(place: &TicketInfo) -> String {

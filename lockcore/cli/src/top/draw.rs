@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use lockcore::inspect::{NameInUse, Summary, TicketInfo};
+use lockcore::inspect::{NameInUse, Summary, TicketInfo, visible};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Modifier, Style};
@@ -141,16 +141,16 @@ fn title(view: &View) -> String {
         Page::Names { typing } => {
             let of = match view.prefix.as_str() {
                 "" => String::new(),
-                prefix => format!(" of {}", show::on_one_line(prefix)),
+                prefix => format!(" of {}", visible(prefix)),
             };
             let filter = match (view.filter.as_str(), typing) {
                 ("", false) => String::new(),
-                (text, _) => format!(", with \"{}\"", show::on_one_line(text)),
+                (text, _) => format!(", with \"{}\"", visible(text)),
             };
             format!("{names} names{of}{filter}, by {}", view.sort.text())
         }
         Page::Line { name, .. } => {
-            let name = show::on_one_line(name);
+            let name = visible(name);
             let Some(line) = view.seen_line() else {
                 return format!("{name}: looking");
             };

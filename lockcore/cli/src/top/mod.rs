@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::{BoxFuture, FutureExt as _};
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
-use lockcore::inspect::{NameInUse, TicketInfo};
+use lockcore::inspect::{NameInUse, TicketInfo, visible};
 use lockcore::{Locks, Release};
 use ratatui::crossterm::event::{self, Event};
 use ratatui::widgets::TableState;
@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 
 use crate::args::Top;
 use crate::exit::{Exit, USAGE};
-use crate::{PAUSES, ls, show};
+use crate::{PAUSES, ls};
 use view::{Do, View};
 
 /// How much time a holder has that is asked for its lock.
@@ -55,7 +55,7 @@ pub(crate) async fn top(locks: &Locks, top: Top) -> Result<(), Exit> {
                 Some(Event::Key(key)) if key.is_press() => match view.press(key) {
                     Some(Do::Quit) => return Ok(()),
                     Some(Do::Revoke { name, ticket }) => {
-                        view.told(format!("{}: asking ticket {ticket}", show::on_one_line(&name)));
+                        view.told(format!("{}: asking ticket {ticket}", visible(&name)));
                         asking.push(revoke(locks, name, ticket).boxed());
                     }
                     None if view.wanted() != wanted.as_deref() => {
@@ -110,11 +110,11 @@ async fn look(
 
 async fn revoke(locks: &Locks, name: String, ticket: u64) -> String {
     let outcome = locks.revoke(&name, ticket, WITHIN, "lockcore top").await;
-    let name = show::on_one_line(&name);
+    let name = visible(&name);
     match outcome {
         Ok(Release::Released) => format!("{name}: ticket {ticket} has ended"),
         Ok(_) => format!("{name}: there is no ticket {ticket} any more"),
-        Err(error) => show::on_one_line(&error.to_string()),
+        Err(error) => visible(&error.to_string()),
     }
 }
 

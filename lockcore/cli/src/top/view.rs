@@ -1,9 +1,7 @@
 //! What the live view knows, and what keys do to it.
 
-use lockcore::inspect::{NameInUse, TicketInfo};
+use lockcore::inspect::{NameInUse, TicketInfo, visible};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
-
-use crate::show;
 
 /// How far a page key moves.
 const PAGE: usize = 10;
@@ -110,7 +108,7 @@ impl View {
 
     /// The last look at the store has failed. What was seen before stays on the screen.
     pub(super) fn failed(&mut self, text: &str) {
-        self.failure = Some(show::on_one_line(text));
+        self.failure = Some(visible(text));
     }
 
     pub(super) fn told(&mut self, text: String) {
