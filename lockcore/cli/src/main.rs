@@ -25,6 +25,7 @@ mod show;
 mod signals;
 mod supervise;
 mod top;
+mod url;
 mod watch;
 
 use std::future::Future;
@@ -101,9 +102,7 @@ fn with_client(command: Command, namespace: Option<String>) -> Result<ExitCode, 
     runtime.block_on(async {
         let mut signals = Signals::listen()?;
         let mut builder = lockcore::Builder::from_env()?;
-        // As the library reads it: in upper or lower case, with or without spaces around it.
-        let is_memory = |url: String| url.trim().to_ascii_lowercase().starts_with("memory:");
-        if std::env::var("LOCK_URL").is_ok_and(is_memory) {
+        if url::begins_with(&["memory:"]) {
             let text = "memory: is the memory of this one process, so its locks exclude nobody; \
                         set LOCK_URL to a store that the other processes use too";
             return Err(Exit::new(exit::CONFIG, text));

@@ -12,7 +12,7 @@ use crate::say::say;
 use crate::show;
 use crate::signals::Signals;
 use crate::supervise::supervise;
-use crate::until_signal;
+use crate::{until_signal, url};
 
 pub(crate) async fn run(locks: &Locks, run: Run, signals: &mut Signals) -> Result<ExitCode, Exit> {
     let lock = lock(locks, &run);
@@ -49,11 +49,7 @@ pub(crate) async fn run(locks: &Locks, run: Run, signals: &mut Signals) -> Resul
 /// Whether the store ends the locks of a process together with its session. Elsewhere the client
 /// leaves a lock at the store for the rest of its `min_hold`.
 fn ends_with_its_session() -> bool {
-    let url = std::env::var("LOCK_URL").unwrap_or_default();
-    let url = url.trim().to_ascii_lowercase();
-    ["zookeeper", "etcd"]
-        .iter()
-        .any(|store| url.starts_with(store))
+    url::begins_with(&["zookeeper", "etcd"])
 }
 
 /// Keeps the lock until this time, unless it is lost, or a signal asks this process to end.
