@@ -17,6 +17,7 @@ pub(super) enum Do {
 pub(super) enum Sort {
     Waiters,
     LongestWait,
+    Holders,
     Since,
     Name,
 }
@@ -25,7 +26,8 @@ impl Sort {
     fn next(self) -> Self {
         match self {
             Self::Waiters => Self::LongestWait,
-            Self::LongestWait => Self::Since,
+            Self::LongestWait => Self::Holders,
+            Self::Holders => Self::Since,
             Self::Since => Self::Name,
             Self::Name => Self::Waiters,
         }
@@ -35,6 +37,7 @@ impl Sort {
         match self {
             Self::Waiters => "waiters",
             Self::LongestWait => "longest wait",
+            Self::Holders => "holders",
             Self::Since => "since",
             Self::Name => "name",
         }
@@ -156,6 +159,7 @@ impl View {
         let size = |used: &NameInUse| match (sort, &used.summary) {
             (Sort::Waiters, Some(line)) => (line.waiters, None),
             (Sort::LongestWait, Some(line)) => (0, line.longest_wait),
+            (Sort::Holders, Some(line)) => (line.holders, None),
             (Sort::Since, Some(line)) => (0, line.since),
             (Sort::Name, _) | (_, None) => (0, None),
         };
@@ -330,6 +334,12 @@ pub(super) mod tests {
         assert_eq!(shown(&view), ["order:2", "stock", "order:1"]);
         press(&mut view, &[KeyCode::Char('s')]);
         assert_eq!(shown(&view), ["stock", "order:2", "order:1"]);
+        press(&mut view, &[KeyCode::Char('s')]);
+        let before = view.used.clone();
+        view.used.push(used("pool", &[(1, true, 1), (2, true, 1)]));
+        view.order();
+        assert_eq!(shown(&view), ["pool", "order:1", "order:2", "stock"]);
+        view.looked(before);
         press(&mut view, &[KeyCode::Char('s')]);
         assert_eq!(shown(&view), ["order:1", "stock", "order:2"]);
         press(&mut view, &[KeyCode::Char('s')]);
