@@ -88,10 +88,11 @@ impl Command {
 /// The command finds the name in LOCKCORE_NAME, and for an exclusive lock the fencing token in
 /// LOCKCORE_TOKEN.
 ///
-/// Signals are passed on. Without a terminal, the command and all that it starts are one process
-/// group, which gets them together. After such a signal, or the loss of the lock, the tool waits
-/// until all of them have ended. With a terminal, only the command itself gets the signals, and
-/// Ctrl-C reaches all from the terminal.
+/// Signals are passed on to the command and to all that it has started. After such a signal, or the
+/// loss of the lock, the tool waits until all of them have ended. Without a terminal, they are one
+/// process group. With a terminal, they are in the process group of lockcore, which Ctrl-C reaches
+/// as a whole, and other signals are sent to each of them. (For that, Linux shows who has started
+/// whom. On other systems with a terminal, only the command itself gets these signals.)
 ///
 /// On Linux, if lockcore itself is killed, the kernel kills the command, but not what the command
 /// has started, and not a command that changes its user (sudo).

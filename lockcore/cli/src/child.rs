@@ -14,7 +14,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Command, ExitCode, ExitStatus};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::process::{
@@ -26,6 +26,7 @@ use tokio::signal::unix::{self, SignalKind};
 
 use crate::exit::{self, Exit};
 use crate::say::say;
+use crate::{PAUSES, tree};
 
 /// The first argument of this tool when it starts itself. It is no command of clap, so that neither
 /// the help nor the completions know it.
@@ -35,7 +36,7 @@ const START: &str = "__start";
 /// The variable with the fencing token.
 pub(crate) const TOKEN: &str = "LOCKCORE_TOKEN";
 
-/// How often the tool looks whether a process group is empty. No event tells this of processes that
+/// How often the tool looks whether all processes have ended. No event tells this of processes that
 /// are not our children.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -47,18 +48,22 @@ pub(crate) struct Child {
     /// Tells when a child has ended. (If this process was started to ignore SIGCHLD, the kernel would
     /// forget how children end.)
     ends: unix::Signal,
-    /// Whether the command has a process group of its own.
+    /// Whether the command has a process group of its own. If not, what it has started is found by
+    /// its place below this process, where the system shows that.
     has_group: bool,
     /// Whether a signal that ends programs was sent.
     is_told_to_end: bool,
+    is_killed: bool,
 }
 
 impl Child {
     /// Starts a command with these variables in addition to those of this process.
     ///
     /// With a terminal, the command stays in the process group of this tool: Ctrl-C, Ctrl-Z and `fg`
-    /// are about both. Without one, it gets a group of its own, so that signals reach all that it
-    /// has started.
+    /// are about both. (With a group of its own, the command would need the terminal, and this tool
+    /// would take it back from the background. A process is stopped for that, unless it blocks SIGTTOU,
+    /// and only unsafe code can do so.) Without one, it gets a group of its own, so that a signal
+    /// reaches all that it has started at the same moment.
     pub(crate) fn start(command: &[OsString], variables: &[(&str, String)]) -> Result<Self, Exit> {
         let has_group = File::open("/dev/tty").is_err();
         let mut start = to_start(command);
@@ -79,6 +84,7 @@ impl Child {
             ends,
             has_group,
             is_told_to_end: false,
+            is_killed: false,
         })
     }
 
@@ -89,18 +95,12 @@ impl Child {
         self.has_group || !of_terminal
     }
 
-    /// Sends a signal. If the command has ended, nothing happens.
+    /// Sends a signal to the command and to what it has started. If all of them have ended, nothing
+    /// happens.
     pub(crate) fn signal(&mut self, signal: Signal) {
         self.is_told_to_end |= ![Signal::USR1, Signal::USR2, Signal::CONT].contains(&signal);
-        let sent = match self.status {
-            // The number of a group is not given to a new process while the group has members, and
-            // `ended` has not resolved yet.
-            _ if self.has_group => kill_process_group(self.pid, signal),
-            // Only `ended` frees the number of the process, so it names no other.
-            None => kill_process(self.pid, signal),
-            Some(_) => return,
-        };
-        if let Err(error) = sent
+        self.is_killed |= signal == Signal::KILL;
+        if let Err(error) = self.send(signal)
             && error != Errno::SRCH
         {
             say(format_args!(
@@ -109,17 +109,43 @@ impl Child {
         }
     }
 
-    /// Resolves when the command has ended. If it was told to end and has a group, all others of
-    /// the group must have ended too: they may still work. Cancel safety: safe.
+    fn send(&self, signal: Signal) -> Result<(), Errno> {
+        if self.has_group {
+            // The number of a group is not given to a new process while the group has members, and
+            // `ended` has not resolved yet.
+            return kill_process_group(self.pid, signal);
+        }
+        let others = tree::below().into_iter();
+        // The parents first: a script must not go on because one of its programs was ended.
+        let sent = match self.status {
+            // Only `ended` frees the number of the process, so it names no other.
+            None => kill_process(self.pid, signal),
+            Some(_) => Ok(()),
+        };
+        let others = others.filter(|other| other.pid != self.pid);
+        others.fold(sent, |sent, other| sent.and(other.signal(signal)))
+    }
+
+    /// Resolves when the command has ended. If it was told to end, all others that it has started
+    /// must have ended too: they may still work. Cancel safety: safe.
     pub(crate) async fn ended(&mut self) -> io::Result<ExitStatus> {
         loop {
             self.reap()?;
             match self.status {
                 None => drop(self.ends.recv().await),
-                Some(_) if self.is_told_to_end && self.has_others() => {
-                    tokio::time::sleep(LOOK).await;
+                Some(status) if !self.is_told_to_end => return Ok(status),
+                Some(status) => {
+                    let began = Instant::now();
+                    if !self.has_others() {
+                        return Ok(status);
+                    }
+                    if self.is_killed && !self.has_group {
+                        // One of them may have started another one before it got the signal.
+                        let _ = self.send(Signal::KILL);
+                    }
+                    // A look at all processes of a large machine takes a while.
+                    tokio::time::sleep(LOOK.max(began.elapsed() * PAUSES)).await;
                 }
-                Some(status) => return Ok(status),
             }
         }
     }
@@ -140,9 +166,12 @@ impl Child {
         }
     }
 
-    /// A process that this one may not signal is one of the group too.
     fn has_others(&self) -> bool {
-        self.has_group && test_kill_process_group(self.pid) != Err(Errno::SRCH)
+        match self.has_group {
+            // A process that this one may not signal is one of the group too.
+            true => test_kill_process_group(self.pid) != Err(Errno::SRCH),
+            false => !tree::below().is_empty(),
+        }
     }
 }
 

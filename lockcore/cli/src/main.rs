@@ -25,6 +25,7 @@ mod show;
 mod signals;
 mod supervise;
 mod top;
+mod tree;
 mod url;
 mod watch;
 
@@ -49,8 +50,8 @@ use signals::Signals;
 /// How long the end may take. What is held then is released by the client, or ends with its lease.
 const END: Duration = Duration::from_secs(5);
 
-/// A look at the store that took long is followed by a pause of this many times as long, so that
-/// `top` and `watch` take at most a fifth of the store's time with one connection.
+/// A look that took long is followed by a pause of this many times as long. So `top` and `watch` take
+/// at most a fifth of the store's time with one connection.
 const PAUSES: u32 = 4;
 
 fn main() -> ExitCode {

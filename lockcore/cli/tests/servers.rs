@@ -18,7 +18,7 @@ use tests::proxy::Proxy;
 use tests::redis_server::RedisServer;
 use tests::zookeeper_server::ZooKeeperServer;
 
-use kit::{Running, Shop, until};
+use kit::{Running, Shop, runs, until};
 
 type Fact = (&'static str, fn(&Shop));
 
@@ -64,7 +64,9 @@ fn on_a_terminal() -> Vec<Trial> {
     let needs = tmux
         .map(drop)
         .map_err(|_| "tmux is not installed".to_owned());
-    let facts: [Fact; 3] = [
+    let facts: [Fact; 5] = [
+        ("a_loss_ends_all_that_a_command_has_started", lost),
+        ("what_ignores_the_end_of_a_command_is_killed", killed),
         ("ls_and_inspect_show_blocks_on_a_narrow_terminal", blocks),
         ("top_shows_a_line_and_asks_its_holder", top),
         ("top_fits_a_narrow_terminal_and_ends_with_ctrl_c", narrow),
@@ -75,6 +77,42 @@ fn on_a_terminal() -> Vec<Trial> {
         })
     };
     facts.map(trial).into()
+}
+
+/// Starts a process that does this, writes its number into `pid`, and waits for it.
+fn in_the_background(work: &str) -> String {
+    format!("({work}; echo > ready; while :; do sleep 0.1; done) & echo $! > pid; wait")
+}
+
+fn lost(shop: &Shop) {
+    let cleans_up = "trap 'echo > asked; until [ -e go ]; do sleep 0.05; done; exit' TERM";
+    let script = in_the_background(cleans_up);
+    let words = ["run", "--ttl", "5s", "--grace", "10m", "job", "sh", "-c"];
+    let screen = shop.screen(80, 12, &[&words[..], &[&script]].concat());
+    shop.written("ready");
+    let pid = shop.written("pid");
+
+    shop.prints(&["release", "job", &shop.ticket("job", true)]);
+
+    // The command itself ends at once.
+    shop.written("asked");
+    assert!(runs(&pid), "it was killed");
+    std::fs::write(shop.path("go"), "").unwrap();
+    screen.shows("restored");
+    assert!(!runs(&pid), "it runs without its lock");
+}
+
+fn killed(shop: &Shop) {
+    let script = in_the_background("trap '' TERM");
+    let words = ["run", "--ttl", "5s", "--grace", "200ms", "job", "sh", "-c"];
+    let screen = shop.screen(80, 12, &[&words[..], &[&script]].concat());
+    shop.written("ready");
+    let pid = shop.written("pid");
+
+    shop.prints(&["release", "job", &shop.ticket("job", true)]);
+
+    screen.shows("restored");
+    assert!(!runs(&pid), "it runs without its lock");
 }
 
 fn top(shop: &Shop) {
