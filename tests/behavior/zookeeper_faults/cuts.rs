@@ -18,6 +18,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
         a_waiter_from_before_a_reconnect_is_woken_after_it
         a_watch_that_is_lost_costs_a_third_of_a_ttl
+        a_waiter_is_granted_although_its_client_has_seen_nobody_in_line
         late_events_of_a_parent_that_is_gone_grant_nothing
     ]
 }
@@ -79,6 +80,31 @@ async fn a_watch_that_is_lost_costs_a_third_of_a_ttl(_: Store) {
         }
         nothing_left(&server).await;
     }
+}
+
+/// The client still watches the line, in which its first waiter was, and misses that others came.
+async fn a_waiter_is_granted_although_its_client_has_seen_nobody_in_line(_: Store) {
+    let server = ZooKeeperServer::start();
+    let proxy = Proxy::to(server.port());
+    let (locks, deaf) = (client(&server), through(&proxy));
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let waiter = begin(deaf.mutex("a").wait(LEASE));
+    tickets(&locks, "a", 2).await;
+    eventually("it is watched", SOON, async || server.watches() > 0).await;
+    give_back(guard).await;
+    give_back(waiter.await.unwrap().unwrap()).await;
+    // The events of the releases come before this answer.
+    tickets(&deaf, "a", 0).await;
+    assert!(server.watches() > 0, "the client still follows");
+    proxy.lose_events();
+
+    let guard = locks.mutex("a").acquire().await.unwrap();
+    let waiter = begin(deaf.mutex("a").wait(LEASE));
+    tickets(&locks, "a", 2).await;
+    give_back(guard).await;
+
+    give_back(waiter.await.unwrap().unwrap()).await;
+    nothing_left(&server).await;
 }
 
 /// A new parent numbers its nodes from the beginning. So a late event of the old parent may have

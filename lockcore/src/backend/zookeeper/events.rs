@@ -118,6 +118,19 @@ impl Session {
         }
     }
 
+    /// If our copy of a line still [misses](Line::misses) a ticket of ours, the line is followed anew,
+    /// as in [`doubt`](Self::doubt).
+    pub(super) fn doubt_without(self: &Arc<Self>, path: &str, sequence: i32) {
+        let mut state = self.state();
+        if let Some(line) = state.lines.get_mut(path)
+            && line.misses(sequence)
+        {
+            tracing::debug!("a ticket of ours is not in its line, as its watch told");
+            line.stop();
+            self.follow(&mut state, path);
+        }
+    }
+
     fn line_was_read(self: &Arc<Self>, path: &str, children: &[String], parent: Option<&Stat>) {
         let mut state = self.state();
         let Some(line) = state.lines.get_mut(path) else {

@@ -103,6 +103,17 @@ impl Line {
         self.current && !self.tickets.iter().all(Ticket::wants_all)
     }
 
+    /// Whether the copy, which should be right, does not have the ticket of ours with this number. Then
+    /// the watch has missed its create, and perhaps more. What the copy has in front of this number
+    /// says nothing.
+    pub(super) fn misses(&self, sequence: i32) -> bool {
+        self.current
+            && !self
+                .tickets
+                .iter()
+                .any(|ticket| ticket.sequence == sequence)
+    }
+
     /// Whether a node is in the line, as far as this client knows.
     pub(super) fn believes_in(&self, node: &str) -> bool {
         match self.current {

@@ -28,6 +28,7 @@ use crate::request::{Id, Request};
 ///   are. If the copy of the line says that a ticket holds, the copy is trusted. If the copy says
 ///   that nothing has happened, it is not trusted, because the watch may be lost. A lost watch
 ///   delays a grant by about a third of the ttl.
+/// - A waiter that is not in the copy of its line: the line is read, and followed anew.
 /// - Our other waiters in a line that is followed: their state comes from the events of the line.
 ///   If only the ticket ahead is watched, their own nodes are read.
 /// - A waiter in a line that nobody follows, or in a line that differs from its copy: the line is
@@ -67,6 +68,8 @@ struct RenewCall<'a> {
     gone: Vec<(String, String)>,
     /// The lines whose parent was written since they were read, and the id of that transaction.
     outdated: Vec<(String, i64)>,
+    /// The lines whose copies miss a waiter of ours, and the number of that waiter.
+    incomplete: Vec<(String, i32)>,
     /// When the nodes are read, at the earliest.
     now: Instant,
 }
@@ -90,6 +93,7 @@ impl<'a> RenewCall<'a> {
             unclear: Vec::new(),
             gone: Vec::new(),
             outdated: Vec::new(),
+            incomplete: Vec::new(),
             now: Clock::BOOT.now(),
         };
         let state = session.state();
@@ -150,6 +154,11 @@ impl<'a> RenewCall<'a> {
             self.looks.at(at, mine, Relation::Ticket);
         }
         let line = state.lines.get(&mine.parent);
+        if line.is_some_and(|line| line.misses(mine.sequence)) {
+            self.incomplete.push((mine.parent.clone(), mine.sequence));
+            self.unclear.push((at, mine.clone()));
+            return;
+        }
         let ahead = line.and_then(|line| line.ahead_of(mine.sequence));
         // If a waiter has become smaller, it may hold now, so its line is read.
         let Some(ahead) = ahead.filter(|_| !is_smaller) else {
@@ -328,6 +337,9 @@ impl<'a> RenewCall<'a> {
     fn end(self) -> Vec<Renewed> {
         for (path, node) in self.gone {
             self.session.doubt(&path, &node);
+        }
+        for (path, sequence) in self.incomplete {
+            self.session.doubt_without(&path, sequence);
         }
         for (path, written) in self.outdated {
             self.session.doubt_terms(&path, written);
