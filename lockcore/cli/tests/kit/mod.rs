@@ -5,6 +5,7 @@
 
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -103,8 +104,11 @@ impl Shop {
 
     /// The tool on a terminal of this size, in tmux.
     pub fn screen(&self, columns: u32, rows: u32, words: &[&str]) -> Screen {
+        // The server of a screen that was dropped may still be ending.
+        static SCREENS: AtomicU32 = AtomicU32::new(0);
+        let number = SCREENS.fetch_add(1, Ordering::Relaxed);
         let screen = Screen {
-            socket: self.path("tmux"),
+            socket: self.path(&format!("tmux-{number}")),
         };
         let (columns, rows) = (columns.to_string(), rows.to_string());
         let socket = screen.socket.display().to_string();
