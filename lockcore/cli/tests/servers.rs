@@ -269,8 +269,9 @@ fn outages() -> Vec<Trial> {
 /// A lock that ends with the session of its process stays taken for as long as the tool stays.
 fn min_hold(shop: &Shop) {
     let began = Instant::now();
-    // Longer than an operation may take: for that long, the end of the client waits anyway.
-    let hold = ["run", "--ttl", "2s", "--min-hold", "12s", "job"];
+    // Longer than a ttl, and than an operation may take: for that long, the end of the client waits
+    // anyway.
+    let hold = ["run", "--min-hold", "12s", "job"];
     let mut first = shop.start(&[&hold[..], &["sh", "-c", "echo > done"]].concat());
     shop.written("done");
     assert_eq!(shop.code(&["run", "--try", "job", "true"]), 75);
