@@ -363,12 +363,13 @@ fn watch_goes_on() {
     shows("said", "answers again", 1);
     shows("changes", "is gone", 1);
     shows("changes", "holds", 2);
-    assert_eq!(
-        shop.read("said").lines().count(),
-        2,
-        "{}",
-        shop.read("said")
-    );
+    // On a busy machine, a look may come too late in between, and is said too.
+    let said = shop.read("said");
+    let is_of_an_outage = |(at, line): (usize, &str)| match at % 2 {
+        0 => line.ends_with("looking again"),
+        _ => line.contains("answers again"),
+    };
+    assert!(said.lines().enumerate().all(is_of_an_outage), "{said}");
     watch.signal("-TERM");
     assert_eq!(watch.ended().code(), Some(128 + 15));
 }
