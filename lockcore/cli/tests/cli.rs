@@ -482,13 +482,45 @@ fn a_reader_that_has_seen_enough_ends_watch_without_a_word() {
     assert_eq!(said, "");
 }
 
+/// The line of a crontab that the guide shows, on two machines.
+#[test]
+fn the_crontab_of_the_recipe_runs_its_script_on_one_machine() {
+    let shop = Shop::new();
+    let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../src/guide/recipes.md");
+    let recipes = std::fs::read_to_string(guide).unwrap();
+    let mut of_tool = recipes.lines().filter_map(|line| {
+        let (crontab, words) = line.split_once(" lockcore run ")?;
+        crontab.starts_with("0 3 * * *").then_some(words)
+    });
+    let words = of_tool.next().unwrap().split_whitespace();
+    let words: Vec<_> = std::iter::once("run").chain(words).collect();
+    // Another process writes it. A file that this one writes cannot be executed while a child that a
+    // test beside this one has just started has it open too.
+    let script = "echo '#!/bin/sh\necho $LOCKCORE_NAME >> reports' > report.sh; chmod +x report.sh";
+    let mut writer = std::process::Command::new("sh");
+    let written = writer
+        .args(["-c", script])
+        .current_dir(shop.path("."))
+        .status();
+    assert!(written.unwrap().success());
+
+    for _machine in 0..2 {
+        let outcome = shop.outcome(&words);
+
+        assert!(outcome.status.success(), "{outcome:?}");
+        assert_eq!((outcome.stdout, outcome.stderr), (vec![], vec![]));
+    }
+
+    assert_eq!(shop.read("reports"), "nightly-report\n");
+}
+
 #[test]
 fn ctrl_c_ends_each_command_that_waits_and_leaves_nothing() {
     let shop = Shop::new();
     let _holder = shop.start(&["run", "job", "sleep", "1000"]);
-    shop.ticket("job", true);
+    let ticket = shop.ticket("job", true);
     shop.prints(&["latch", "set", "ready", "1"]);
-    let commands: [&[&str]; 7] = [
+    let commands: [&[&str]; 8] = [
         &["run", "--wait", "forever", "job", "touch", "ran"],
         &["run", "other", "sleep", "1000"],
         &["elect", "job", "touch", "ran"],
@@ -496,6 +528,7 @@ fn ctrl_c_ends_each_command_that_waits_and_leaves_nothing() {
         &["latch", "wait", "--wait", "forever", "ready"],
         &["counter", "watch", "hits"],
         &["bench", "--time", "10m"],
+        &["revoke", "--within", "10m", "job", &ticket],
     ];
 
     for words in commands {
