@@ -6,13 +6,16 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use libtest_mimic::Trial;
 use lockcore::backend::{self, Departure, Enqueued, EventSink, FULL, Id, Name, Released, Request};
+use lockcore::{ErrorKind, LostReason};
 use tests::etcd_server::EtcdServer;
 use tests::eventually::eventually;
 
 use super::{client, namespace};
 use crate::faults::{builder, is_renewed, patient, works_again};
 use crate::giving_up::polled;
-use crate::store::{DEFAULT, Kind, PATIENCE, SOON, STALL, Store, begin, give_back, soon, tickets};
+use crate::store::{
+    DEFAULT, Kind, LEASE, PATIENCE, SOON, STALL, Store, begin, give_back, kind, soon, tickets,
+};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
@@ -20,6 +23,9 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         the_counters_of_all_clients_share_a_lease
         a_holder_whose_lease_somebody_revokes_learns_it
         a_holder_whose_key_somebody_deletes_learns_it
+        a_ticket_that_somebody_has_written_over_is_put_right
+        a_permit_that_somebody_has_written_over_is_put_right
+        a_holder_whose_adopted_ticket_somebody_has_written_over_learns_it
         a_lock_with_a_short_ttl_ends_beside_one_with_a_long_ttl
         a_ticket_that_is_kept_after_its_detach_does_not_end_with_its_own_lease
         a_client_with_a_shorter_lease_adopts_and_renews
@@ -103,6 +109,90 @@ async fn a_holder_whose_key_somebody_deletes_learns_it(_: Store) {
     give_back(next).await;
     give_back(other).await;
     works_again(&holder, "a", SOON).await;
+}
+
+/// As an operator does with `etcdctl put`: with and without the lease of the key.
+async fn a_ticket_that_somebody_has_written_over_is_put_right(_: Store) {
+    for options in [&[][..], &["--ignore-lease"]] {
+        let server = EtcdServer::start();
+        let (holder, waiter) = (client(&server), client(&server));
+        let guard = holder.mutex("a").acquire().await.unwrap();
+        let (key, value, lease) = ticket(&server);
+        let waits = begin(waiter.mutex("a").wait(STALL));
+        tickets(&holder, "a", 2).await;
+
+        server.ctl(&[&["put", &key, "x"], options].concat());
+        guard.extend(LEASE).await.unwrap();
+
+        let now = server.ctl(&["get", &key, "--print-value-only"]);
+        assert_eq!(terms(&now), terms(&value));
+        let of_lease = server.ctl(&["lease", "timetolive", &lease, "--keys"]);
+        assert!(of_lease.contains(&key), "{of_lease}");
+        assert!(guard.is_valid() && !waits.is_finished());
+        give_back(guard).await;
+        give_back(soon(waits).await.unwrap().unwrap()).await;
+    }
+}
+
+/// Meanwhile, the ticket counts as one that takes all permits.
+async fn a_permit_that_somebody_has_written_over_is_put_right(_: Store) {
+    let server = EtcdServer::start();
+    let (holder, other) = (client(&server), client(&server));
+    let pool = other.semaphore("a", 2);
+    let guard = holder.semaphore("a", 2).acquire().await.unwrap();
+    let (key, ..) = ticket(&server);
+
+    server.ctl(&["put", &key, "x"]);
+    let refused = kind(pool.try_acquire().await);
+    assert_eq!(refused, ErrorKind::CapacityMismatch);
+    guard.extend(LEASE).await.unwrap();
+
+    let second = pool.try_acquire().await.unwrap();
+    assert_eq!(kind(pool.try_acquire().await), ErrorKind::Busy);
+    assert!(guard.is_valid());
+    give_back(guard).await;
+    give_back(second).await;
+}
+
+/// The number of such a ticket is in its value. So it stands behind the one that has come before it was
+/// adopted.
+async fn a_holder_whose_adopted_ticket_somebody_has_written_over_learns_it(_: Store) {
+    let server = EtcdServer::start();
+    let [first, holder, waiter] = [(); 3].map(|()| client(&server));
+    let guard = first.mutex("a").acquire().await.unwrap();
+    let waits = begin(waiter.mutex("a").wait(STALL));
+    tickets(&first, "a", 2).await;
+    let before = server.keys("test:1:{a}/t");
+    let guard = holder.adopt(&guard.detach().await.unwrap()).await.unwrap();
+    let mut keys = server.keys("test:1:{a}/t");
+    keys.retain(|key| !before.contains(key));
+
+    server.ctl(&["put", &keys[0], "x"]);
+
+    let next = soon(waits).await.unwrap().unwrap();
+    let lost = kind(guard.extend(LEASE).await);
+    assert_eq!(lost, ErrorKind::Lost(LostReason::Taken));
+    drop(guard);
+    give_back(next).await;
+    works_again(&waiter, "a", SOON).await;
+}
+
+/// The key of the only ticket at the server, its value and its lease.
+fn ticket(server: &EtcdServer) -> (String, String, String) {
+    let [key] = server.keys("test:1:{a}/t").try_into().unwrap();
+    let value = server.ctl(&["get", &key, "--print-value-only"]);
+    let lease = server.leases().into_iter().find(|lease| {
+        let told = server.ctl(&["lease", "timetolive", lease, "--keys"]);
+        told.contains(&key)
+    });
+    (key, value, lease.unwrap())
+}
+
+/// What a ticket says, without the time of its request.
+fn terms(ticket: &str) -> (&str, &str) {
+    let (numbers, owner) = ticket.split_once('\n').unwrap();
+    let (terms, _) = numbers.rsplit_once(' ').unwrap();
+    (terms, owner)
 }
 
 /// Both are in one lease, which lasts for the longer ttl.

@@ -202,8 +202,7 @@ impl Ticket {
     /// Reads a value. If somebody has written something else over a ticket, this counts as a ticket
     /// that takes everything: its holder may believe in it.
     pub(super) fn decode(value: &[u8]) -> Self {
-        let parsed = std::str::from_utf8(value).ok().and_then(Self::parse);
-        parsed.unwrap_or_else(|| Self {
+        Self::parse(value).unwrap_or_else(|| Self {
             permits: FULL.get(),
             capacity: FULL.get(),
             ttl: Duration::ZERO,
@@ -213,8 +212,9 @@ impl Ticket {
         })
     }
 
-    fn parse(value: &str) -> Option<Self> {
-        let (numbers, owner) = value.split_once('\n')?;
+    /// Reads a value. `None` if it is none of ours.
+    pub(super) fn parse(value: &[u8]) -> Option<Self> {
+        let (numbers, owner) = std::str::from_utf8(value).ok()?.split_once('\n')?;
         let mut numbers = numbers.split(' ');
         Some(Self {
             permits: numbers.next()?.parse().ok()?,

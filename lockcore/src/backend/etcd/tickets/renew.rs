@@ -9,13 +9,15 @@
 //!   lock.
 //! - A ticket that must become smaller, or that gets a longer ttl, or that is taken back after a
 //!   detach: its key is read, and written over what was read.
+//! - A ticket that holds, and whose key somebody has written over: it is still in its place, because
+//!   the key was not created anew. So the ticket is written again, with the lease of the client.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use futures_util::future::{join_all, try_join_all};
 
-use super::valid_for;
+use super::{millis, valid_for};
 use crate::backend::etcd::layout::{self, Ticket};
 use crate::backend::etcd::line::Copy;
 use crate::backend::etcd::messages::{
@@ -65,6 +67,8 @@ enum Found {
         look: bool,
         /// The owner, and behind it an ask-back, if the key was read.
         owner: Option<String>,
+        /// Somebody has written over the key, which has no lease since then.
+        is_bare: bool,
     },
 }
 
@@ -88,6 +92,7 @@ impl<'a> Round<'a> {
                         look: mine.granted && is_due || at.changes(request, mine),
                         mine: mine.clone(),
                         owner: None,
+                        is_bare: false,
                     }
                 }
             });
@@ -121,7 +126,13 @@ impl<'a> Round<'a> {
     /// The key of a ticket was read. Returns it if it is to be written.
     fn learn(&mut self, index: usize, kv: Option<KeyValue>) -> Option<KeyValue> {
         let (request, lease) = (&self.tickets[index], self.at.session.lease);
-        let Found::There { mine, owner, .. } = &mut self.found[index] else {
+        let Found::There {
+            mine,
+            owner,
+            is_bare,
+            ..
+        } = &mut self.found[index]
+        else {
             return None;
         };
         let mut state = self.at.session.state();
@@ -129,7 +140,9 @@ impl<'a> Round<'a> {
         let is_detached = known.as_ref().is_some_and(|known| known.detached.is_some());
         let same = |kv: &KeyValue| {
             let number = Ticket::decode(&kv.value).number(kv.create_revision);
-            Some(number) == mine.number && (kv.lease == lease || is_detached)
+            // Without a lease: no client writes it so.
+            let is_ours = kv.lease == lease || kv.lease == 0 || is_detached;
+            Some(number) == mine.number && is_ours
         };
         let Some(kv) = kv.filter(same) else {
             if let Some(known) = known {
@@ -141,17 +154,19 @@ impl<'a> Round<'a> {
         let ticket = Ticket::decode(&kv.value);
         (mine.permits, mine.ttl) = (ticket.permits, ticket.ttl);
         *owner = Some(ticket.owner);
+        *is_bare = kv.lease == 0;
+        let is_bare = *is_bare;
         if let Some(known) = known {
             // Another renewal has taken the ticket back, or it is to be detached again.
             mine.detached = mine.detached.filter(|at| known.detached == Some(*at));
             (known.permits, known.ttl) = (mine.permits, mine.ttl);
             known.seen = Some(self.now);
         }
-        self.at.changes(request, mine).then_some(kv)
+        (is_bare || self.at.changes(request, mine)).then_some(kv)
     }
 
-    /// Makes tickets smaller, and their ttls longer, and takes back those that were not detached in
-    /// the end.
+    /// Makes tickets smaller, and their ttls longer, takes back those that were not detached in the
+    /// end, and puts right those that somebody has written over.
     ///
     /// A caller of `revoke` reads the ttl together with its ask-back. If the holder is silent, the
     /// caller waits for one ttl, and then deletes the key. So no holder may rely on a ttl that this
@@ -161,11 +176,13 @@ impl<'a> Round<'a> {
     async fn write(&mut self, unwritten: Vec<(usize, KeyValue)>) {
         let writes = unwritten.iter().map(|(index, kv)| {
             let (request, key) = (&self.tickets[*index], self.key(*index));
-            let mut ticket = Ticket::decode(&kv.value);
+            let ttl = request.ttl.min(self.at.session.ttl);
+            let ticket = Ticket::parse(&kv.value);
+            let mut ticket = ticket.unwrap_or_else(|| Ticket::of(request, ttl, millis()));
             ticket.permits = ticket.permits.min(request.permits.get());
-            ticket.ttl = ticket.ttl.max(request.ttl.min(self.at.session.ttl));
+            ticket.ttl = ticket.ttl.max(ttl);
             let compare = vec![was_written(&key, kv.mod_revision)];
-            let writes = vec![match self.is_detached(*index) {
+            let writes = vec![match self.has_no_lease_of_ours(*index) {
                 true => put(&key, ticket.encode(), self.at.session.lease),
                 false => rewrite(&key, ticket.encode()),
             }];
@@ -208,9 +225,9 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Whether the ticket was to be detached when this round began.
-    fn is_detached(&self, index: usize) -> bool {
-        matches!(&self.found[index], Found::There { mine, .. } if mine.detached.is_some())
+    /// Whether the ticket was to be detached when this round began, or somebody has written over it.
+    fn has_no_lease_of_ours(&self, index: usize) -> bool {
+        matches!(&self.found[index], Found::There { mine, is_bare, .. } if mine.detached.is_some() || *is_bare)
     }
 
     /// Reads the lines of tickets that wait.
