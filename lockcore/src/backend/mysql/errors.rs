@@ -28,8 +28,13 @@ fn answered(code: u16, text: &str) -> StoreError {
         // The server takes no writes any more: it is a replica by now. Or a procedure is missing:
         // somebody replaces the procedures, or has dropped them. The next connection finds out.
         1290 | 1792 | 1836 | 1305 => StoreError::replace(Fault::Retry, text),
-        // The memory, the disk, a table or the table of locks is full.
-        1041 | 1021 | 1114 | 1206 => StoreError::new(Fault::Refused, text),
+        // The disk is full, or a table space has its largest size.
+        1021 | 1114 => StoreError::new(
+            Fault::Refused,
+            format!("{text}; free disk space there, or let its table space grow"),
+        ),
+        // The memory, or the table of locks, is full.
+        1041 | 1206 => StoreError::new(Fault::Refused, text),
         1044 | 1045 | 1142 | 1146 | 1227 | 1370 | 1449 | 1665 => {
             StoreError::new(Fault::Config, format!("{text}{GUIDE}"))
         }
