@@ -2,6 +2,7 @@
 //! tables are missing. Each fact has its own server. A group of facts is the file of this folder.
 
 mod cost;
+mod deadlocks;
 mod full;
 mod locked;
 mod settings;
@@ -29,6 +30,7 @@ const FILE: &str = include_str!("../../lockcore/src/backend/mysql/schema/lockcor
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     let mut facts = locked::facts(store);
     facts.extend(cost::facts(store));
+    facts.extend(deadlocks::facts(store));
     facts.extend(full::facts(store));
     facts.extend(settings::facts(store));
     facts.extend(crate::store_facts![store, DEFAULT;
