@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use libtest_mimic::Trial;
-use lockcore::Locks;
+use lockcore::{Locks, Release};
 use tests::eventually::eventually;
 use tests::mysql_server::{DATABASE, MysqlServer, Session};
 
@@ -17,6 +17,7 @@ use crate::store::{DEFAULT, Kind, LEASE, SOON, STALL, Store, begin, give_back, s
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
         a_name_that_somebody_else_has_locked_holds_up_no_other_one
+        a_release_of_a_name_that_somebody_else_has_locked_holds_up_no_other_one
         a_holder_of_a_name_that_somebody_else_has_locked_loses_no_other_name
         a_holder_of_tickets_that_somebody_else_has_locked_loses_no_other_name
         a_holder_of_a_ticket_that_is_locked_for_a_moment_keeps_it
@@ -85,6 +86,32 @@ async fn a_name_that_somebody_else_has_locked_holds_up_no_other_one(_: Store) {
     );
     session.run("ROLLBACK");
     give_back(waits.await.unwrap().unwrap()).await;
+}
+
+/// The call of the release waits for five seconds. On a machine that stalls it may end before the other
+/// name has changed hands, and then this is tried again.
+async fn a_release_of_a_name_that_somebody_else_has_locked_holds_up_no_other_one(_: Store) {
+    let server = MysqlServer::start();
+    let mut session = server.session();
+    let locks = with_tables(&server).await;
+    for _ in 0..5 {
+        let guard = locks.mutex("a").acquire().await.unwrap();
+        lock(&mut session, "names WHERE name = 'test:1:{a}'");
+        let release = tokio::spawn(guard.release());
+        let before = one_waits(&server).await;
+
+        give_back(locks.mutex("b").acquire().await.unwrap()).await;
+
+        let goes_on = waiting(&server) == before;
+        session.run("ROLLBACK");
+        let released = release.await.unwrap();
+        tickets(&locks, "a", 0).await;
+        if goes_on {
+            assert_eq!(released.unwrap(), Release::Released);
+            return;
+        }
+    }
+    panic!("the other name has waited for the release");
 }
 
 /// The keeper renews all in one call, if it can.
