@@ -28,6 +28,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, DEFAULT;
         a_transaction_that_holds_a_lock_keeps_it_when_the_lease_ends
         a_release_takes_effect_when_the_transaction_that_holds_the_lock_ends
+        a_release_of_several_locks_leaves_the_one_that_a_transaction_holds
         a_transaction_is_refused_when_the_lock_has_gone
         a_transaction_with_a_snapshot_from_before_the_grant_is_refused
         a_sweep_leaves_a_ticket_that_a_transaction_holds
@@ -155,6 +156,33 @@ async fn a_release_takes_effect_when_the_transaction_that_holds_the_lock_ends(_:
     );
 }
 
+/// As the keeper releases several locks: in one call.
+async fn a_release_of_several_locks_leaves_the_one_that_a_transaction_holds(_: Store) {
+    let server = server();
+    let (holder, others) = (client(&server), client(&server));
+    let table = Table::open(&server).await;
+    let guard = holder.mutex("a").acquire().await.unwrap();
+    let other = holder.mutex("b").acquire().await.unwrap();
+    table.hold(&guard).await.unwrap();
+    let left = "SELECT count(*) FROM lockcore1.tickets";
+
+    // It waits for no row.
+    let released = server.query(
+        "SET lock_timeout = '30s'; SELECT count(*) FROM lockcore1.release(ARRAY(SELECT name FROM lockcore1.tickets ORDER BY name), \
+         ARRAY(SELECT id FROM lockcore1.tickets ORDER BY name), ARRAY[false, false]) AS r WHERE r.was_there",
+    );
+
+    assert_eq!(released, ["2"]);
+    assert_eq!(server.query(left), ["1"]);
+    give_back(others.mutex("b").try_acquire().await.unwrap()).await;
+    let busy = others.mutex("a").try_acquire().await;
+    assert_eq!(kind(busy), ErrorKind::Busy);
+    table.run("COMMIT").await;
+    give_back(others.mutex("a").try_acquire().await.unwrap()).await;
+    assert_eq!(server.query(left), ["0"]);
+    drop((guard, other));
+}
+
 async fn a_transaction_is_refused_when_the_lock_has_gone(_: Store) {
     let server = server();
     let proxy = Proxy::to(server.port());
@@ -246,8 +274,23 @@ async fn a_renewal_passes_a_transaction_that_holds_the_lock(_: Store) {
     give_back(waits.await.unwrap().unwrap()).await;
 }
 
+/// Lets all who can get the lock now visit first. As long as a transaction holds it, nobody can.
+async fn lets_others_in(server: &PostgresServer, onlooker: &Locks, table: &Table) {
+    let granted = "SELECT count(*) FROM lockcore1.tickets \
+        WHERE granted AND expires_at > lockcore1.now_micros()";
+    let before = table.count().await;
+    // Whoever looks at the line lets the next one in.
+    let _ = onlooker.mutex("a").try_acquire().await;
+    if server.query(granted) != ["0"] {
+        eventually("another one has visited", SOON, async || {
+            table.count().await > before
+        })
+        .await;
+    }
+}
+
 /// Each visit reads the count, and writes it later. Now and then the visitor is cut off from its
-/// lock in between, until its lease has ended.
+/// lock in between, until its lease has ended. A visit of somebody else would be lost then.
 async fn a_row_without_a_token_loses_no_change_when_leases_end_in_transactions(_: Store) {
     let server = Arc::new(server());
     let commits = Arc::new(AtomicUsize::new(0));
@@ -256,6 +299,7 @@ async fn a_row_without_a_token_loses_no_change_when_leases_end_in_transactions(_
         tokio::spawn(async move {
             let proxy = Proxy::to(server.port());
             let locks = patient(server.url_at(proxy.port())).build().unwrap();
+            let onlooker = client(&server);
             let table = Table::open(&server).await;
             for visit in 0..6 {
                 let lock = locks.mutex("a").ttl(TTL).wait(2 * STALL);
@@ -270,6 +314,7 @@ async fn a_row_without_a_token_loses_no_change_when_leases_end_in_transactions(_
                 if visit % 3 == 2 {
                     proxy.cut();
                     is_over(&server).await;
+                    lets_others_in(&server, &onlooker, &table).await;
                     proxy.restore();
                 }
                 let write = format!("UPDATE visits SET count = {} + 1; COMMIT", count);
