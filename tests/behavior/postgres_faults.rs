@@ -16,6 +16,7 @@ use lockcore::backend::{
 };
 use lockcore::{ErrorKind, Locks};
 use tests::eventually::eventually;
+use tests::faketime::Clock;
 use tests::postgres_server::{Pooler, PostgresServer, USER};
 use tests::proxy::Proxy;
 use tests::watch::SECRET;
@@ -26,7 +27,7 @@ use holds::Table;
 use crate::crowd::{Crowd, SHORT};
 use crate::faults::{builder, patient, works_again};
 use crate::store::{
-    DEFAULT, Kind, LEASE, PATIENCE, SOON, STALL, Store, begin, give_back, kind, tickets,
+    DEFAULT, Kind, LEASE, PATIENCE, SOON, STALL, Store, begin, give_back, kind, soon, tickets,
 };
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
@@ -53,6 +54,8 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_database_that_is_only_read_is_unavailable
         a_server_without_a_free_connection_is_unavailable
         a_request_for_a_hundred_names_takes_one_lock_for_each
+        tokens_rise_when_the_clock_of_the_server_is_set_back
+        a_clock_that_jumps_ahead_ends_leases_and_their_holders_learn_of_it
     ]);
     facts
 }
@@ -480,4 +483,41 @@ async fn a_request_for_a_hundred_names_takes_one_lock_for_each(_: Store) {
     let released = connection.release(departures.collect()).await.unwrap();
 
     assert_eq!(released, [Released::Released; 100]);
+}
+
+async fn tokens_rise_when_the_clock_of_the_server_is_set_back(_: Store) {
+    let server = PostgresServer::with_clock();
+    let locks = patient(server.url()).build().unwrap();
+    let hour = Duration::from_secs(3600);
+    let mut before = None;
+    for clock in [
+        Clock::True,
+        Clock::Behind(hour),
+        Clock::Ahead(hour),
+        Clock::Behind(2 * hour),
+    ] {
+        server.set_clock(clock);
+        let guard = locks.mutex("a").acquire().await.unwrap();
+        let token = Some(guard.fencing_token().unwrap());
+        assert!(token > before, "{token:?} after {before:?} at {clock:?}");
+        before = token;
+        give_back(guard).await;
+    }
+}
+
+async fn a_clock_that_jumps_ahead_ends_leases_and_their_holders_learn_of_it(_: Store) {
+    let server = PostgresServer::with_clock();
+    let [holder, others] = [(); 2].map(|()| patient(server.url()).build().unwrap());
+    let guard = holder.mutex("a").ttl(SHORT).acquire().await.unwrap();
+    let token = guard.fencing_token().unwrap();
+    let waits = begin(others.mutex("a").wait(STALL));
+    tickets(&others, "a", 2).await;
+
+    server.set_clock(Clock::Ahead(Duration::from_secs(3600)));
+
+    soon(guard.lost()).await;
+    // The ticket of the one that waits has ended, too, and it has asked again.
+    let next = waits.await.unwrap().unwrap();
+    assert!(next.fencing_token().unwrap() > token);
+    give_back(next).await;
 }

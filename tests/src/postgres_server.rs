@@ -24,6 +24,7 @@ use tokio_postgres::{Client, Config, NoTls, SimpleQueryMessage};
 use crate::certificates::{Authority, Identity};
 use crate::daemon::{self, Daemon, NotStarted};
 use crate::elsewhere::elsewhere;
+use crate::faketime::{Clock, FakeClock};
 use crate::prepared::Prepared;
 use crate::unprivileged::{as_unprivileged, give_away, place};
 use crate::watch::SECRET;
@@ -75,6 +76,7 @@ const SETTINGS: [&str; 10] = [
 pub struct PostgresServer {
     port: u16,
     extra: Vec<String>,
+    clock: Option<FakeClock>,
     daemon: Daemon,
 }
 
@@ -86,6 +88,15 @@ impl PostgresServer {
     /// A server with more settings, for example `&["max_connections=20"]`.
     pub fn with(extra: &[&str]) -> Self {
         Self::launch(extra, |data| template().copy_to(data))
+    }
+
+    /// A server whose wall clock [`set_clock`](Self::set_clock) can change.
+    pub fn with_clock() -> Self {
+        let clock = |folder: &Path| {
+            let clock = FakeClock::in_folder(folder).unwrap_or_else(|reason| panic!("{reason}"));
+            Some(clock)
+        };
+        Self::launch_with(&[], clock, |data| template().copy_to(data))
     }
 
     /// A server on which nobody has made the schema yet.
@@ -173,6 +184,12 @@ impl PostgresServer {
         daemon::start_again(START, || self.serve());
     }
 
+    /// Sets the wall clock. It takes effect when the server reads the clock next.
+    pub fn set_clock(&self, clock: Clock) {
+        let own = self.clock.as_ref().expect("a server `with_clock`");
+        own.set(clock);
+    }
+
     /// Lets the server write no file beyond this length, as on a full disk. With `None` there is
     /// room again.
     pub fn limit_files(&self, longest: Option<u64>) {
@@ -222,11 +239,20 @@ impl PostgresServer {
     }
 
     fn launch(extra: &[&str], fill: impl FnOnce(&Path)) -> Self {
+        Self::launch_with(extra, |_| None, fill)
+    }
+
+    fn launch_with(
+        extra: &[&str],
+        clock: impl FnOnce(&Path) -> Option<FakeClock>,
+        fill: impl FnOnce(&Path),
+    ) -> Self {
         Self::available().unwrap_or_else(|reason| panic!("{reason}"));
         let daemon = Daemon::new("this PostgreSQL server", "pg-").ends_by(CRASH);
         let mut server = Self {
             port: 0,
             extra: extra.iter().map(ToString::to_string).collect(),
+            clock: clock(daemon.folder()),
             daemon,
         };
         fill(&server.data());
@@ -246,6 +272,9 @@ impl PostgresServer {
         let extra = self.extra.iter().map(String::as_str);
         for setting in SETTINGS.into_iter().chain(extra) {
             command.args(["-c", setting]);
+        }
+        if let Some(clock) = &self.clock {
+            clock.preload_into(&mut command);
         }
         let serves = || self.try_query("SELECT 1").is_ok();
         self.daemon.serve(&mut command, START, serves)
