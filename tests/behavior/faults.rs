@@ -388,3 +388,26 @@ pub(crate) async fn a_crowd_overlaps_nowhere<R: FnOnce()>(url: &str, breaks: imp
     witness.assert_no_overlap();
     assert_eq!(out_of_order, 0);
 }
+
+/// Waits until the kernel probes all connections of this process to this port. So it notices that the
+/// machine at the other end has gone without notice, although nothing is sent.
+pub(crate) async fn is_probed(port: u16) {
+    // What the kernel calls the timer of a connection that waits for nothing but the next probe.
+    const PROBE: &str = "02";
+    eventually("all connections are probed", SOON, async || {
+        let sockets = std::fs::read_to_string("/proc/net/tcp").unwrap();
+        let timers = sockets.lines().filter_map(|socket| timer(socket, port));
+        let timers: Vec<_> = timers.collect();
+        !timers.is_empty() && timers.iter().all(|timer| *timer == PROBE)
+    })
+    .await;
+}
+
+/// The timer that runs for a connection to this port, from its line in the list of the kernel.
+fn timer(socket: &str, port: u16) -> Option<&str> {
+    let mut fields = socket.split_whitespace().skip(2);
+    let (_, to) = fields.next()?.split_once(':')?;
+    let is_open = fields.next()? == "01";
+    let (timer, _) = fields.nth(1)?.split_once(':')?;
+    (is_open && u16::from_str_radix(to, 16) == Ok(port)).then_some(timer)
+}

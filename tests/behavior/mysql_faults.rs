@@ -19,7 +19,7 @@ use tests::proxy::Proxy;
 use tests::watch::SECRET;
 
 use crate::crowd::{Crowd, SHORT};
-use crate::faults::{builder, patient, works_again};
+use crate::faults::{builder, is_probed, patient, works_again};
 use crate::store::{
     DEFAULT, Kind, LEASE, SOON, STALL, Store, begin, give_back, kind, soon, tickets,
 };
@@ -42,6 +42,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_server_with_odd_defaults_keeps_locks
         a_server_that_takes_no_writes_any_more_is_unavailable
         a_server_without_a_free_connection_is_unavailable
+        a_connection_without_traffic_is_probed
         clients_that_find_no_tables_make_them
         procedures_of_an_earlier_version_are_replaced_by_a_client_that_may
         procedures_of_a_later_version_stay
@@ -228,6 +229,16 @@ async fn a_server_without_a_free_connection_is_unavailable(_: Store) {
 
     drop(sessions);
     works_again(&locks, "b", SOON).await;
+}
+
+async fn a_connection_without_traffic_is_probed(_: Store) {
+    let server = MysqlServer::start();
+    let locks = patient(server.url()).build().unwrap();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+
+    is_probed(server.port()).await;
+
+    give_back(guard).await;
 }
 
 async fn clients_that_find_no_tables_make_them(_: Store) {

@@ -25,7 +25,7 @@ use tests::witness::Witness;
 use holds::Table;
 
 use crate::crowd::{Crowd, SHORT};
-use crate::faults::{builder, patient, works_again};
+use crate::faults::{builder, is_probed, patient, works_again};
 use crate::store::{
     DEFAULT, Kind, LEASE, PATIENCE, SOON, STALL, Store, begin, give_back, kind, soon, tickets,
 };
@@ -53,6 +53,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         clients_that_look_behind_a_pooler_exclude_each_other_and_leave_nothing_there
         a_database_that_is_only_read_is_unavailable
         a_server_without_a_free_connection_is_unavailable
+        a_connection_without_traffic_is_probed
         a_request_for_a_hundred_names_takes_one_lock_for_each
         tokens_rise_when_the_clock_of_the_server_is_set_back
         a_clock_that_jumps_ahead_ends_leases_and_their_holders_learn_of_it
@@ -449,6 +450,16 @@ async fn a_server_without_a_free_connection_is_unavailable(_: Store) {
     give_back(guard).await;
     drop(holder);
     works_again(&locks, "b", SOON).await;
+}
+
+async fn a_connection_without_traffic_is_probed(_: Store) {
+    let server = PostgresServer::start();
+    let locks = patient(server.url()).build().unwrap();
+    let guard = locks.mutex("a").acquire().await.unwrap();
+
+    is_probed(server.port()).await;
+
+    give_back(guard).await;
 }
 
 /// The core renews and releases up to a hundred tickets in one request. The server has room for hardly more
