@@ -431,7 +431,7 @@ async fn try_asks_nobody_when_the_process_itself_holds_the_lock(store: Store) {
     assert_eq!(error.kind(), ErrorKind::Busy);
     assert!(error.retry_after().unwrap() > LEASE / 2);
     assert_eq!(
-        kind(locks.rwlock("a").read().try_acquire().await),
+        kind(locks.rwlock("a").read().ttl(LEASE).try_acquire().await),
         ErrorKind::Busy
     );
 

@@ -375,7 +375,8 @@ async fn a_downgrade_whose_reply_is_lost_has_let_readers_in_and_no_writer(store:
 async fn a_release_of_a_lost_lock_says_that_it_was_lost_while_the_server_is_away(store: Store) {
     let server = store.kind.start();
     let (proxy, builder_here) = proxied(&*server);
-    let locks = builder_here.ttl(Duration::from_secs(2)).build().unwrap();
+    let locks = builder_here.ttl(Duration::from_secs(2));
+    let locks = locks.op_timeout(SOON / 3).build().unwrap(); // a release takes no longer
     let guard = locks.mutex("a").acquire().await.unwrap();
     proxy.cut();
     guard.lost().await;
