@@ -399,7 +399,7 @@ async fn clients_that_look_behind_a_pooler_exclude_each_other_and_leave_nothing_
         let waits = begin(waiter.mutex("b").wait(STALL));
         tickets(&holder, "b", 2).await;
         give_back(guard).await;
-        give_back(waits.await.unwrap().unwrap()).await;
+        give_back(soon(waits).await.unwrap().unwrap()).await;
         holder.counter("c").add(1).await.unwrap();
     }
     assert_eq!(waiter.counter("c").get().await.unwrap().count, 5);

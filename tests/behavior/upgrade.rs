@@ -171,7 +171,7 @@ async fn a_reader_that_is_not_alone_is_refused_at_once(store: Store) {
     assert!(awake_since(began) < SOON, "{:?}", began.elapsed());
     assert!(guard.is_valid());
     give_back(guard).await;
-    give_back(writer.await.unwrap().unwrap()).await;
+    give_back(soon(writer).await.unwrap().unwrap()).await;
     assert_nothing_left(&store, &locks, "a").await;
 }
 

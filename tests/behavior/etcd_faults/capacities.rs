@@ -57,10 +57,8 @@ async fn a_grant_of_the_same_moment_outlives_a_smaller_capacity(_: Store) {
     let pool = two(&operator);
     let resizes = tokio::spawn(async move { pool.resize(1).await });
     is_on_its_way(&proxy).await;
-    proxy.freeze();
     give_back(first).await;
     let next = soon(waits).await.unwrap().unwrap();
-    proxy.thaw();
     soon(resizes).await.unwrap().unwrap();
 
     let line = locks.inspect("a").await.unwrap();
@@ -78,9 +76,7 @@ async fn a_ticket_of_the_same_moment_outlives_a_smaller_capacity(_: Store) {
     let pool = two(&operator);
     let resizes = tokio::spawn(async move { pool.resize(1).await });
     is_on_its_way(&proxy).await;
-    proxy.freeze();
     let next = two(&locks).acquire().await.unwrap();
-    proxy.thaw();
     soon(resizes).await.unwrap().unwrap();
 
     let line = locks.inspect("a").await.unwrap();

@@ -38,7 +38,8 @@ fn fill(server: &MysqlServer) {
 async fn a_full_table_space_refuses_locks_and_keeps_those_that_are_held(_: Store) {
     let server = small();
     let (locks, other) = (client(&server), client(&server));
-    let held = locks.mutex("held").ttl(SHORT).acquire().await.unwrap();
+    let ttl = 2 * SHORT; // filling the table space is work for the server too
+    let held = locks.mutex("held").ttl(ttl).acquire().await.unwrap();
     let released = locks.mutex("released").acquire().await.unwrap();
     fill(&server);
 
@@ -59,7 +60,7 @@ async fn a_full_table_space_refuses_locks_and_keeps_those_that_are_held(_: Store
         "{text}"
     );
     for _ in 0..2 {
-        is_renewed(&held, SHORT).await;
+        is_renewed(&held, ttl).await;
     }
     assert!(held.is_valid());
     let busy = other.mutex("held").try_acquire().await;

@@ -380,7 +380,7 @@ async fn a_master_that_is_down_costs_the_locks_of_other_masters_nothing(_: Store
     let [locks, others] = [(); 2].map(|()| builder.clone().build().unwrap());
     let here = locks.mutex("a").acquire().await.unwrap();
     let guard = locks.mutex(&there).acquire().await.unwrap();
-    let next = begin(others.mutex(&there).wait(LONG_WAIT));
+    let next = begin(others.mutex(&there).ttl(3 * TTL).wait(LONG_WAIT));
     tickets(&locks, &there, 2).await;
 
     dead.kill();

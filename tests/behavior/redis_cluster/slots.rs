@@ -86,7 +86,7 @@ async fn a_slot_that_moves_under_a_hold_costs_it_nothing(_: Store) {
     let new = cluster.move_slot_of(&key("a"));
 
     assert_ne!(old.port(), new.port());
-    guard.ensure(TTL - Duration::from_secs(1)).await.unwrap();
+    guard.extend(TTL).await.unwrap();
     assert_eq!(
         kind(client(&cluster.url()).mutex("a").try_acquire().await),
         ErrorKind::Busy

@@ -83,7 +83,7 @@ async fn a_full_server_lets_readers_in(_: Store) {
 /// The server has become a replica and answers READONLY. So the client replaces its connection.
 async fn a_read_only_server_is_unavailable(_: Store) {
     let server = RedisServer::start();
-    let locks = client(&server);
+    let locks = hasty(&server);
     give_back(locks.mutex("a").acquire().await.unwrap()).await;
     server.command::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
 
@@ -112,7 +112,7 @@ async fn a_full_server_refuses_a_further_reader(_: Store) {
 
 async fn a_read_only_server_is_unavailable_to_a_further_reader(_: Store) {
     let server = RedisServer::start();
-    let (locks, other) = (client(&server), client(&server));
+    let (locks, other) = (client(&server), hasty(&server));
     let reader = locks.rwlock("a").read().acquire().await.unwrap();
     server.command::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
 

@@ -135,10 +135,10 @@ async fn tasks_of_one_process_that_wait_ask_as_one(store: Store) {
     let in_the_way = store.client().mutex("a").acquire().await.unwrap();
     let (locks, counts) = store.counted(crate::store::DEFAULT);
     locks.ready(SOON).await.unwrap();
-    let seconds = 5;
+    let seconds = 8;
     let began = Instant::now();
     let mut tasks = JoinSet::new();
-    for millis in (1_000..=seconds * 1_000).step_by(200) {
+    for millis in (4_000..=seconds * 1_000).step_by(200) {
         let lock = locks.mutex("a").wait(Duration::from_millis(millis));
         tasks.spawn(async move { lock.acquire().await });
     }

@@ -289,7 +289,7 @@ async fn a_grant_that_its_waiter_has_not_seen_outlives_a_smaller_capacity(_: Sto
     let server = ZooKeeperServer::start();
     let proxy = Proxy::to(server.port());
     let (locks, deaf) = (client(&server), through(&proxy));
-    let ttl = Duration::from_secs(10);
+    let ttl = Duration::from_secs(20);
     let all = five(&locks).permits(5).ttl(ttl).acquire().await.unwrap();
     let waits = begin(five(&deaf).permits(5).ttl(ttl).wait(LEASE));
     tickets(&locks, "a", 2).await;
@@ -304,7 +304,7 @@ async fn a_grant_that_its_waiter_has_not_seen_outlives_a_smaller_capacity(_: Sto
     let line = locks.inspect("a").await.unwrap();
     assert!(line.iter().all(|ticket| ticket.granted), "{line:?}");
     let guard = waits.await.unwrap().unwrap();
-    assert!(awake_since(began) < ttl * 2 / 3);
+    assert!(awake_since(began) < ttl / 2);
     all.held().ensure(ttl / 2).await.unwrap();
     give_back(guard).await;
     give_back(all).await;
@@ -316,7 +316,7 @@ async fn a_grant_that_its_waiter_has_not_seen_outlives_a_smaller_capacity(_: Sto
 async fn more_permits_that_a_lost_watch_does_not_tell_cost_a_third_of_a_ttl(_: Store) {
     let server = ZooKeeperServer::start();
     let locks = client(&server);
-    let ttl = Duration::from_secs(10);
+    let ttl = Duration::from_secs(20);
     let mut guards = vec![five(&locks).permits(5).ttl(ttl).acquire().await.unwrap()];
     let mut proxies = Vec::new();
     for capacity in [10, 15] {
@@ -334,7 +334,7 @@ async fn more_permits_that_a_lost_watch_does_not_tell_cost_a_third_of_a_ttl(_: S
 
         let guard = waits.await.unwrap().unwrap();
         println!("granted {:?} later", began.elapsed());
-        assert!(awake_since(began) < ttl * 2 / 3);
+        assert!(awake_since(began) < ttl / 2);
         guards.push(guard);
         proxies.push(proxy);
     }
