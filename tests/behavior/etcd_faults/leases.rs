@@ -25,6 +25,8 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_holder_whose_key_somebody_deletes_learns_it
         a_ticket_that_somebody_has_written_over_is_put_right
         a_permit_that_somebody_has_written_over_is_put_right
+        a_holder_whose_ticket_somebody_has_made_smaller_learns_it
+        a_revocation_changes_no_ticket_that_somebody_has_written_over
         a_holder_whose_adopted_ticket_somebody_has_written_over_learns_it
         a_lock_with_a_short_ttl_ends_beside_one_with_a_long_ttl
         a_ticket_that_is_kept_after_its_detach_does_not_end_with_its_own_lease
@@ -152,6 +154,51 @@ async fn a_permit_that_somebody_has_written_over_is_put_right(_: Store) {
     assert!(guard.is_valid());
     give_back(guard).await;
     give_back(second).await;
+}
+
+/// The value is one of ours, for one permit of five.
+async fn a_holder_whose_ticket_somebody_has_made_smaller_learns_it(_: Store) {
+    let server = EtcdServer::start();
+    let (holder, other) = (client(&server), client(&server));
+    let guard = holder.semaphore("a", 5).permits(5).acquire().await.unwrap();
+    let waits = begin(other.semaphore("a", 5).permits(1).wait(STALL));
+    tickets(&holder, "a", 2).await;
+    let mut keys = server.keys("test:1:{a}/t");
+    keys.retain(|key| {
+        server
+            .ctl(&["get", key, "--print-value-only"])
+            .starts_with("5 5 ")
+    });
+
+    server.ctl(&["put", &keys[0], "1 5 10000 0\nsomebody"]);
+
+    let next = soon(waits).await.unwrap().unwrap();
+    let lost = kind(guard.extend(LEASE).await);
+    assert_eq!(lost, ErrorKind::Lost(LostReason::Taken));
+    drop(guard);
+    give_back(next).await;
+}
+
+/// Nobody can read the ttl of such a ticket, so the operator does not know how long to wait.
+async fn a_revocation_changes_no_ticket_that_somebody_has_written_over(_: Store) {
+    let server = EtcdServer::start();
+    let holder = client(&server);
+    let other = builder(server.url()).op_timeout(SOON / 3).build().unwrap();
+    let guard = holder.mutex("a").acquire().await.unwrap();
+    let place = other.inspect("a").await.unwrap().remove(0);
+    let (key, ..) = ticket(&server);
+    server.ctl(&["put", &key, "x"]);
+
+    let refused = other.revoke("a", place.ticket, Duration::ZERO, "x").await;
+    let refused = refused.unwrap_err();
+
+    assert_eq!(refused.kind(), ErrorKind::Unavailable);
+    assert!(refused.to_string().contains("written over"), "{refused}");
+    let value = server.ctl(&["get", &key, "--print-value-only"]);
+    assert_eq!(value.trim_end(), "x");
+    guard.extend(LEASE).await.unwrap();
+    assert!(guard.is_valid());
+    give_back(guard).await;
 }
 
 /// The number of such a ticket is in its value. So it stands behind the one that has come before it was

@@ -167,16 +167,25 @@ impl Ticket {
         }
     }
 
-    /// The ticket with this number as another client adopts it. The ask-back stays.
-    pub(super) fn adopted_by(self, request: &Request, ttl: Duration, number: i64) -> Self {
+    /// The ticket as this request wants it. The number and the ask-back stay.
+    pub(super) fn wanted_by(self, request: &Request, ttl: Duration) -> Self {
         let ask = self.owner.split_once(ASK).map(|(_, ask)| ask.to_owned());
         let ticket = Self {
-            adopted: Some(number),
+            adopted: self.adopted,
             ..Self::of(request, ttl, self.since)
         };
         match ask {
             Some(ask) => ticket.asked_back(&ask),
             None => ticket,
+        }
+    }
+
+    /// The ticket with this number as another client adopts it. The ask-back stays.
+    pub(super) fn adopted_by(self, request: &Request, ttl: Duration, number: i64) -> Self {
+        let adopted = Some(number);
+        Self {
+            adopted,
+            ..self.wanted_by(request, ttl)
         }
     }
 

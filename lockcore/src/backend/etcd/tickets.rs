@@ -503,9 +503,13 @@ pub(super) async fn ask_back(
     let Some(kv) = found.kvs.first() else {
         return Ok(false);
     };
-    let ticket = Ticket::decode(&kv.value).asked_back(&ask);
+    // Nobody can read its ttl, for which the caller waits.
+    let Some(ticket) = Ticket::parse(&kv.value) else {
+        let text = "etcd: somebody has written over this ticket; if its holder lives, it puts it right at its next renewal";
+        return Err(StoreError::new(Fault::Retry, text));
+    };
     let compare = vec![was_written(&key, kv.mod_revision)];
-    let success = vec![rewrite(&key, ticket.encode())];
+    let success = vec![rewrite(&key, ticket.asked_back(&ask).encode())];
     let answer = at.link.txn(txn(compare, success, Vec::new())).await;
     match answer.map_err(failed)?.succeeded {
         true => Ok(true),

@@ -10,7 +10,8 @@
 //! - A ticket that must become smaller, or that gets a longer ttl, or that is taken back after a
 //!   detach: its key is read, and written over what was read.
 //! - A ticket that holds, and whose key somebody has written over: it is still in its place, because
-//!   the key was not created anew. So the ticket is written again, with the lease of the client.
+//!   the key was not created anew. So the ticket is written again, with the lease of the client. But if
+//!   the new value is a ticket that leaves room for others, they may hold by now, and it is lost.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -140,8 +141,10 @@ impl<'a> Round<'a> {
         let is_detached = known.as_ref().is_some_and(|known| known.detached.is_some());
         let same = |kv: &KeyValue| {
             let number = Ticket::decode(&kv.value).number(kv.create_revision);
-            // Without a lease: no client writes it so.
-            let is_ours = kv.lease == lease || kv.lease == 0 || is_detached;
+            let is_ours = match kv.lease {
+                0 => keeps_others_out(&kv.value, request, mine),
+                of => of == lease || is_detached,
+            };
             Some(number) == mine.number && is_ours
         };
         let Some(kv) = kv.filter(same) else {
@@ -177,8 +180,11 @@ impl<'a> Round<'a> {
         let writes = unwritten.iter().map(|(index, kv)| {
             let (request, key) = (&self.tickets[*index], self.key(*index));
             let ttl = request.ttl.min(self.at.session.ttl);
-            let ticket = Ticket::parse(&kv.value);
-            let mut ticket = ticket.unwrap_or_else(|| Ticket::of(request, ttl, millis()));
+            let mut ticket = match Ticket::parse(&kv.value) {
+                Some(ticket) if kv.lease == 0 => ticket.wanted_by(request, ttl),
+                Some(ticket) => ticket,
+                None => Ticket::of(request, ttl, millis()),
+            };
             ticket.permits = ticket.permits.min(request.permits.get());
             ticket.ttl = ticket.ttl.max(ttl);
             let compare = vec![was_written(&key, kv.mod_revision)];
@@ -346,4 +352,12 @@ impl At {
             || request.permits.get() < mine.permits
             || request.ttl.min(self.session.ttl) > mine.ttl
     }
+}
+
+/// Whether the others take what somebody has written over a ticket for the same ticket, or for one that
+/// takes everything.
+fn keeps_others_out(value: &[u8], request: &Request, mine: &Mine) -> bool {
+    Ticket::parse(value).is_none_or(|ticket| {
+        ticket.permits >= mine.permits && ticket.capacity == request.capacity.get()
+    })
 }
