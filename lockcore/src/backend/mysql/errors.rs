@@ -31,7 +31,7 @@ fn answered(code: u16, text: &str) -> StoreError {
         // The disk is full, or a table space has its largest size.
         1021 | 1114 => StoreError::new(
             Fault::Refused,
-            format!("{text}; free disk space there, or let its table space grow"),
+            format!("{text}; free disk space there, or let the table space grow"),
         ),
         // The memory, or the table of locks, is full.
         1041 | 1206 => StoreError::new(Fault::Refused, text),

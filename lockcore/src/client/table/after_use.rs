@@ -1,5 +1,6 @@
 //! What becomes of a ticket whose last user is done: the keeper releases it, a task of this process
-//! takes it back, it lingers, or the waiter right behind it holds by its end.
+//! takes it back, it lingers, or the waiter right behind it holds by its end. No other method of the
+//! table calls these.
 
 use std::sync::Arc;
 
