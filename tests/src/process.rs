@@ -107,6 +107,10 @@ impl Process {
         self.child.signal(signal);
     }
 
+    pub fn is_alive(&mut self) -> bool {
+        self.child.ended().is_none()
+    }
+
     /// Waits until the process has ended, and returns its exit status.
     pub fn ended(&mut self, within: Duration) -> ExitStatus {
         let status = poll(within, || self.child.ended());
