@@ -90,7 +90,7 @@ impl Crowd {
 
     /// The server crashes again and again, each time at another moment.
     pub(crate) async fn survives(url: &str, crash: impl Fn()) {
-        let rounds = if tests::fact::long() { 50 } else { 3 };
+        let rounds = if tests::fact::long() { 20 } else { 3 };
         let crowd = Self::begin(url, SHORT);
         for round in 0..rounds {
             crowd.visits(fastrand::usize(20..120)).await;

@@ -308,13 +308,18 @@ pub(crate) async fn nothing_is_lost(guards: Vec<Guard>, ttl: Duration, breaks: i
     let first = tokio::time::timeout(2 * ttl, lost.join_next()).await;
 
     assert!(first.is_err(), "lost after {:?}", broken.elapsed());
+    let (mut failed, all) = (0, guards.len());
     for guard in guards {
-        // A part of the store is still broken.
         match guard.release().await {
             Ok(release) => assert_eq!(release, Release::Released),
-            Err(error) => is_about_the_outage(&error),
+            Err(error) => {
+                is_about_the_outage(&error);
+                failed += 1;
+            }
         }
     }
+    // A part of the store is still broken, but by now the clients have left it.
+    assert!(failed <= all / 4, "{failed} of {all} releases failed");
 }
 
 /// A process whose eight tasks pass the lock `a` on in strict order. Each has it for this time, so

@@ -121,7 +121,7 @@ pub(crate) fn moments(store: &Store) -> Duration {
 
 async fn a_killed_holder_is_followed_when_its_lease_is_over(store: Store) {
     let ttl = Duration::from_secs(4); // a helper that stalls keeps its lease until it is killed
-    let rounds = if tests::fact::long() { 20 } else { 3 };
+    let rounds = if tests::fact::long() { 12 } else { 3 };
     let mut longest = Duration::ZERO;
     for _ in 0..rounds {
         let mut dying = holder(&store, "a", ttl);
@@ -339,8 +339,8 @@ async fn a_crowd_of_processes_that_are_killed_overlaps_nowhere(store: Store) {
     // Where the tickets of a dead process end only with their leases, each kill costs five seconds.
     let ends_soon = store.timings().cuts_unheard_grants || store.capability().sessions;
     let rounds = match (tests::fact::long(), ends_soon) {
-        (true, true) => 60,
-        (true, false) => 25,
+        (true, true) => 36,
+        (true, false) => 15,
         (false, _) => 6,
     };
     for _ in 0..rounds {

@@ -100,7 +100,8 @@ async fn a_client_listens_only_while_its_tickets_wait(_: Store) {
     };
 
     let given_up = begin(waiter.mutex("a").wait(LEASE));
-    tickets(&holder, "a", 2).await;
+    // Its client answers behind the enqueue, so it listens by then.
+    tickets(&waiter, "a", 2).await;
     given_up.abort();
     eventually(
         "the waiter's client does not listen any more",

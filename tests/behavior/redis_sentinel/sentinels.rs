@@ -177,7 +177,7 @@ async fn without_a_majority_of_sentinels_nobody_gets_in_and_nobody_loses_a_lock(
     for sentinel in &sentinels[..2] {
         sentinel.kill();
     }
-    let others = builder(&url).build().unwrap();
+    let others = patient(&url);
     let began = Instant::now();
     let error = refused(&others).await;
     let took = awake_since(began);

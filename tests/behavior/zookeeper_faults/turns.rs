@@ -205,7 +205,7 @@ async fn processes_that_are_killed_or_cut_off_while_they_pass_a_lock_on_overlap_
     };
     let mut random = fastrand::Rng::new();
     let mut crowds: Vec<_> = (0..3).map(|_| start()).collect();
-    let rounds = if tests::fact::long() { 40 } else { 6 };
+    let rounds = if tests::fact::long() { 16 } else { 6 };
     for round in 0..rounds {
         let visits = witness.visits() + 30 + random.usize(..30);
         eventually("the lock passes", 6 * SOON, async || {
