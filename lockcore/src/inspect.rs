@@ -196,9 +196,12 @@ impl NamesInUse {
 /// A text of one line in which people see each character.
 ///
 /// Names, owners and reasons are written by other programs. On a terminal, a control character in
-/// them moves the cursor or clears the screen. A character without a width, or one that changes the
-/// direction of the text, lets two names look the same. This function replaces such a character by
-/// its escape, as in a string of Rust.
+/// them moves the cursor or clears the screen. An invisible character, or a mark that only changes
+/// the direction of the text, lets two names look the same. This function replaces such a character
+/// by its escape, as in a string of Rust.
+///
+/// Letters that look alike, accents and all kinds of spaces stay, and so does a backslash: two names
+/// may still look the same.
 ///
 /// The result is for people. It is not escaped for HTML, for a shell or for JSON.
 ///
@@ -213,14 +216,17 @@ impl NamesInUse {
 /// assert_eq!(visible("Müller 日本"), "Müller 日本");
 /// ```
 pub fn visible(text: &str) -> String {
-    let escaped = |c: char| match c.is_control() || is_invisible(c) {
-        true => c.escape_default().to_string(),
-        false => c.to_string(),
-    };
-    text.chars().map(escaped).collect()
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c.is_control() || is_invisible(c) {
+            true => shown.extend(c.escape_default()),
+            false => shown.push(c),
+        }
+    }
+    shown
 }
 
-/// Characters without a width, and those that change the direction of the text: `Bidi_Control`,
+/// Invisible characters, and marks that only change the direction of the text: `Bidi_Control`,
 /// `Default_Ignorable_Code_Point` and separators of lines, in Unicode 16.
 fn is_invisible(c: char) -> bool {
     matches!(c,
