@@ -14,7 +14,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Command, ExitCode, ExitStatus};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{
@@ -26,7 +26,7 @@ use tokio::signal::unix::{self, SignalKind};
 
 use crate::exit::{self, Exit};
 use crate::say::say;
-use crate::{PAUSES, tree};
+use crate::tree::{self, Process};
 
 /// The first argument of this tool when it starts itself. It is no command of clap, so that neither
 /// the help nor the completions know it.
@@ -36,9 +36,12 @@ const START: &str = "__start";
 /// The variable with the fencing token.
 pub(crate) const TOKEN: &str = "LOCKCORE_TOKEN";
 
-/// How often the tool looks whether all processes have ended. No event tells this of processes that
-/// are not our children.
+/// The first pause between two looks whether all processes have ended. No event tells this of
+/// processes that are not our children.
 const LOOK: Duration = Duration::from_millis(20);
+/// Each pause is twice as long as the one before, up to this. A look at all processes of a large
+/// machine takes a while.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// A command that was started.
 pub(crate) struct Child {
@@ -51,6 +54,9 @@ pub(crate) struct Child {
     /// Whether the command has a process group of its own. If not, what it has started is found by
     /// its place below this process, where the system shows that.
     has_group: bool,
+    /// Processes below this one that the command has not started. A shell that becomes this tool
+    /// leaves its own to it: with `exec`, or for `2> >(tee log)`.
+    before: Vec<Process>,
     /// Whether a signal that ends programs was sent.
     is_told_to_end: bool,
     is_killed: bool,
@@ -76,6 +82,10 @@ impl Child {
         let ends = unix::signal(SignalKind::child())?;
         #[cfg(target_os = "linux")]
         set_child_subreaper(Some(getpid())).map_err(io::Error::from)?;
+        let before = match has_group {
+            true => Vec::new(),
+            false => tree::below(&[]),
+        };
         let process = start.spawn().map_err(|error| not_started(command, error))?;
         let pid = Pid::from_raw(process.id().cast_signed());
         Ok(Self {
@@ -83,6 +93,7 @@ impl Child {
             status: None,
             ends,
             has_group,
+            before,
             is_told_to_end: false,
             is_killed: false,
         })
@@ -100,51 +111,52 @@ impl Child {
     pub(crate) fn signal(&mut self, signal: Signal) {
         self.is_told_to_end |= ![Signal::USR1, Signal::USR2, Signal::CONT].contains(&signal);
         self.is_killed |= signal == Signal::KILL;
-        if let Err(error) = self.send(signal)
+        // The look comes first: what the command starts after the signal, to clean up, does not get
+        // it. What the command starts during the look, which takes milliseconds, is missed too.
+        let others = self.others();
+        // The parents first: a script must not go on because one of its programs was ended.
+        let sent = match (self.has_group, self.status) {
+            // The number of a group is not given to a new process while the group has members, and
+            // `ended` has not resolved yet.
+            (true, _) => kill_process_group(self.pid, signal),
+            // Only `ended` frees the number of the process, so it names no other.
+            (false, None) => kill_process(self.pid, signal),
+            (false, Some(_)) => Ok(()),
+        };
+        if let Err(error) = sent
             && error != Errno::SRCH
         {
             say(format_args!(
                 "the command gets no signal and goes on: {error}"
             ));
         }
-    }
-
-    fn send(&self, signal: Signal) -> Result<(), Errno> {
-        if self.has_group {
-            // The number of a group is not given to a new process while the group has members, and
-            // `ended` has not resolved yet.
-            return kill_process_group(self.pid, signal);
+        if let Err(error) = signal_each(others, signal) {
+            say(format_args!(
+                "a process that the command has started gets no signal: {error}"
+            ));
         }
-        let others = tree::below().into_iter();
-        // The parents first: a script must not go on because one of its programs was ended.
-        let sent = match self.status {
-            // Only `ended` frees the number of the process, so it names no other.
-            None => kill_process(self.pid, signal),
-            Some(_) => Ok(()),
-        };
-        let others = others.filter(|other| other.pid != self.pid);
-        others.fold(sent, |sent, other| sent.and(other.signal(signal)))
     }
 
     /// Resolves when the command has ended. If it was told to end, all others that it has started
     /// must have ended too: they may still work. Cancel safety: safe.
     pub(crate) async fn ended(&mut self) -> io::Result<ExitStatus> {
+        let mut pause = LOOK;
         loop {
             self.reap()?;
             match self.status {
                 None => drop(self.ends.recv().await),
                 Some(status) if !self.is_told_to_end => return Ok(status),
                 Some(status) => {
-                    let began = Instant::now();
                     if !self.has_others() {
                         return Ok(status);
                     }
-                    if self.is_killed && !self.has_group {
+                    if self.is_killed {
                         // One of them may have started another one before it got the signal.
-                        let _ = self.send(Signal::KILL);
+                        let _ = signal_each(self.others(), Signal::KILL);
                     }
-                    // A look at all processes of a large machine takes a while.
-                    tokio::time::sleep(LOOK.max(began.elapsed() * PAUSES)).await;
+                    // On Linux, the last of them becomes a child of this process, whose end is an event.
+                    let _ = tokio::time::timeout(pause, self.ends.recv()).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
                 }
             }
         }
@@ -170,9 +182,28 @@ impl Child {
         match self.has_group {
             // A process that this one may not signal is one of the group too.
             true => test_kill_process_group(self.pid) != Err(Errno::SRCH),
-            false => !tree::below().is_empty(),
+            false => !self.others().is_empty(),
         }
     }
+
+    /// What the command has started. Empty if it has a group, which stands for them.
+    fn others(&self) -> Vec<Process> {
+        if self.has_group {
+            return Vec::new();
+        }
+        let mut others = tree::below(&self.before);
+        others.retain(|other| self.status.is_some() || other.pid != self.pid);
+        others
+    }
+}
+
+/// Fails if one of them does not get the signal.
+fn signal_each(processes: Vec<Process>, signal: Signal) -> Result<(), Errno> {
+    let mut sent = Ok(());
+    for process in processes {
+        sent = sent.and(process.signal(signal));
+    }
+    sent
 }
 
 /// The exit code that stands for the end of a command, as in a shell.

@@ -5,6 +5,7 @@
 //! own, as a daemon does, is not in the tree: it has left on purpose.
 
 use std::fs;
+use std::path::Path;
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, getpid, kill_process};
@@ -22,28 +23,37 @@ pub(crate) struct Process {
 }
 
 /// The tree without this process and those that have ended, each parent before its children. Empty
-/// if the system does not show the processes in `/proc`.
+/// if `/proc` does not show the processes, or shows them with the numbers of another namespace.
+///
+/// It is also without those of `before`, and what they start. What they leave behind when they end
+/// is in it: nothing tells such an orphan from one of the command.
 ///
 /// The kernel lists processes by number, and a process has mostly a greater number than its parent.
 /// So the parent is read first. If it ends then, its child has this process as its parent when it is
 /// read, and is found too.
-pub(crate) fn below() -> Vec<Process> {
+pub(crate) fn below(before: &[Process]) -> Vec<Process> {
+    let own = getpid();
+    let number = own.as_raw_pid().to_string();
+    if !fs::read_link("/proc/self").is_ok_and(|shown| shown == Path::new(&number)) {
+        return Vec::new();
+    }
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let all: Vec<_> = numbers
         .filter_map(Pid::from_raw)
         .filter_map(Process::read)
         .collect();
-    below_of(getpid(), &all)
+    below_of(own, &all, before)
 }
 
-fn below_of(root: Pid, all: &[Process]) -> Vec<Process> {
+fn below_of(root: Pid, all: &[Process], before: &[Process]) -> Vec<Process> {
     let mut tree: Vec<_> = all.iter().filter(|it| it.pid == root).copied().collect();
     let mut next = 0;
     while let Some(parent) = tree.get(next).copied() {
         let is_child =
             |it: &&Process| it.parent == parent.pid.as_raw_pid() && it.session == parent.session;
-        tree.extend(all.iter().filter(is_child));
+        let is_new = |it: &&Process| !before.iter().any(|other| other.is(it));
+        tree.extend(all.iter().filter(is_child).filter(is_new));
         next += 1;
     }
     tree.retain(|it| it.pid != root && !it.is_over);
@@ -51,11 +61,15 @@ fn below_of(root: Pid, all: &[Process]) -> Vec<Process> {
 }
 
 impl Process {
-    /// The number of a process that has ended is given to a new one when all other numbers were
-    /// given. So the process is looked at again right before.
+    /// Whether both are the same process. The number of one that has ended is given to a new one
+    /// when all other numbers were given.
+    fn is(&self, other: &Self) -> bool {
+        (self.pid, self.began) == (other.pid, other.began)
+    }
+
+    /// Looks right before whether the number still names this process.
     pub(crate) fn signal(self, signal: Signal) -> Result<(), Errno> {
-        let is_same = |now: Self| now.began == self.began;
-        match Self::read(self.pid).is_some_and(is_same) {
+        match Self::read(self.pid).is_some_and(|now| now.is(&self)) {
             true => match kill_process(self.pid, signal) {
                 Err(Errno::SRCH) => Ok(()),
                 sent => sent,
@@ -70,21 +84,23 @@ impl Process {
         Self::parse(pid, &String::from_utf8_lossy(&stat))
     }
 
-    /// Reads `pid (name) state parent group session …`, where the start is field 22. The name may have
-    /// spaces and brackets.
+    /// Reads `pid (name) state parent group session …`, where the number of threads is field 20, and
+    /// the start is field 22. The name may have spaces and brackets.
     fn parse(pid: Pid, stat: &str) -> Option<Self> {
         let (_, behind) = stat.rsplit_once(") ")?;
         let mut fields = behind.split(' ');
         let state = fields.next()?;
         let parent = fields.next()?.parse().ok()?;
         let session = fields.nth(1)?.parse().ok()?;
-        let began = fields.nth(15)?.parse().ok()?;
+        let threads: u32 = fields.nth(13)?.parse().ok()?;
+        let began = fields.nth(1)?.parse().ok()?;
         Some(Self {
             pid,
             parent,
             session,
             began,
-            is_over: matches!(state, "Z" | "X"),
+            // The state is that of the main thread, and others may go on without it.
+            is_over: matches!(state, "Z" | "X") && threads < 2,
         })
     }
 }
@@ -108,16 +124,30 @@ mod tests {
         }
     }
 
+    fn stat(name: &str, state: &str, threads: u32) -> Option<Process> {
+        let (front, back) = (
+            "7 12 3 34816 12 4194304 98 0 0 0 1 2 3 4 20 0",
+            "0 500 2523136 128",
+        );
+        let stat = format!("12 ({name}) {state} {front} {threads} {back}");
+        Process::parse(pid(12), &stat)
+    }
+
+    fn numbers(tree: Vec<Process>) -> Vec<i32> {
+        let pids = tree.into_iter().map(|found| found.pid.as_raw_pid());
+        pids.collect()
+    }
+
     #[test]
     fn a_name_with_brackets_hides_nothing() {
-        let stat = |name: &str, state: &str| {
-            let numbers = "7 12 3 34816 12 4194304 98 0 0 0 1 2 3 4 20 0 1 0 500 2523136 128";
-            Process::parse(pid(12), &format!("12 ({name}) {state} {numbers}"))
-        };
-
-        assert_eq!(stat("a) Z 1 (b", "S"), Some(process(12, 7, 3)));
-        assert!(stat("sh", "Z").unwrap().is_over);
+        assert_eq!(stat("a) Z 1 (b", "S", 1), Some(process(12, 7, 3)));
         assert_eq!(Process::parse(pid(12), "12"), None);
+    }
+
+    #[test]
+    fn a_process_ends_with_its_last_thread() {
+        assert!(stat("sh", "Z", 1).unwrap().is_over);
+        assert!(!stat("sh", "Z", 2).unwrap().is_over);
     }
 
     #[test]
@@ -138,12 +168,27 @@ mod tests {
             process(18, 15, 15),
         ];
 
-        let numbers = |root| -> Vec<_> {
-            let tree = below_of(pid(root), &all).into_iter();
-            tree.map(|found| found.pid.as_raw_pid()).collect()
-        };
+        assert_eq!(numbers(below_of(pid(12), &all, &[])), [13, 16, 9]);
+        assert_eq!(numbers(below_of(pid(99), &all, &[])), [] as [i32; 0]);
+    }
 
-        assert_eq!(numbers(12), [13, 16, 9]);
-        assert_eq!(numbers(99), [] as [i32; 0]);
+    #[test]
+    fn what_was_there_before_the_command_is_not_in_the_tree() {
+        let log = process(13, 12, 3);
+        let before_a_new_one = Process {
+            began: 400,
+            ..process(15, 12, 3)
+        };
+        let all = [
+            process(12, 3, 3), // this process
+            log,
+            process(14, 13, 3),
+            process(15, 12, 3), // the command
+            process(16, 15, 3),
+        ];
+
+        let tree = below_of(pid(12), &all, &[log, before_a_new_one]);
+
+        assert_eq!(numbers(tree), [15, 16]);
     }
 }

@@ -64,9 +64,10 @@ fn on_a_terminal() -> Vec<Trial> {
     let needs = tmux
         .map(drop)
         .map_err(|_| "tmux is not installed".to_owned());
-    let facts: [Fact; 5] = [
+    let facts: [Fact; 6] = [
         ("a_loss_ends_all_that_a_command_has_started", lost),
         ("what_ignores_the_end_of_a_command_is_killed", killed),
+        ("what_was_there_before_a_command_goes_on", before),
         ("ls_and_inspect_show_blocks_on_a_narrow_terminal", blocks),
         ("top_shows_a_line_and_asks_its_holder", top),
         ("top_fits_a_narrow_terminal_and_ends_with_ctrl_c", narrow),
@@ -113,6 +114,25 @@ fn killed(shop: &Shop) {
 
     screen.shows("restored");
     assert!(!runs(&pid), "it runs without its lock");
+}
+
+/// A shell that becomes the tool leaves to it what it has started.
+fn before(shop: &Shop) {
+    let tool = env!("CARGO_BIN_EXE_lockcore");
+    let script = format!(
+        "(until [ -e go ]; do sleep 0.05; done) & echo $! > pid; \
+         exec {tool} run --ttl 5s job sh -c 'echo > ready; sleep 1000'"
+    );
+    // The outer lock is there only to have the shell on the terminal.
+    let screen = shop.screen(80, 12, &["run", "outer", "sh", "-c", &script]);
+    shop.written("ready");
+    let pid = shop.written("pid");
+
+    shop.prints(&["release", "job", &shop.ticket("job", true)]);
+
+    screen.shows("restored");
+    assert!(runs(&pid), "it was ended with the command");
+    std::fs::write(shop.path("go"), "").unwrap();
 }
 
 fn top(shop: &Shop) {
