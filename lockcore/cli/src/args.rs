@@ -92,7 +92,9 @@ impl Command {
 /// loss of the lock, the tool waits until all of them have ended. Without a terminal, they are one
 /// process group. With a terminal, they are in the process group of lockcore, which Ctrl-C reaches
 /// as a whole, and other signals are sent to each of them. (For that, Linux shows who has started
-/// whom. On other systems with a terminal, only the command itself gets these signals.)
+/// whom. On other systems with a terminal, only the command itself gets these signals.) If Ctrl-C
+/// ends the command, the tool waits for the others too, unless the command catches it and then ends
+/// by itself.
 ///
 /// On Linux, if lockcore itself is killed, the kernel kills the command, but not what the command
 /// has started, and not a command that changes its user (sudo).

@@ -145,7 +145,9 @@ impl Child {
             self.reap()?;
             match self.status {
                 None => drop(self.ends.recv().await),
-                Some(status) if !self.is_told_to_end => return Ok(status),
+                Some(status) if !self.is_told_to_end && !self.is_interrupted(status) => {
+                    return Ok(status);
+                }
                 Some(status) => {
                     if !self.has_others() {
                         return Ok(status);
@@ -160,6 +162,13 @@ impl Child {
                 }
             }
         }
+    }
+
+    /// Whether a key of the terminal has ended the command. What it has started has got that signal
+    /// too, and may clean up. (A command that catches the signal ends by itself.)
+    fn is_interrupted(&self, status: ExitStatus) -> bool {
+        let of_terminal = [Signal::INT, Signal::QUIT].map(|signal| Some(signal.as_raw()));
+        !self.has_group && of_terminal.contains(&status.signal())
     }
 
     /// Reads how children have ended: the command, and orphans that it has left. No other part of

@@ -64,10 +64,11 @@ fn on_a_terminal() -> Vec<Trial> {
     let needs = tmux
         .map(drop)
         .map_err(|_| "tmux is not installed".to_owned());
-    let facts: [Fact; 6] = [
+    let facts: [Fact; 7] = [
         ("a_loss_ends_all_that_a_command_has_started", lost),
         ("what_ignores_the_end_of_a_command_is_killed", killed),
         ("what_was_there_before_a_command_goes_on", before),
+        ("a_lock_waits_for_what_cleans_up_after_ctrl_c", interrupted),
         ("ls_and_inspect_show_blocks_on_a_narrow_terminal", blocks),
         ("top_shows_a_line_and_asks_its_holder", top),
         ("top_fits_a_narrow_terminal_and_ends_with_ctrl_c", narrow),
@@ -133,6 +134,30 @@ fn before(shop: &Shop) {
     screen.shows("restored");
     assert!(runs(&pid), "it was ended with the command");
     std::fs::write(shop.path("go"), "").unwrap();
+}
+
+fn interrupted(shop: &Shop) {
+    let cleans_up = "trap 'echo > asked; until [ -e go ]; do sleep 0.05; done; exit' INT; \
+                     echo $$ > pid; echo > ready; while :; do sleep 0.1; done";
+    // Other than a shell, it does not wait for its program then.
+    let find = ["find", ".", "-maxdepth", "0", "-exec"];
+    let words = [
+        &["run", "job"][..],
+        &find,
+        &["sh", "-c", cleans_up, "{}", "+"],
+    ];
+    let screen = shop.screen(80, 12, &words.concat());
+    shop.written("ready");
+    let pid = shop.written("pid");
+
+    screen.press(&["C-c"]);
+
+    shop.written("asked");
+    assert_eq!(shop.code(&["run", "--try", "job", "true"]), 75);
+    assert!(runs(&pid), "it was killed");
+    std::fs::write(shop.path("go"), "").unwrap();
+    screen.shows("restored");
+    assert!(!runs(&pid), "it runs without its lock");
 }
 
 fn top(shop: &Shop) {

@@ -164,8 +164,9 @@ pub fn runs(pid: &str) -> bool {
 }
 
 /// Runs the tool, and says whether it has left the terminal as it was. `cat` keeps the session open.
+/// Ctrl-C is for the tool only.
 const ON_A_TERMINAL: &str =
-    r#"was=$(stty -g); "$0" "$@"; [ "$was" = "$(stty -g)" ] && echo restored; cat"#;
+    r#"trap : INT; was=$(stty -g); "$0" "$@"; [ "$was" = "$(stty -g)" ] && echo restored; cat"#;
 
 /// A terminal in tmux. It ends with the test.
 pub struct Screen {
