@@ -266,7 +266,7 @@ pub(crate) async fn no_second_holder(there: &Locks, elsewhere: &Locks, breaks: i
     let work = Work::begin(there.mutex("a").through_outages(true)).await;
     let held = work.held.clone();
     is_proved_again(&held).await;
-    let lock = elsewhere.mutex("a").wait(3 * SOON);
+    let lock = elsewhere.mutex("a").wait(LEASE);
     let waiter = begin(lock.through_outages(true));
     tickets(elsewhere, "a", 2).await;
 

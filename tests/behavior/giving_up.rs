@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use libtest_mimic::Trial;
 use lockcore::backend::{Answer, Connection, Enqueued, Request};
 use lockcore::testing::around;
@@ -216,9 +217,11 @@ async fn two_hundred_acquires_polled_once_leave_nothing(store: Store) {
         assert!(Instant::now() < give_up, "only {}", counts.enqueued());
         tokio::task::yield_now().await;
     }
-    for round in 0..200 {
-        assert_nothing_left(&store, &locks, &format!("n{round}")).await;
-    }
+    let names: Vec<String> = (0..200).map(|number| format!("n{number}")).collect();
+    let looks = names
+        .iter()
+        .map(|name| assert_nothing_left(&store, &locks, name));
+    join_all(looks).await;
 }
 
 /// Tasks are cancelled while they connect, request, wait, are woken, work and release, in every

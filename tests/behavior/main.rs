@@ -101,9 +101,9 @@ fn main() {
     trials.extend(zookeeper_faults::facts(&stores::zookeeper::ZooKeeper));
     trials.extend(messages::facts_of_zookeeper(&stores::zookeeper::ZooKeeper));
     let mut arguments = Arguments::from_args();
-    // A fact computes for about an eighth of its time. For the rest it waits.
+    // A fact computes for about a sixth of its time. For the rest it waits.
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
-    arguments.test_threads.get_or_insert((4 * cores).min(32));
+    arguments.test_threads.get_or_insert((3 * cores).min(32));
     let conclusion = libtest_mimic::run(&arguments, mixed(trials));
     if !arguments.list {
         tests::fact::print_the_slowest();

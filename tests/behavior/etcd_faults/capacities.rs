@@ -34,7 +34,7 @@ async fn slow(server: &EtcdServer) -> (Locks, Proxy) {
     let proxy = Proxy::to(server.port());
     let locks = patient(server.url_at(proxy.port())).build().unwrap();
     locks.ready(SOON).await.unwrap();
-    proxy.delay_requests(CHANGE, Duration::from_secs(5));
+    proxy.delay_requests(CHANGE, Duration::from_secs(3));
     (locks, proxy)
 }
 

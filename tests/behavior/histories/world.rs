@@ -72,7 +72,9 @@ impl World {
     /// Plays a history. An error names the first step after which the store differs from the rule.
     pub(super) async fn play(&mut self, history: &History) -> Result<(), String> {
         let mut outcome = Ok(());
-        for _ in 0..20 {
+        for attempt in 0..20 {
+            // The machine may be busy for some seconds.
+            tokio::time::sleep(attempt * Duration::from_millis(50)).await;
             self.connect_all().await;
             self.histories += 1;
             let began = Instant::now();

@@ -2,14 +2,14 @@
 //! these locks.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use libtest_mimic::Trial;
 use tests::eventually::eventually;
 use tokio::task::JoinSet;
 
 use crate::faults::builder;
-use crate::store::{Kind, Store, give_back};
+use crate::store::{Kind, SOON, Store, give_back};
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
     crate::store_facts![store, crate::store::DEFAULT;
@@ -49,11 +49,9 @@ async fn a_burst_costs_no_lease_and_everybody_has_an_answer(store: Store) {
     assert!(held.is_valid());
     outcomes.retain(|outcome, _| !["served", "Timeout"].contains(&outcome.as_str()));
     assert!(outcomes.is_empty(), "{outcomes:?}");
-    eventually(
-        "only the lock is left",
-        Duration::from_secs(5),
-        async || store.file().litter().len() == 1,
-    )
+    eventually("only the lock is left", SOON, async || {
+        store.file().litter().len() == 1
+    })
     .await;
     give_back(held).await;
 }
