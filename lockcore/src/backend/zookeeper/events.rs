@@ -33,7 +33,7 @@ use zookeeper_client::{
 };
 
 use super::layout::{self, Stored, Ticket};
-use super::line::By;
+use super::line::{By, Line};
 use super::row::{Row, Terms};
 use super::session::Session;
 use super::standing::{Standing, State};
@@ -87,9 +87,13 @@ impl Session {
     /// A node of a line has been deleted. If our copy contains the node at this moment, the watch
     /// has missed the event, and the line is followed anew.
     pub(super) fn doubt(self: &Arc<Self>, path: &str, node: &str) {
+        self.follow_anew_if(path, |line| line.believes_in(node));
+    }
+
+    fn follow_anew_if(self: &Arc<Self>, path: &str, is_wrong: impl FnOnce(&Line) -> bool) {
         let mut state = self.state();
         if let Some(line) = state.lines.get_mut(path)
-            && line.believes_in(node)
+            && is_wrong(line)
         {
             tracing::debug!("a line is not as its watch told");
             line.stop();
@@ -107,28 +111,13 @@ impl Session {
     /// If our copy of a line [is outdated](Self::is_outdated), the line is followed anew, as in
     /// [`doubt`](Self::doubt).
     pub(super) fn doubt_terms(self: &Arc<Self>, path: &str, written: i64) {
-        let mut state = self.state();
-        if let Some(line) = state.lines.get_mut(path)
-            && line.checks_terms()
-            && line.written != written
-        {
-            tracing::debug!("the capacity of a line is not as its watch told");
-            line.stop();
-            self.follow(&mut state, path);
-        }
+        self.follow_anew_if(path, |line| line.checks_terms() && line.written != written);
     }
 
     /// If our copy of a line still [misses](Line::misses) a ticket of ours, the line is followed anew,
     /// as in [`doubt`](Self::doubt).
     pub(super) fn doubt_without(self: &Arc<Self>, path: &str, sequence: i32) {
-        let mut state = self.state();
-        if let Some(line) = state.lines.get_mut(path)
-            && line.misses(sequence)
-        {
-            tracing::debug!("a ticket of ours is not in its line, as its watch told");
-            line.stop();
-            self.follow(&mut state, path);
-        }
+        self.follow_anew_if(path, |line| line.misses(sequence));
     }
 
     fn line_was_read(self: &Arc<Self>, path: &str, children: &[String], parent: Option<&Stat>) {
