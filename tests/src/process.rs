@@ -107,8 +107,11 @@ impl Process {
         self.child.signal(signal);
     }
 
-    pub fn is_alive(&mut self) -> bool {
-        self.child.ended().is_none()
+    /// Panics if the process has ended.
+    pub fn expect_alive(&mut self) {
+        if let Some(status) = self.child.ended() {
+            panic!("process {} has ended: {status}", self.pid());
+        }
     }
 
     /// Waits until the process has ended, and returns its exit status.

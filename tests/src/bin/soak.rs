@@ -48,10 +48,7 @@ fn main() -> ExitCode {
 
     while size(&tokens) == 0 {
         std::thread::sleep(LOOK); // until the first section
-        assert!(
-            crowd.iter_mut().all(Process::is_alive),
-            "a process has ended"
-        );
+        crowd.iter_mut().for_each(Process::expect_alive);
     }
     let began = Instant::now();
     let (mut seen, mut last, mut longest) = (size(&tokens), began, Duration::ZERO);
@@ -66,10 +63,7 @@ fn main() -> ExitCode {
             (seen, last) = (written, now);
         }
         if now >= next_kill {
-            assert!(
-                crowd.iter_mut().all(Process::is_alive),
-                "a process has ended"
-            );
+            crowd.iter_mut().for_each(Process::expect_alive);
             crowd.swap_remove(random.usize(..crowd.len())).kill();
             crowd.push(start());
             kills += 1;
