@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use lockcore::{Builder, Error, ErrorKind, Guard, Held, Lock, Locks, LostReason, Release};
 use tests::eventually::eventually;
+use tests::faketime::Clock;
 use tests::process::{Holder, HolderOptions, Process};
 use tests::proxy::Proxy;
 use tests::stalls::awake_since;
@@ -256,6 +257,25 @@ pub(crate) async fn is_proved_again(held: &Held) {
         ready(left > before)
     })
     .await;
+}
+
+/// Sets the clock of a server back and ahead by hours. Tokens rise all the same.
+pub(crate) async fn tokens_rise(locks: &Locks, set_clock: impl Fn(Clock)) {
+    let hour = Duration::from_secs(3600);
+    let mut before = None;
+    for clock in [
+        Clock::True,
+        Clock::Behind(hour),
+        Clock::Ahead(hour),
+        Clock::Behind(2 * hour),
+    ] {
+        set_clock(clock);
+        let guard = locks.mutex("a").acquire().await.unwrap();
+        let token = Some(guard.fencing_token().unwrap());
+        assert!(token > before, "{token:?} after {before:?} at {clock:?}");
+        before = token;
+        give_back(guard).await;
+    }
 }
 
 /// Compares the steps of the work of two holders. `breaks` cuts the first one off from the servers

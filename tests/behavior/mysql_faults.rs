@@ -19,7 +19,7 @@ use tests::proxy::Proxy;
 use tests::watch::SECRET;
 
 use crate::crowd::{Crowd, SHORT};
-use crate::faults::{builder, is_probed, patient, works_again};
+use crate::faults::{builder, is_probed, patient, tokens_rise, works_again};
 use crate::store::{
     DEFAULT, Kind, LEASE, SOON, STALL, Store, begin, give_back, kind, soon, tickets,
 };
@@ -430,22 +430,7 @@ async fn names_that_look_alike_are_different_names(_: Store) {
 
 async fn tokens_rise_when_the_clock_of_the_server_is_set_back(_: Store) {
     let server = MysqlServer::with_clock();
-    let locks = client(&server);
-    let hour = Duration::from_secs(3600);
-    let mut before = None;
-    for clock in [
-        Clock::True,
-        Clock::Behind(hour),
-        Clock::Ahead(hour),
-        Clock::Behind(2 * hour),
-    ] {
-        server.set_clock(clock);
-        let guard = locks.mutex("a").acquire().await.unwrap();
-        let token = Some(guard.fencing_token().unwrap());
-        assert!(token > before, "{token:?} after {before:?} at {clock:?}");
-        before = token;
-        give_back(guard).await;
-    }
+    tokens_rise(&client(&server), |clock| server.set_clock(clock)).await;
 }
 
 async fn a_clock_that_jumps_ahead_ends_leases_and_their_holders_learn_of_it(_: Store) {

@@ -25,7 +25,7 @@ use tests::witness::Witness;
 use holds::Table;
 
 use crate::crowd::{Crowd, SHORT};
-use crate::faults::{builder, is_probed, patient, works_again};
+use crate::faults::{builder, is_probed, patient, tokens_rise, works_again};
 use crate::store::{
     DEFAULT, Kind, LEASE, PATIENCE, SOON, STALL, Store, begin, give_back, kind, soon, tickets,
 };
@@ -498,22 +498,10 @@ async fn a_request_for_a_hundred_names_takes_one_lock_for_each(_: Store) {
 
 async fn tokens_rise_when_the_clock_of_the_server_is_set_back(_: Store) {
     let server = PostgresServer::with_clock();
-    let locks = patient(server.url()).build().unwrap();
-    let hour = Duration::from_secs(3600);
-    let mut before = None;
-    for clock in [
-        Clock::True,
-        Clock::Behind(hour),
-        Clock::Ahead(hour),
-        Clock::Behind(2 * hour),
-    ] {
-        server.set_clock(clock);
-        let guard = locks.mutex("a").acquire().await.unwrap();
-        let token = Some(guard.fencing_token().unwrap());
-        assert!(token > before, "{token:?} after {before:?} at {clock:?}");
-        before = token;
-        give_back(guard).await;
-    }
+    tokens_rise(&patient(server.url()).build().unwrap(), |clock| {
+        server.set_clock(clock)
+    })
+    .await;
 }
 
 async fn a_clock_that_jumps_ahead_ends_leases_and_their_holders_learn_of_it(_: Store) {
