@@ -114,7 +114,7 @@ async fn a_transaction_that_holds_a_lock_keeps_it_when_the_lease_ends(_: Store) 
     proxy.cut();
     is_over(&server).await;
 
-    // Whoever looks at the line would let the next one in.
+    // The next look at the line, of any client, would let the next one in.
     let busy = others.mutex("a").try_acquire().await;
     assert_eq!(kind(busy), ErrorKind::Busy);
     let granted = "SELECT count(*) FROM lockcore1.tickets \
@@ -279,7 +279,7 @@ async fn lets_others_in(server: &PostgresServer, onlooker: &Locks, table: &Table
     let granted = "SELECT count(*) FROM lockcore1.tickets \
         WHERE granted AND expires_at > lockcore1.now_micros()";
     let before = table.count().await;
-    // Whoever looks at the line lets the next one in.
+    // The next look at the line, of any client, lets the next one in.
     let _ = onlooker.mutex("a").try_acquire().await;
     if server.query(granted) != ["0"] {
         eventually("another one has visited", SOON, async || {
