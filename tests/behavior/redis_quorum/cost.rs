@@ -38,6 +38,7 @@ async fn a_pair_is_two_round_trips_and_so_many_commands(_: Store) {
     set.nodes[1].set_clock(Clock::Ahead(Duration::from_secs(2 * 3600)));
     let proxy = Proxy::to(set.nodes[0].port());
     let locks = client(&url([proxy.port(), set.nodes[1].port(), free_port()]));
+    locks.ready(SOON).await.unwrap(); // opens all connections, which load scripts
     give_back(locks.mutex("warm").acquire().await.unwrap()).await;
     let before = [0, 1].map(|at| set.nodes[at].command_stats());
     let requests = proxy.traffic().chunks_up;
