@@ -2,8 +2,10 @@
 //! the reason. But if the runner demands every server, as `tests/run` does, a fact without its
 //! server fails with the reason. A fact never passes because its server is missing.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Mutex, PoisonError};
+use std::any::Any;
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Failed, Trial};
@@ -50,10 +52,7 @@ fn judge(
     body: impl FnOnce() + Send + 'static,
 ) -> Trial {
     match needs {
-        Ok(()) => Trial::test(name.clone(), move || {
-            run(&name, body);
-            Ok(())
-        }),
+        Ok(()) => Trial::test(name.clone(), move || run(&name, body)),
         Err(reason) if required => Trial::test(name, move || Err(Failed::from(reason))),
         // The reason is given as the *kind* of the trial, because libtest-mimic prints the kind in
         // brackets before the name, also if the trial is ignored.
@@ -81,22 +80,43 @@ pub fn print_the_slowest() {
     }
 }
 
-/// Runs a fact. If the fact fails, prints for how long the machine stalled meanwhile. A failure
-/// during a stall is a failure too, because a lock must be safe during a stall.
-fn run(name: &str, body: impl FnOnce()) {
+thread_local! {
+    /// The place in the source of the last panic of this thread.
+    static PANICKED_AT: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// Runs a fact. If the fact fails, tells where, and for how long the machine stalled meanwhile. A
+/// failure during a stall is a failure too, because a lock must be safe during a stall.
+fn run(name: &str, body: impl FnOnce()) -> Result<(), Failed> {
+    static NOTE_PLACES: Once = Once::new();
+    NOTE_PLACES.call_once(|| {
+        let print = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            let place = panic.location().map_or(String::new(), ToString::to_string);
+            PANICKED_AT.set(place);
+            print(panic);
+        }));
+    });
     let began = Instant::now();
     let result = catch_unwind(AssertUnwindSafe(body));
     let took = (began.elapsed(), name.to_owned());
     TOOK.lock()
         .unwrap_or_else(PoisonError::into_inner)
         .push(took);
-    if let Err(panic) = result {
-        let stalled = stalls::stalled_since(began);
-        if !stalled.is_zero() {
-            eprintln!("{name}: the machine stood still for {stalled:.1?} while this ran");
-        }
-        resume_unwind(panic);
-    }
+    result.map_err(|panic| {
+        let stalled = match stalls::stalled_since(began) {
+            Duration::ZERO => String::new(),
+            stalled => format!("; the machine stood still for {stalled:.1?} while this ran"),
+        };
+        let place = PANICKED_AT.take();
+        Failed::from(format!("{place}: {}{stalled}", text_of(&*panic)))
+    })
+}
+
+fn text_of(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("a panic without a text")
 }
 
 fn is_on(variable: &str) -> bool {
@@ -118,6 +138,15 @@ mod tests {
 
         assert!(trial.has_ignored_flag());
         assert_eq!(trial.kind(), "no bed");
+    }
+
+    #[test]
+    fn a_fact_that_fails_tells_why_and_where() {
+        let failed = run("fails", || panic!("on {}", "purpose")).unwrap_err();
+
+        let text = failed.message().unwrap();
+        assert!(text.contains("src/fact.rs:"), "{text}");
+        assert!(text.contains(": on purpose"), "{text}");
     }
 
     #[test]
