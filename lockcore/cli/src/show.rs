@@ -13,10 +13,6 @@ use unicode_width::UnicodeWidthStr as _;
 
 use crate::exit::Exit;
 
-/// A token is the number of its ticket times this, and the number of earlier holders of the ticket:
-/// see `GrantId` of the library.
-const TOKENS_OF_A_TICKET: u64 = 1_024;
-
 /// The space between two columns.
 const GAP: &str = "  ";
 
@@ -151,7 +147,7 @@ impl<'a> Place<'a> {
         Self {
             name,
             ticket: place.ticket,
-            first_token: first_token(place),
+            first_token: place.first_token().map(|token| token.to_string()),
             holds: place.granted,
             permits: place.permits,
             capacity: place.capacity,
@@ -168,16 +164,10 @@ impl<'a> Place<'a> {
     }
 }
 
-fn first_token(place: &TicketInfo) -> Option<String> {
-    let is_exclusive = place.permits >= place.capacity;
-    let token = place.ticket.checked_mul(TOKENS_OF_A_TICKET)?;
-    is_exclusive.then(|| token.to_string())
-}
-
 /// The permits of a ticket: a mutex and the write side of a lock have all.
 pub(crate) fn permits(place: &TicketInfo) -> String {
     match (place.permits, place.capacity) {
-        (permits, capacity) if permits >= capacity => "all".into(),
+        _ if place.is_exclusive() => "all".into(),
         // No semaphore has so many: it is the read side of a lock.
         (_, capacity) if capacity > Semaphore::MAX_PERMITS => "shared".into(),
         (permits, capacity) => format!("{permits} of {capacity}"),
@@ -214,5 +204,24 @@ mod tests {
         for (millis, text) in spans {
             assert_eq!(span(Duration::from_millis(millis)), text);
         }
+    }
+
+    #[test]
+    fn only_a_ticket_that_excludes_all_others_has_all_permits_and_a_token() {
+        let full = 1 << 30;
+        let shown = |permits, capacity| {
+            let lease = Duration::from_secs(9);
+            let place = TicketInfo::new(7, true, permits, capacity, lease, "shop-1/4711/1".into());
+            (self::permits(&place), Place::of("a", &place).first_token)
+        };
+        let exclusive = ("all".to_owned(), Some("7168".to_owned()));
+        let shared = |text: &str| (text.to_owned(), None);
+
+        assert_eq!(shown(full, full), exclusive);
+        assert_eq!(shown(full - 1, full), exclusive, "a reader that writes");
+        assert_eq!(shown(1, full), shared("shared"));
+        assert_eq!(shown(2, 3), shared("2 of 3"));
+        assert_eq!(shown(1, 1), shared("1 of 1"), "a semaphore");
+        assert_eq!(shown(1, 0), shared("1 of 0"), "a semaphore made smaller");
     }
 }

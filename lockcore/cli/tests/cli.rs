@@ -115,6 +115,13 @@ fn readers_share_and_a_semaphore_has_its_permits() {
         shop.code(&["run", "-n", "--permits", "2", "--of", "2", "pool", "true"]),
         75
     );
+    // All permits of a semaphore are not a mutex, so there is no fencing token.
+    let _whole = shop.start(&["run", "--of", "1", "whole", "sleep", "1000"]);
+    shop.ticket("whole", true);
+    let line = shop.prints(&["inspect", "--json", "whole"]);
+    assert!(line.contains("\"first_token\":null"), "{line}");
+    let table = shop.prints(&["inspect", "whole"]);
+    assert!(table.contains("1 of 1"), "{table}");
 }
 
 #[test]

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::name::{Namespace, of_key};
-use crate::request::Id;
+use crate::request::{FULL, Id};
+use crate::token::{FencingToken, GrantId, MAX_TICKET};
 
 /// A ticket as [`Locks::inspect`](crate::Locks::inspect) shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,6 +97,27 @@ impl TicketInfo {
     pub fn with_age(mut self, age: Duration) -> Self {
         self.age = Some(age);
         self
+    }
+
+    /// Whether the ticket excludes all others, or will when it holds: that of a mutex, of the write
+    /// side of a read/write lock, or of a reader that has become a
+    /// [writer](crate::Guard::try_upgrade). A reader and a semaphore never exclude all others by
+    /// themselves, not even with all permits of the semaphore.
+    #[must_use]
+    pub fn is_exclusive(&self) -> bool {
+        // A reader has one permit. No semaphore has so many, and none is stored for such a name.
+        self.capacity == FULL.get() && self.permits > 1
+    }
+
+    /// The [fencing token](crate::Held::fencing_token) of the first holder of the ticket. `None` if
+    /// the ticket is not [exclusive](Self::is_exclusive).
+    ///
+    /// When a process hands the ticket over from task to task, each holder has a token that is greater
+    /// by one than the token before.
+    #[must_use]
+    pub fn first_token(&self) -> Option<FencingToken> {
+        let has_one = self.is_exclusive() && (1..=MAX_TICKET).contains(&self.ticket);
+        has_one.then(|| FencingToken::of_exclusive(GrantId::of_ticket(self.ticket, 0)))
     }
 
     pub(crate) fn id(&self) -> Option<Id> {
