@@ -88,7 +88,12 @@
 //! that the work has *spawned* are not stopped, and code that blocks without awaiting is not
 //! stopped either.
 //!
-//! The crate needs tokio.
+//! The crate needs tokio, and is for Unix only.
+
+#[cfg(not(unix))]
+compile_error!(
+    "lockcore is for Unix only: it reads clocks and names that other systems do not have"
+);
 
 // The modules by floors, from the top. A module uses only modules of its own floor and of lower
 // floors. See ARCHITECTURE.md.

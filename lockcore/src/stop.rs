@@ -7,10 +7,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::future::select_all;
-#[cfg(unix)]
 use tokio::signal::unix::{Signal, SignalKind, signal};
-#[cfg(windows)]
-use tokio::signal::windows::{CtrlC as Signal, ctrl_c};
 use tokio::time::timeout;
 
 use crate::error::Error;
@@ -20,7 +17,7 @@ use crate::locks::Locks;
 const DOUBLED: Duration = Duration::from_millis(500);
 
 /// Resolves when the process gets a signal to stop: Ctrl-C or SIGTERM. Service managers and
-/// container runtimes send SIGTERM before they kill a process. On Windows there is only Ctrl-C.
+/// container runtimes send SIGTERM before they kill a process.
 ///
 /// From this call until the exit of the process, these signals do not end the process by
 /// themselves. So stop the work, call [`shutdown`](crate::shutdown) or
@@ -73,7 +70,7 @@ pub fn stop_signal() -> impl Future<Output = ()> + Send + 'static {
 
 impl Locks {
     /// Runs a server until it ends, and then [shuts this client down](Self::shutdown). After the
-    /// first [signal to stop](stop_signal), both have at most this time. A second signal, half a
+    /// first [signal to stop](stop_signal), both have at most the time `within`. A second signal, half a
     /// second later or more, ends both at once.
     ///
     /// A signal that comes after this call and before the first poll is not missed. The server must
@@ -156,14 +153,8 @@ impl Locks {
     }
 }
 
-#[cfg(unix)]
 fn signals() -> [io::Result<Signal>; 2] {
     [SignalKind::interrupt(), SignalKind::terminate()].map(signal)
-}
-
-#[cfg(windows)]
-fn signals() -> [io::Result<Signal>; 1] {
-    [ctrl_c()]
 }
 
 async fn received(signal: io::Result<Signal>) {

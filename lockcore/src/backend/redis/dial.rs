@@ -184,7 +184,6 @@ impl Server {
     }
 
     async fn stream(&self) -> io::Result<Box<dyn Stream>> {
-        #[cfg(unix)]
         if let ConnectionAddr::Unix(path) = self.info.addr() {
             return Ok(Box::new(tokio::net::UnixStream::connect(path).await?));
         }
