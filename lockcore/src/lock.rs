@@ -173,9 +173,11 @@ impl Lock {
     ///
     /// A shutdown and the drop of a client's last handle do not wait for the end of this time. They
     /// leave the lock at the store, with the rest of this time as its ttl. The lock is free when
-    /// this ttl is over.
+    /// this ttl is over. If the rest is longer than the longest ttl of the store, the lock is free
+    /// earlier: after 12 hours on Redis, after two minutes on a quorum of Redis servers, and after a
+    /// year elsewhere.
     ///
-    /// A store with sessions, such as ZooKeeper, has no ttl for a single ticket. There a client
+    /// ZooKeeper and etcd have sessions, and no ttl for a single ticket. There a client
     /// that ends waits for the end of this time, for at most one operation timeout, and then leaves
     /// its session open. The lock is free when the session has timed out. This may be later than
     /// the end of the `min_hold`. It may be earlier if the `min_hold` is longer than the session
