@@ -223,6 +223,7 @@ impl Builder {
     /// - `memory:`
     /// - `sqlite:PATH`
     /// - `postgres://user[:password]@host[:port][,host[:port]…]/database`; `postgresql` is the same
+    /// - `mysql://user[:password]@host[:port]/database`; `mariadb` is the same
     /// - `redis://[[user]:password@]host[:port][/database]`
     /// - `redis+unix:///path[?user=…&password=…&db=…]`, a Redis server behind a socket of Unix;
     ///   `unix:///path` is the same
@@ -230,13 +231,15 @@ impl Builder {
     /// - `redis+cluster://[[user]:password@]host[:port][,host[:port]…]`
     /// - `redlock://[[user]:password@]host[:port],host[:port],host[:port][,…]`, a quorum of Redis
     ///   servers
+    /// - `etcd://[user:password@]host[:port][,host[:port]…]`
     /// - `zookeeper://[user:password@]host[:port][,host[:port]…][/chroot]`
     ///
-    /// With TLS: `etcd+tls://…`, `postgres+tls://…`, `rediss://…`, `rediss+sentinel://…`,
-    /// `rediss+cluster://…`, `redlock+tls://…` and `zookeeper+tls://…`.
+    /// With TLS: `postgres+tls://…`, `mysql+tls://…`, `rediss://…`, `rediss+sentinel://…`,
+    /// `rediss+cluster://…`, `redlock+tls://…`, `etcd+tls://…` and `zookeeper+tls://…`.
     ///
-    /// `valkey` may stand for `redis` in each of them. A user without a password is refused. If a
-    /// user of the Redis server needs no password, write any.
+    /// Where the scheme begins with `redis`, it may begin with `valkey`. Behind a `?` some stores have
+    /// options: see [their pages](crate::guide#stores). A user without a password is refused. If a user
+    /// of the Redis server needs no password, write any.
     ///
     /// In a user or password, `%25` stands for `%`, `%40` for `@`, `%23` for `#`, `%2F` for `/`,
     /// `%3F` for `?`. In an option behind a `?`, `%26` stands for `&`.
@@ -286,8 +289,8 @@ impl Builder {
     }
 
     /// How long locks that do not set their own time stay with this process after their use: see
-    /// [`Lock::linger`](crate::Lock::linger). At most a second. With the default of zero, they are
-    /// released at once.
+    /// [`Lock::linger`](crate::Lock::linger). At most a second, and on Redis only. With the default
+    /// of zero, they are released at once.
     pub fn linger(mut self, time: Duration) -> Self {
         self.linger = time;
         self
