@@ -30,6 +30,21 @@
 //! | [`redis`] | `redis://` and `rediss://`, one Redis or Valkey server; `redis+sentinel://` and `rediss+sentinel://`, the one that sentinels name; `redis+cluster://` and `rediss+cluster://`, a Redis Cluster |
 //! | [`redis_quorum`] | `redlock://` and `redlock+tls://`, a majority of independent Redis or Valkey servers |
 //! | [`zookeeper`] | `zookeeper://` and `zookeeper+tls://`, an ensemble |
+//!
+//! What they can do:
+//!
+//! | store | waiters of all processes stand in one line | a waiter in another process learns of its grant | longest ttl | `revoke`, `list` and `resize` | `detach` and `adopt` | counters, latches, values, barriers and elections | their changes are pushed (or else read ten times a second) | `linger` has an effect | clock that ends a lease |
+//! |---|---|---|---|---|---|---|---|---|---|
+//! | `memory` | yes | (has one process) | a year | yes | yes | yes | yes | no | since boot |
+//! | `sqlite` | yes | it looks, after 2 to 50 ms | a year | yes | yes | yes | no | no | since boot |
+//! | `postgres` | yes | by a notification | a year | yes | yes | yes | yes | no | wall |
+//! | `postgres`, `wakeups=look` | yes | it looks, within 100 ms | a year | yes | yes | yes | no | no | wall |
+//! | `mysql` | yes | it looks, after 2 to 100 ms | a year | yes | yes | yes | no | no | wall |
+//! | `redis`, `redis+sentinel` | yes | by a message | 12 hours | yes | yes | yes | yes | yes | wall |
+//! | `redis+cluster` | yes | by a message | 12 hours | yes | yes | yes | no | no | wall |
+//! | `redlock` | no | it asks again, within 400 ms | 2 minutes | no | no | no | no | no | wall |
+//! | `etcd` | yes | by a watch | that of the session | yes | yes | yes | yes | no | monotonic |
+//! | `zookeeper` | yes | by a watch | that of the session | yes | no | yes | yes | no | monotonic |
 
 // The pages are also read on GitHub, so each link has a label that is defined twice: at the end of its
 // page, with a file, and in `links.md`, with an item. The first definition of a label counts.
