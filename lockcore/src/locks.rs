@@ -52,7 +52,7 @@ impl Locks {
     /// client has no right.
     ///
     /// This opens the connection of the caller's runtime, and that of the thread that renews the
-    /// leases. (At a ZooKeeper they are one.) If the second one cannot be opened, locks that are
+    /// leases. (At ZooKeeper and etcd they are one.) If the second one cannot be opened, locks that are
     /// taken may be lost.
     ///
     /// # Errors

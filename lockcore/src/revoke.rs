@@ -51,11 +51,13 @@ impl Locks {
     /// of this caller does. If the ask-back cannot reach the holder, the holder cannot renew its
     /// lease either, so the lease ends at the store.
     ///
-    /// On Redis, and in the same process, the holder learns of the ask-back by a message, within
-    /// about 100 ms. In other cases it learns of the ask-back at its next renewal, after about a
-    /// third of its ttl: between processes on SQLite, on ZooKeeper, and when the message is lost. On
-    /// a Redis Cluster, a client that has got a lock at once subscribes with the first renewal of the
-    /// lock. So in the first third of the ttl, this holder learns of the ask-back at that renewal. (A
+    /// On Redis the holder learns of the ask-back by a message, within about 100 ms, and in memory at
+    /// once. On SQLite it learns of it as soon if the caller is in the same process, and on MySQL if
+    /// the caller is the same client. On PostgreSQL it gets a notification, if its client listens at
+    /// that time. In all other cases, also on ZooKeeper and etcd and when a message is lost, it learns
+    /// of the ask-back at its next renewal, after about a third of its ttl. On a Redis Cluster, a
+    /// client that has got a lock at once subscribes with the first renewal of the lock. So in the
+    /// first third of the ttl, this holder learns of the ask-back at that renewal. (A
     /// subscription for each lock would double the requests of an acquire.) The holder of a lock
     /// without [renewal](crate::Lock::renew) is not asked, because its lease ends by itself.
     ///
@@ -97,8 +99,8 @@ impl Locks {
     ///     guard.release().await
     /// });
     ///
-    /// for place in locks.inspect("report").await?.iter().filter(|place| place.granted) {
-    ///     locks.revoke("report", place.ticket, Duration::from_secs(5), "maintenance").await?;
+    /// for holder in locks.inspect("report").await?.iter().filter(|ticket| ticket.granted) {
+    ///     locks.revoke("report", holder.ticket, Duration::from_secs(5), "maintenance").await?;
     /// }
     /// assert!(locks.mutex("report").try_acquire().await.is_ok());
     /// # holder.await.unwrap()?;

@@ -73,7 +73,8 @@ impl fmt::Display for GrantId {
 ///
 /// Compare only tokens of the same name at the same store. A token from outside does not prove
 /// which process has sent it: it is a number, not a credential. If the store loses its data, tokens
-/// can go back by as much as the store's clock did.
+/// can go back: by as much as the store's clock did, and on ZooKeeper and etcd to the beginning, or
+/// to the backup that was restored.
 ///
 /// As text it is a decimal number without sign or leading zeros, from 1 to 2⁶³ − 1.
 ///

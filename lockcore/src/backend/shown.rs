@@ -17,10 +17,10 @@ pub struct TicketInfo {
     pub ticket: u64,
     /// Whether the ticket holds its permits, as far as the store knows. If not, it waits.
     ///
-    /// On ZooKeeper, a client that has several tickets of a name in a row lets the next one in when
-    /// one of them ends, and then tells the store. So for about one request, or longer if the client
-    /// is cut off or killed in between, a ticket that has ended is shown as the holder, and the
-    /// holder right behind it as a waiter.
+    /// On ZooKeeper and SQLite, a client that has several tickets of a name in a row lets the next
+    /// one in when one of them ends, and then tells the store. So for about one request, or longer
+    /// if the client is cut off or killed in between, a ticket that has ended is shown as the
+    /// holder, and the holder right behind it as a waiter.
     pub granted: bool,
     /// The number of permits that the ticket holds or waits for.
     pub permits: u32,

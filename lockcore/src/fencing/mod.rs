@@ -32,7 +32,8 @@
 //! - **Another store counts differently.** After a move, for example from Redis to ZooKeeper, new
 //!   tokens may be lower than the tokens that the resource remembers. Then the resource refuses all
 //!   writes. So set the columns back to 0 while nobody writes. The same is true when the store has
-//!   lost its data *and* its clock went back.
+//!   lost its data *and* its clock went back, and always after a ZooKeeper or an etcd was set up anew
+//!   or restored from a backup.
 
 pub mod redis;
 pub mod sql;
