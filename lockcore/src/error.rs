@@ -24,15 +24,17 @@ struct Inner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// Nothing was taken, nothing was left at the store, and nothing was changed. The cause is one
-    /// of these:
+    /// Nothing was taken, and nothing was left at the store. The cause is one of these:
     ///
     /// - the lock is held or others wait for it, and the caller has asked not to wait;
     /// - the caller has asked to wait, but the line is full: it has ten thousand tickets at the
     ///   store (holders included), or ten thousand callers in this process (a caller that was in the
     ///   line and has lost its place asks again instead, until its time is over);
-    /// - another guard of the same ticket prevents a [downgrade](crate::Guard::downgrade), or of
-    ///   [handing the lock over](crate::Guard::detach).
+    /// - another guard of the same ticket, or another holder of the lock, prevents a
+    ///   [downgrade](crate::Guard::downgrade), an [upgrade](crate::Guard::try_upgrade) or a
+    ///   [detach](crate::Guard::detach), which changes nothing;
+    /// - somebody [asks for](crate::Locks::revoke) the held lock, so its lease cannot be made
+    ///   [longer](crate::Guard::extend).
     Busy,
     /// The caller waited as long as allowed, in the store's line or in the lane of this process.
     /// Nothing is held. For a [`Latch`](crate::latch::Latch): the count is not zero yet.

@@ -173,14 +173,14 @@ impl Lock {
     ///
     /// A shutdown and the drop of a client's last handle do not wait for the end of this time. They
     /// leave the lock at the store, with the rest of this time as its ttl. The lock is free when
-    /// this ttl is over. If the rest is longer than the longest ttl of the store, the lock is free
-    /// earlier: after 12 hours on Redis, after two minutes on a quorum of Redis servers, and after a
-    /// year elsewhere.
+    /// this ttl is over. It is no longer than the longest ttl of the store: 12 hours on Redis, two
+    /// minutes on a quorum of Redis servers, and a year elsewhere. So the rest of a longer `min_hold`
+    /// is cut to that.
     ///
-    /// ZooKeeper and etcd have sessions, and no ttl for a single ticket. There a client
-    /// that ends waits for the end of this time, for at most one operation timeout, and then leaves
-    /// its session open. The lock is free when the session has timed out. This may be later than
-    /// the end of the `min_hold`. It may be earlier if the `min_hold` is longer than the session
+    /// ZooKeeper and etcd have sessions, and no ttl for a single ticket. There a client that ends
+    /// waits for the end of this time, for at most one operation timeout, and then leaves its
+    /// session open. The lock is free when the session has timed out. This may be later than the
+    /// end of the `min_hold`. It may be earlier if the `min_hold` is longer than the session
     /// timeout.
     ///
     /// If the process is killed, the lock stays taken until its lease has run out.
@@ -313,8 +313,8 @@ impl Lock {
     /// let locks = lockcore::Locks::builder().url("memory:").owner("billing 2.7").build()?;
     /// let guard = locks.mutex("order:42").owner("refund 4711").acquire().await?;
     ///
-    /// let places = locks.inspect("order:42").await?;
-    /// assert_eq!(places[0].owner_text.as_deref(), Some("refund 4711"));
+    /// let tickets = locks.inspect("order:42").await?;
+    /// assert_eq!(tickets[0].owner_text.as_deref(), Some("refund 4711"));
     /// guard.release().await?;
     /// # Ok(()) }
     /// ```

@@ -62,8 +62,10 @@ pub enum OnRevoke {
 
 /// Which waiter gets a lock next, when several tasks of several processes ask for it.
 ///
-/// With both policies every waiter gets the lock in the end. A hand-over inside the process is more
-/// than ten times as fast, because it sends no request to the store.
+/// With both policies every waiter gets the lock in the end. On a [quorum of Redis
+/// servers](crate::guide::redis_quorum) there is no line, and this is not so: a waiter of another
+/// process may come first any number of times. A hand-over inside the process is more than ten
+/// times as fast, because it sends no request to the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fair {
@@ -78,21 +80,22 @@ pub enum Fair {
     /// `max_hold` and no owner text of their own. For other locks, and for semaphores, each request
     /// takes a ticket of its own.
     Local(Duration),
-    /// First come, first served over all processes: each request takes a ticket.
+    /// First come, first served: each request has a place in one line of all processes. Requests of
+    /// one process that come close together may share a place, and use it one after the other. If each
+    /// request must have its own place, give the locks an [owner text](crate::Lock::owner).
     ///
-    /// If requests of one process for the same mutex or write lock come while the process asks the
-    /// store for this lock, they share the next ticket, and use it one after the other. The same
-    /// is true of those that come while such tasks pass the lock on. If each had a ticket, these
-    /// tickets would be right behind each other. To share one, a request waits for about one answer
-    /// of the store before it stands in line. This applies to the locks that [`Local`](Self::Local)
-    /// names. A request that shares no ticket, for example one of a reader, does not wait, so it may
-    /// come before them.
+    /// In detail: if requests of one process for the same mutex or write lock come while the
+    /// process asks the store for this lock, they share the next ticket, and use it one after the
+    /// other. The same is true of those that come while such tasks pass the lock on. If each had a
+    /// ticket, these tickets would be right behind each other. To share one, a request waits for
+    /// about one answer of the store before it stands in line. This applies to the locks that
+    /// [`Local`](Self::Local) names. A request that shares no ticket, for example one of a reader,
+    /// does not wait, so it may come before them.
     ///
     /// If a shared ticket ends early, those that still wait for it go to the end of the line. It ends
     /// early if it is lost, asked back, detached, downgraded or extended, or if less than half of its
     /// ttl is left, or if the connection broke and the store has not confirmed the ticket since. It
     /// ends too if the task that stands in line for it gives up, and the next one is in another
-    /// runtime. If each request must keep its own place, give the locks an [owner
-    /// text](crate::Lock::owner).
+    /// runtime.
     Strict,
 }

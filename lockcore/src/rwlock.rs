@@ -13,7 +13,7 @@ pub use crate::upgrade::UpgradedGuard;
 
 /// A read/write lock on a name. Its write side *is* the mutex on that name.
 ///
-/// It is fair: a reader does not overtake a writer that waits.
+/// It is [fair](crate::Fair): a reader does not overtake a writer that waits.
 ///
 /// A writer that has finished writing and only reads from then on can let other readers in with
 /// [`Guard::downgrade`]. In the other direction, [`Guard::try_upgrade`](crate::Guard::try_upgrade)

@@ -26,8 +26,8 @@ const LOOKS: u32 = 8;
 /// An operator can [resize](Self::resize) the semaphore. From then on the store keeps the capacity,
 /// and ignores the capacity that callers state.
 ///
-/// A semaphore is fair: a small request does not overtake a large request that waits. A request
-/// takes all its permits at once.
+/// A semaphore is [fair](crate::Fair): a small request does not overtake a large request that
+/// waits. A request takes all its permits at once.
 ///
 /// On a quorum of Redis servers (`redlock://`), a semaphore of two permits needs all of three
 /// servers or four of five, and a larger one more, up to all of them. So one server that is down can

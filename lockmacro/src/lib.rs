@@ -509,8 +509,9 @@ use proc_macro::TokenStream;
 /// up its place in line. If it is dropped while the body runs, the body is dropped first, and then
 /// the lock is released.
 ///
-/// A call that returns has released its lock. If the store does not answer, the release continues
-/// in the background, and the lock is free when its ttl has passed, at the latest.
+/// A call that returns has given its lock back: to the store, or to the next task of this process.
+/// (With `min_hold` or `linger` it stays taken for longer.) If the store does not answer, the release
+/// continues in the background, and the lock is free when its ttl has passed, at the latest.
 ///
 /// An argument that the body does not use lives until the call returns, as in any function.
 ///
