@@ -35,8 +35,8 @@ use crate::options::Wait;
 /// [which](crate::guide::redis#counters). With [`durability`](crate::guide::redis#durability), a
 /// change that was acknowledged is not lost.
 ///
-/// At SQLite and ZooKeeper, changes of a counter at the same time get in each other's way, and the
-/// client sends them again. Thousands of them take long. A change that has not been carried out
+/// Except on Redis and in memory, changes of a counter at the same time get in each other's way, and
+/// the client sends them again. Thousands of them take long. A change that has not been carried out
 /// when its [`wait`](Self::wait) is over fails with `Unavailable`.
 ///
 /// ```
@@ -88,8 +88,8 @@ impl Counter {
 
     /// For how long the client repeats a request, at least for one operation timeout. A change that
     /// gets no answer is repeated for at most 30 seconds. A change that other clients are in the way
-    /// of, at SQLite and ZooKeeper, is repeated for the whole wait. A store that is down is an error
-    /// after one operation timeout. Default: the client's default (`LOCK_WAIT`).
+    /// of, as on every store but Redis and memory, is repeated for the whole wait. A store that is
+    /// down is an error after one operation timeout. Default: the client's default (`LOCK_WAIT`).
     pub fn wait(mut self, wait: impl Into<Wait>) -> Self {
         self.wait = wait.into();
         self

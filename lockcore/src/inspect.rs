@@ -61,9 +61,11 @@ impl Locks {
     /// thousand. The server serves other requests between two steps. In a cluster the listing walks
     /// over each master. On **ZooKeeper** each page reads all names of the namespace, in one answer.
     /// With more than about ten thousand names this answer exceeds a server's limit
-    /// (`jute.maxbuffer`, one megabyte), and the request fails. On **SQLite** the listing reads only
-    /// the names with the prefix, by an index. In **memory** each page reads all names. Acquire and
-    /// release do not cost more because of the listing.
+    /// (`jute.maxbuffer`, one megabyte), and the request fails. On **etcd** a request reads up to a
+    /// thousand keys with the prefix, those of tickets and of stored capacities. On **SQLite**,
+    /// **PostgreSQL** and **MySQL** the listing reads only the names with the prefix, by an index. In
+    /// **memory** each page reads all names. Acquire and release do not cost more because of the
+    /// listing.
     ///
     /// # Examples
     ///
