@@ -3,6 +3,8 @@
 use lockcore::inspect::{NameInUse, TicketInfo, visible};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
+use crate::ls;
+
 /// How far a page key moves.
 const PAGE: usize = 10;
 
@@ -62,8 +64,9 @@ pub(super) struct View {
     used: Vec<NameInUse>,
     /// The line that the page is about, when a look has seen it.
     line: Option<Vec<TicketInfo>>,
-    /// The name and the ticket that the cursor is on. It stays there when the order changes.
-    name: Option<String>,
+    /// The name that the cursor is on, and whether it is whole, and the ticket. The cursor stays there
+    /// when the order changes.
+    name: Option<(String, bool)>,
     ticket: Option<u64>,
     /// What became of the last request of the person.
     told: Option<String>,
@@ -143,8 +146,13 @@ impl View {
     pub(super) fn cursor(&self) -> usize {
         let place = match &self.page {
             Page::Names { .. } => {
-                let is_it = |used: &&NameInUse| Some(&used.name) == self.name.as_ref();
-                self.names().iter().position(is_it)
+                let is_it = |used: &&NameInUse| {
+                    let (name, is_whole) = self.name.as_ref()?;
+                    Some(used.name == *name && used.is_whole == *is_whole)
+                };
+                self.names()
+                    .iter()
+                    .position(|used| is_it(used) == Some(true))
             }
             Page::Line { .. } => {
                 let is_it = |place: &TicketInfo| Some(place.ticket) == self.ticket;
@@ -173,7 +181,7 @@ impl View {
             Page::Names { .. } => {
                 let names = self.names();
                 let at = names.get(place).or(names.last());
-                self.name = at.map(|used| used.name.clone());
+                self.name = at.map(|used| (used.name.clone(), used.is_whole));
             }
             Page::Line { .. } => {
                 let line = self.line();
@@ -248,12 +256,17 @@ impl View {
             KeyCode::Esc => self.filter.clear(),
             KeyCode::Enter => {
                 let names = self.names();
-                if let Some(used) = names.get(self.cursor()) {
-                    let name = used.name.clone();
-                    self.name = Some(name.clone());
-                    (self.ticket, self.line) = (None, None);
-                    self.page = Page::Line { name, ask: None };
+                let Some(&used) = names.get(self.cursor()) else {
+                    return;
+                };
+                if !used.is_whole {
+                    // What the list has is the beginning of this name, or another name.
+                    return self.told(ls::TOO_LONG.into());
                 }
+                let name = used.name.clone();
+                self.name = Some((name.clone(), true));
+                (self.ticket, self.line) = (None, None);
+                self.page = Page::Line { name, ask: None };
             }
             _ => {}
         }
@@ -380,6 +393,27 @@ pub(super) mod tests {
             None
         );
         assert_eq!(view.page, Page::Names { typing: false });
+    }
+
+    #[test]
+    fn a_name_of_which_only_the_beginning_is_known_is_not_looked_at() {
+        let mut cut = used("order:1", &[]);
+        (cut.is_whole, cut.summary) = (false, None);
+        let mut view = View::new(String::new());
+        view.looked(vec![cut, used("order:1", &[(5, true, 70)])]);
+
+        let open = |view: &mut View| {
+            press(view, &[KeyCode::Enter]);
+            view.wanted().map(str::to_owned)
+        };
+        let places: Vec<_> = view.names().iter().map(|used| used.is_whole).collect();
+        assert_eq!(places, [false, true]);
+
+        assert_eq!(open(&mut view), None);
+        assert_eq!(view.message(), Some(ls::TOO_LONG));
+        press(&mut view, &[KeyCode::Down]);
+        assert_eq!(view.cursor(), 1);
+        assert_eq!(open(&mut view).as_deref(), Some("order:1"));
     }
 
     #[test]
