@@ -7,9 +7,10 @@ use crate::args::Inspect;
 use crate::exit::Exit;
 use crate::show;
 
-const HEADS: [&str; 8] = [
+const HEADS: [&str; 9] = [
     "",
     "TICKET",
+    "TOKEN",
     "PERMITS",
     "SINCE",
     "LEASE ENDS IN",
@@ -34,7 +35,7 @@ pub(crate) async fn inspect(locks: &Locks, inspect: Inspect) -> Result<(), Exit>
     Ok(show::table(HEADS, &rows)?)
 }
 
-fn row(place: &TicketInfo) -> [String; 8] {
+fn row(place: &TicketInfo) -> [String; 9] {
     let asked = place
         .asked_back
         .as_ref()
@@ -45,6 +46,7 @@ fn row(place: &TicketInfo) -> [String; 8] {
     [
         if place.granted { "holds" } else { "waits" }.into(),
         place.ticket.to_string(),
+        show::token(place).unwrap_or_default(),
         show::permits(place),
         place.age.map_or_else(String::new, show::span),
         show::span(place.remaining),

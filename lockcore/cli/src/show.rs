@@ -147,7 +147,7 @@ impl<'a> Place<'a> {
         Self {
             name,
             ticket: place.ticket,
-            first_token: place.first_token().map(|token| token.to_string()),
+            first_token: token(place),
             holds: place.granted,
             permits: place.permits,
             capacity: place.capacity,
@@ -162,6 +162,11 @@ impl<'a> Place<'a> {
             }),
         }
     }
+}
+
+/// The fencing token of the first holder of a ticket, if the ticket is exclusive.
+pub(crate) fn token(place: &TicketInfo) -> Option<String> {
+    place.first_token().map(|token| token.to_string())
 }
 
 /// The permits of a ticket: a mutex and the write side of a lock have all.
@@ -212,7 +217,7 @@ mod tests {
         let shown = |permits, capacity| {
             let lease = Duration::from_secs(9);
             let place = TicketInfo::new(7, true, permits, capacity, lease, "shop-1/4711/1".into());
-            (self::permits(&place), Place::of("a", &place).first_token)
+            (self::permits(&place), token(&place))
         };
         let exclusive = ("all".to_owned(), Some("7168".to_owned()));
         let shared = |text: &str| (text.to_owned(), None);

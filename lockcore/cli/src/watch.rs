@@ -177,22 +177,39 @@ fn tell(watch: &Watch, change: Change, name: &str, place: &TicketInfo) -> Result
         let place = show::Place::of(name, place);
         return Ok(show::json(&Changed { at, change, place })?);
     }
-    let what = match change {
-        Change::Waits => "waits",
-        Change::Holds => "holds",
-        Change::AskedBack => "is asked for it",
-        Change::Gone => "is gone",
-    };
     let (name, owner) = (visible(name), show::owner_of(place));
+    let (ticket, what) = (place.ticket, what(change, place));
     Ok(show::line(&format!(
-        "{at}  {name}  {} {owner} {what}",
-        place.ticket
+        "{at}  {name}  {ticket} {owner} {what}"
     ))?)
+}
+
+fn what(change: Change, place: &TicketInfo) -> String {
+    match (change, show::token(place)) {
+        (Change::Waits, _) => "waits".into(),
+        (Change::Holds, Some(token)) => format!("holds, token {token}"),
+        (Change::Holds, None) => "holds".into(),
+        (Change::AskedBack, _) => "is asked for it".into(),
+        (Change::Gone, _) => "is gone".into(),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_holder_is_shown_with_its_token_if_it_has_one() {
+        let holder = |permits, capacity| {
+            let lease = Duration::from_secs(9);
+            TicketInfo::new(7, true, permits, capacity, lease, "shop-1/4711/1".into())
+        };
+
+        let writer = holder(1 << 30, 1 << 30);
+        assert_eq!(what(Change::Holds, &writer), "holds, token 7168");
+        assert_eq!(what(Change::Gone, &writer), "is gone");
+        assert_eq!(what(Change::Holds, &holder(1, 1)), "holds");
+    }
 
     #[test]
     fn a_line_stays_if_its_holder_is_alone_and_grows_older() {

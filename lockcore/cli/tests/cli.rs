@@ -122,6 +122,11 @@ fn readers_share_and_a_semaphore_has_its_permits() {
     assert!(line.contains("\"first_token\":null"), "{line}");
     let table = shop.prints(&["inspect", "whole"]);
     assert!(table.contains("1 of 1"), "{table}");
+    let script = "echo $LOCKCORE_TOKEN > token; sleep 1000";
+    let _mutex = shop.start(&["run", "job", "sh", "-c", script]);
+    let token = shop.written("token");
+    let table = shop.prints(&["inspect", "job"]);
+    assert!(table.contains(token.trim()), "{table}");
 }
 
 #[test]

@@ -32,9 +32,10 @@ const NAMES: [Column; 6] = [
     column("HELD BY", Constraint::Fill(3), 80),
 ];
 
-const LINE: [Column; 6] = [
+const LINE: [Column; 7] = [
     column("", Constraint::Length(5), 0),
     column("TICKET", Constraint::Length(17), 0),
+    column("TOKEN", Constraint::Length(19), 100),
     column("PERMITS", Constraint::Length(8), 60),
     column("SINCE", Constraint::Length(9), 0),
     column("LEASE ENDS IN", Constraint::Length(13), 80),
@@ -52,17 +53,18 @@ pub(super) fn draw(frame: &mut Frame<'_>, view: &View, state: &mut TableState) {
     // The head of the table has a row too.
     let height = usize::from(body.height.saturating_sub(1));
     let cursor = view.cursor();
-    let (columns, rows): (&[Column], Vec<[String; 6]>) = match &view.page {
+    let (columns, rows): (&[Column], Vec<Vec<String>>) = match &view.page {
         Page::Names { .. } => {
             let names = view.names();
             let seen = window(state, cursor, height, names.len());
-            let rows = names[seen].iter().map(|used| name_row(used));
+            let rows = names[seen].iter().map(|used| name_row(used).into());
             (&NAMES, rows.collect())
         }
         Page::Line { .. } => {
             let line = view.line();
             let seen = window(state, cursor, height, line.len());
-            (&LINE, line[seen].iter().map(line_row).collect())
+            let rows = line[seen].iter().map(|place| line_row(place).into());
+            (&LINE, rows.collect())
         }
     };
     let width = frame.area().width;
@@ -70,7 +72,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, view: &View, state: &mut TableState) {
         .filter(|at| columns[*at].from <= width)
         .collect();
     let heads = fit.iter().map(|at| columns[*at].head);
-    let cells = |row: &[String; 6]| Row::new(fit.iter().map(|at| row[*at].clone()));
+    let cells = |row: &Vec<String>| Row::new(fit.iter().map(|at| row[*at].clone()));
     let table = Table::new(
         rows.iter().map(cells),
         fit.iter().map(|at| columns[*at].width),
@@ -119,7 +121,7 @@ fn name_row(used: &NameInUse) -> [String; 6] {
     ]
 }
 
-fn line_row(place: &TicketInfo) -> [String; 6] {
+fn line_row(place: &TicketInfo) -> [String; 7] {
     let asked = if place.asked_back.is_some() {
         ", asked for it"
     } else {
@@ -128,6 +130,7 @@ fn line_row(place: &TicketInfo) -> [String; 6] {
     [
         if place.granted { "holds" } else { "waits" }.into(),
         place.ticket.to_string(),
+        show::token(place).unwrap_or_default(),
         show::permits(place),
         place.age.map_or_else(String::new, show::span),
         show::span(place.remaining),
@@ -273,6 +276,16 @@ waits  8                  all       1s         shop-1/4711/1
 
 y/n: 30s to finish for shop-1/4711/1?
 "
+        );
+        assert!(
+            screen(&view, 100).contains(
+                "\
+       TICKET             TOKEN                PERMITS   SINCE      LEASE ENDS IN  OWNER
+holds  6                  6144                 all       3s         9s             shop-1/4711/1
+"
+            ),
+            "{}",
+            screen(&view, 100)
         );
     }
 }
