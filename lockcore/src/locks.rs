@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use crate::acquire::handle::Client;
 use crate::any::AnyLock;
+#[cfg(feature = "backend")]
+use crate::backend::Capability;
 use crate::backend::StoreError;
 use crate::barrier::Barrier;
 use crate::client::calls::Where;
@@ -165,6 +167,13 @@ impl Locks {
     #[must_use]
     pub fn default_wait(&self) -> Wait {
         self.0.shared.defaults.wait
+    }
+
+    /// What the store of this client can do. The store is not asked.
+    #[cfg(feature = "backend")]
+    #[must_use]
+    pub fn capability(&self) -> Capability {
+        self.0.shared.capability
     }
 
     /// The held lock with this name, if the running code is inside of it. The lock must have been

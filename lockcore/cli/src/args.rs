@@ -351,7 +351,8 @@ pub(crate) struct Bench {
 ///
 /// Each line begins with ok, warn (change this), skipped (not looked at, or this store cannot do it)
 /// or FAILED. The exit code is 1 if there is a line with warn, and 69 if one operation has failed. The
-/// names that it uses are its own.
+/// names that it uses are its own. To list names, Redis walks over the keys of the database until it
+/// has found one name. This is skipped if it takes more than five seconds.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Doctor {
     /// One JSON object per line, with times in seconds

@@ -26,7 +26,6 @@ mod signals;
 mod supervise;
 mod top;
 mod tree;
-mod url;
 mod watch;
 
 use std::future::Future;
@@ -103,11 +102,6 @@ fn with_client(command: Command, namespace: Option<String>) -> Result<ExitCode, 
     runtime.block_on(async {
         let mut signals = Signals::listen()?;
         let mut builder = lockcore::Builder::from_env()?;
-        if url::begins_with(&["memory:"]) {
-            let text = "memory: is the memory of this one process, so its locks exclude nobody; \
-                        set LOCK_URL to a store that the other processes use too";
-            return Err(Exit::new(exit::CONFIG, text));
-        }
         if let Some(namespace) = namespace {
             builder = builder.namespace(namespace);
         }
@@ -122,6 +116,11 @@ fn with_client(command: Command, namespace: Option<String>) -> Result<ExitCode, 
             _ => None,
         };
         let locks = builder.build()?;
+        if !locks.capability().cross_process {
+            let text = "memory: is the memory of this one process, so its locks exclude nobody; \
+                        set LOCK_URL to a store that the other processes use too";
+            return Err(Exit::new(exit::CONFIG, text));
+        }
         let outcome = carry_out(command, &locks, other.as_ref(), &mut signals).await;
         // Signals that came until now have had their effect. The next one ends the tool at once.
         signals.forget();

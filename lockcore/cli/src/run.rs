@@ -12,7 +12,7 @@ use crate::say::say;
 use crate::show;
 use crate::signals::Signals;
 use crate::supervise::supervise;
-use crate::{until_signal, url};
+use crate::until_signal;
 
 pub(crate) async fn run(locks: &Locks, run: Run, signals: &mut Signals) -> Result<ExitCode, Exit> {
     let lock = lock(locks, &run);
@@ -29,8 +29,10 @@ pub(crate) async fn run(locks: &Locks, run: Run, signals: &mut Signals) -> Resul
     };
     let began = Instant::now();
     let outcome = supervise(&guard, &run.under, signals).await;
+    // A store with sessions ends the locks of a process together with its session. Elsewhere the
+    // client leaves a lock at the store for the rest of its `min_hold`.
     if let Some(min_hold) = run.min_hold
-        && ends_with_its_session()
+        && locks.capability().sessions
     {
         stay(&guard, began + min_hold, signals).await;
     }
@@ -44,12 +46,6 @@ pub(crate) async fn run(locks: &Locks, run: Run, signals: &mut Signals) -> Resul
         Err(error) => say(error),
     }
     outcome
-}
-
-/// Whether the store ends the locks of a process together with its session. Elsewhere the client
-/// leaves a lock at the store for the rest of its `min_hold`.
-fn ends_with_its_session() -> bool {
-    url::begins_with(&["zookeeper", "etcd"])
 }
 
 /// Keeps the lock until this time, unless it is lost, or a signal asks this process to end.

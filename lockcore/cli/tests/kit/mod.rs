@@ -157,6 +157,17 @@ pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
+/// Checks a report of `doctor`: everything works, and so many lines are warnings. Not all stores can
+/// give a held lock away.
+pub fn is_good(report: &str, warnings: usize) {
+    const CANNOT: &str = "skipped gives a held lock to another client: this store cannot";
+    let warns = report.lines().filter(|line| line.starts_with("warn "));
+    assert_eq!(warns.count(), warnings, "{report}");
+    let works = |line: &&str| line.starts_with("ok ") || *line == CANNOT;
+    assert_eq!(report.lines().filter(works).count(), 11, "{report}");
+    assert_eq!(report.lines().count(), 11 + warnings, "{report}");
+}
+
 /// Whether a process runs. A process that has ended and was not reaped does not.
 pub fn runs(pid: &str) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
