@@ -154,6 +154,9 @@ pub(crate) struct Elect {
     /// How long nobody leads if this machine dies (LOCK_TTL)
     #[arg(long, value_parser = humantime::parse_duration)]
     pub(crate) ttl: Option<Duration>,
+    /// The exit code if the wait is over. With 0 this is no failure, and nothing is said
+    #[arg(short = 'E', long, default_value_t = crate::exit::BUSY, value_name = "CODE")]
+    pub(crate) busy_exit_code: u8,
     #[command(flatten)]
     pub(crate) under: Under,
 }

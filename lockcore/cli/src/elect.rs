@@ -6,9 +6,9 @@ use lockcore::Locks;
 
 use crate::args::Elect;
 use crate::exit::Exit;
-use crate::say::say;
+use crate::run::not_taken;
 use crate::signals::Signals;
-use crate::supervise::supervise;
+use crate::supervise::{supervise, tell_end};
 use crate::until_signal;
 
 pub(crate) async fn elect(
@@ -24,10 +24,13 @@ pub(crate) async fn elect(
         election = election.ttl(ttl);
     }
     // If a signal comes first, the campaign is dropped, and the client gives up the place in line.
-    let leader = until_signal(signals, election.campaign()).await??;
+    let leader = match until_signal(signals, election.campaign()).await? {
+        Ok(leader) => leader,
+        Err(error) => {
+            return Err(not_taken(locks, &elect.name, elect.busy_exit_code, error).await);
+        }
+    };
     let outcome = supervise(&leader, &elect.under, signals).await;
-    if let Err(error) = leader.resign().await {
-        say(error);
-    }
+    tell_end(&elect.name, leader.resign().await, &outcome);
     outcome
 }

@@ -3,15 +3,15 @@
 use std::process::ExitCode;
 
 use lockcore::inspect::visible;
-use lockcore::{Error, ErrorKind, Held, Lock, Locks, Release};
-use tokio::time::{Instant, sleep_until};
+use lockcore::{Error, ErrorKind, Held, Lock, Locks};
+use tokio::time::Instant;
 
 use crate::args::Run;
-use crate::exit::{self, Exit};
+use crate::exit::Exit;
 use crate::say::say;
 use crate::show;
 use crate::signals::Signals;
-use crate::supervise::supervise;
+use crate::supervise::{after, at, supervise, tell_end};
 use crate::until_signal;
 
 pub(crate) async fn run(locks: &Locks, run: Run, signals: &mut Signals) -> Result<ExitCode, Exit> {
@@ -25,49 +25,38 @@ pub(crate) async fn run(locks: &Locks, run: Run, signals: &mut Signals) -> Resul
     });
     let guard = match taken.await? {
         Ok(guard) => guard,
-        Err(error) => return Err(not_taken(locks, &run, error).await),
+        Err(error) => return Err(not_taken(locks, &run.name, run.busy_exit_code, error).await),
     };
-    let began = Instant::now();
+    let least = run.min_hold.map(after);
     let outcome = supervise(&guard, &run.under, signals).await;
     // A store with sessions ends the locks of a process together with its session. Elsewhere the
     // client leaves a lock at the store for the rest of its `min_hold`.
-    if let Some(min_hold) = run.min_hold
+    if let Some(until) = least
         && locks.capability().sessions
     {
-        stay(&guard, began + min_hold, signals).await;
+        stay(&guard, until, signals).await;
     }
-    match guard.release().await {
-        Ok(Release::AlreadyLost) if !is_lost(&outcome) => {
-            let name = visible(&run.name);
-            say(format_args!("{name}: the lock was lost before its release"));
-        }
-        // A loss was said when it was noticed.
-        Ok(_) => {}
-        Err(error) => say(error),
-    }
+    tell_end(&run.name, guard.release().await, &outcome);
     outcome
 }
 
-/// Keeps the lock until this time, unless it is lost, or a signal asks this process to end.
-async fn stay(held: &Held, until: Instant, signals: &mut Signals) {
+/// Keeps the lock until this time, or for ever with `None`, unless it is lost, or a signal asks this
+/// process to end.
+async fn stay(held: &Held, until: Option<Instant>, signals: &mut Signals) {
     let name = visible(held.name());
     if !signals.is_asked_to_end() {
         tokio::select! {
             _ = signals.next_to_end() => {}
             // It is said by the caller.
             _ = held.lost() => return,
-            () = sleep_until(until) => return,
+            () = at(until) => return,
         }
     }
-    if Instant::now() < until {
+    if until.is_none_or(|until| Instant::now() < until) {
         say(format_args!(
             "{name}: the lock is released before its --min-hold is over, because it ends with this process"
         ));
     }
-}
-
-fn is_lost(outcome: &Result<ExitCode, Exit>) -> bool {
-    matches!(outcome, Ok(code) if *code == ExitCode::from(exit::LOST))
 }
 
 fn lock(locks: &Locks, run: &Run) -> Lock {
@@ -92,26 +81,23 @@ fn lock(locks: &Locks, run: &Run) -> Lock {
     lock
 }
 
-/// The error, and who holds the lock if that is why.
-async fn not_taken(locks: &Locks, run: &Run, error: Error) -> Exit {
+/// The error, and who holds the lock if that is why. The code is `busy` then.
+pub(crate) async fn not_taken(locks: &Locks, name: &str, busy: u8, error: Error) -> Exit {
     let is_busy = matches!(error.kind(), ErrorKind::Busy | ErrorKind::Timeout);
     let exit = Exit::from(error);
     if !is_busy {
         return exit;
     }
-    if run.busy_exit_code == 0 {
+    if busy == 0 {
         // No failure: a line for it would be a mail of cron.
         return Exit::silent(0);
     }
     // Only to help: without an answer the error stands alone.
-    let line = locks.inspect(&run.name).await.unwrap_or_default();
+    let line = locks.inspect(name).await.unwrap_or_default();
     let holder = line.iter().find(|place| place.granted);
     let exit = match holder {
         Some(place) => exit.with(&format!("; held by {}", show::holder(place))),
         None => exit,
     };
-    Exit {
-        code: run.busy_exit_code,
-        ..exit
-    }
+    Exit { code: busy, ..exit }
 }

@@ -2,9 +2,10 @@
 
 use std::future::pending;
 use std::process::ExitCode;
+use std::time::Duration;
 
-use lockcore::Held;
 use lockcore::inspect::visible;
+use lockcore::{Error, Held, Release};
 use rustix::process::Signal;
 use tokio::time::{Instant, sleep_until};
 
@@ -51,7 +52,7 @@ pub(crate) async fn supervise(
                 match under.on_lost {
                     OnLost::Term => {
                         terminate(&mut child);
-                        kill_at = Some(Instant::now() + under.grace);
+                        kill_at = after(under.grace);
                     }
                     OnLost::Kill => child.signal(Signal::KILL),
                     OnLost::Ignore => {}
@@ -97,9 +98,43 @@ fn terminate(child: &mut Child) {
     child.signal(Signal::CONT);
 }
 
-async fn at(time: Option<Instant>) {
+/// Says what became of the lock at its end, if that was not said before.
+pub(crate) fn tell_end(
+    name: &str,
+    released: Result<Release, Error>,
+    outcome: &Result<ExitCode, Exit>,
+) {
+    let is_said = matches!(outcome, Ok(code) if *code == ExitCode::from(exit::LOST));
+    match released {
+        Ok(Release::AlreadyLost) if !is_said => {
+            let name = visible(name);
+            say(format_args!("{name}: the lock was lost before its release"));
+        }
+        // A loss was said when it was noticed.
+        Ok(_) => {}
+        Err(error) => say(error),
+    }
+}
+
+/// `None` if this time never comes.
+pub(crate) fn after(time: Duration) -> Option<Instant> {
+    Instant::now().checked_add(time)
+}
+
+pub(crate) async fn at(time: Option<Instant>) {
     match time {
         Some(time) => sleep_until(time).await,
         None => pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_that_never_comes_is_no_panic() {
+        assert_eq!(after(Duration::MAX), None);
+        assert!(after(Duration::from_secs(5)) > Some(Instant::now()));
     }
 }

@@ -101,6 +101,27 @@ fn a_lock_that_is_held_has_an_exit_code_of_its_own_and_a_holder() {
 }
 
 #[test]
+fn a_candidate_whose_wait_is_over_has_an_exit_code_of_its_own() {
+    let shop = Shop::new();
+    let _leader = shop.start(&["elect", "boss", "sleep", "1000"]);
+    shop.ticket("boss", true);
+    let elect = |more: &[&str]| {
+        let words = [&["elect", "--wait", "0s"], more, &["boss", "touch", "ran"]];
+        shop.outcome(&words.concat())
+    };
+
+    let late = elect(&[]);
+    assert_eq!(late.status.code(), Some(75));
+    let said = String::from_utf8(late.stderr).unwrap();
+    assert!(said.contains("held by"), "{said}");
+    assert_eq!(elect(&["-E", "9"]).status.code(), Some(9));
+    let no_failure = elect(&["-E", "0"]);
+    assert_eq!(no_failure.status.code(), Some(0));
+    assert_eq!((no_failure.stdout, no_failure.stderr), (vec![], vec![]));
+    assert!(!shop.path("ran").exists());
+}
+
+#[test]
 fn readers_share_and_a_semaphore_has_its_permits() {
     let shop = Shop::new();
     let _reader = shop.start(&["run", "--shared", "page", "sleep", "1000"]);
