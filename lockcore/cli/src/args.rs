@@ -42,9 +42,7 @@ pub(crate) enum Command {
     Revoke(Revoke),
     Release(Release),
     Elect(Elect),
-    #[command(subcommand)]
     Latch(Latch),
-    #[command(subcommand)]
     Counter(Counter),
     Doctor(Doctor),
     Bench(Bench),
@@ -272,6 +270,9 @@ pub(crate) struct Revoke {
     /// What the holder is told, at most 64 bytes
     #[arg(long, default_value = "")]
     pub(crate) why: String,
+    /// One JSON object in place of the text
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Takes a lock away from its holder at once.
@@ -284,14 +285,26 @@ pub(crate) struct Release {
     pub(crate) name: String,
     /// The ticket of the holder, as inspect shows it, or its fencing token (LOCKCORE_TOKEN)
     pub(crate) ticket: u64,
+    /// One JSON object in place of the text
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// A count that others wait for: it opens at zero
+#[derive(Debug, clap::Args)]
+pub(crate) struct Latch {
+    /// One JSON object per line, with the count
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    #[command(subcommand)]
+    pub(crate) step: LatchStep,
+}
+
 #[derive(Debug, Subcommand)]
-pub(crate) enum Latch {
+pub(crate) enum LatchStep {
     /// Sets the count, if the latch is at zero
     Set { name: String, count: u64 },
-    /// Counts down
+    /// Counts down, and prints the new count
     Down {
         name: String,
         #[arg(default_value_t = 1)]
@@ -311,8 +324,17 @@ pub(crate) enum Latch {
 }
 
 /// A number that many processes change
+#[derive(Debug, clap::Args)]
+pub(crate) struct Counter {
+    /// One JSON object per line
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    #[command(subcommand)]
+    pub(crate) step: CounterStep,
+}
+
 #[derive(Debug, Subcommand)]
-pub(crate) enum Counter {
+pub(crate) enum CounterStep {
     /// Prints the count
     Get { name: String },
     /// Adds to the count, and prints the new one
@@ -321,7 +343,7 @@ pub(crate) enum Counter {
         #[arg(default_value_t = 1, allow_negative_numbers = true)]
         by: i64,
     },
-    /// Sets the count
+    /// Sets the count, and prints it
     Set {
         name: String,
         #[arg(allow_negative_numbers = true)]

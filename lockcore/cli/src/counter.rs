@@ -2,21 +2,22 @@
 
 use lockcore::Locks;
 
-use crate::args::Counter;
+use crate::args::{Counter, CounterStep};
 use crate::exit::Exit;
 use crate::show;
 
-pub(crate) async fn counter(locks: &Locks, command: Counter) -> Result<(), Exit> {
-    let counted = match command {
-        Counter::Get { name } => locks.counter(name).get().await?,
-        Counter::Add { name, by } => locks.counter(name).add(by).await?,
-        Counter::Set { name, count } => locks.counter(name).set(count).await?,
-        Counter::Watch { name } => {
-            let mut changes = locks.counter(name).changes();
+pub(crate) async fn counter(locks: &Locks, counter: Counter) -> Result<(), Exit> {
+    let json = counter.json;
+    let (name, counted) = match counter.step {
+        CounterStep::Get { name } => (name.clone(), locks.counter(name).get().await?),
+        CounterStep::Add { name, by } => (name.clone(), locks.counter(name).add(by).await?),
+        CounterStep::Set { name, count } => (name.clone(), locks.counter(name).set(count).await?),
+        CounterStep::Watch { name } => {
+            let mut changes = locks.counter(&name).changes();
             loop {
-                show::line(&changes.next().await?.count.to_string())?;
+                show::count(json, &name, changes.next().await?.count)?;
             }
         }
     };
-    Ok(show::line(&counted.count.to_string())?)
+    Ok(show::count(json, &name, counted.count)?)
 }

@@ -3,36 +3,45 @@
 use lockcore::Locks;
 use lockcore::inspect::visible;
 
-use crate::args::Latch;
+use crate::args::{Latch, LatchStep};
 use crate::exit::{BUSY, Exit};
 use crate::show;
 
-pub(crate) async fn latch(locks: &Locks, command: Latch) -> Result<(), Exit> {
-    match command {
-        Latch::Set { name, count } => match locks.latch(&name).try_set(count).await? {
-            true => Ok(()),
+pub(crate) async fn latch(locks: &Locks, latch: Latch) -> Result<(), Exit> {
+    // The count after the step, and whether it is printed as text too.
+    let (name, count, is_asked) = match latch.step {
+        LatchStep::Set { name, count } => match locks.latch(&name).try_set(count).await? {
+            true => (name, count, false),
             false => {
                 let name = visible(&name);
                 let text = format!("{name}: the latch is not at zero; reset it first");
-                Err(Exit::new(BUSY, text))
+                return Err(Exit::new(BUSY, text));
             }
         },
-        Latch::Down { name, by } => {
-            let count = locks.latch(name).count_down_by(by).await?;
-            Ok(show::line(&count.to_string())?)
+        LatchStep::Down { name, by } => {
+            let count = locks.latch(&name).count_down_by(by).await?;
+            (name, count, true)
         }
-        Latch::Wait { name, wait } => {
-            let latch = locks.latch(name);
+        LatchStep::Wait { name, wait } => {
+            let latch = locks.latch(&name);
             let latch = match wait {
                 Some(wait) => latch.wait(wait),
                 None => latch,
             };
-            Ok(latch.wait_for_zero().await?)
+            latch.wait_for_zero().await?;
+            (name, 0, false)
         }
-        Latch::Count { name } => {
-            let count = locks.latch(name).count().await?;
-            Ok(show::line(&count.to_string())?)
+        LatchStep::Count { name } => {
+            let count = locks.latch(&name).count().await?;
+            (name, count, true)
         }
-        Latch::Reset { name } => Ok(locks.latch(name).reset().await?),
+        LatchStep::Reset { name } => {
+            locks.latch(&name).reset().await?;
+            (name, 0, false)
+        }
+    };
+    match (latch.json, is_asked) {
+        (false, false) => Ok(()),
+        (json, _) => Ok(show::count(json, &name, count)?),
     }
 }

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use lockcore::inspect::{TicketInfo, visible};
 use lockcore::{FencingToken, Locks, Release as Released};
+use serde::Serialize;
 
 use crate::args::{Release, Revoke};
 use crate::exit::{self, Exit};
@@ -15,17 +16,18 @@ pub(crate) async fn revoke(locks: &Locks, revoke: Revoke) -> Result<ExitCode, Ex
         ticket,
         within,
         why,
+        json,
     } = revoke;
     let ticket = meant(&locks.inspect(&name).await?, ticket)?;
     let outcome = locks.revoke(&name, ticket, within, &why).await?;
-    told(&name, ticket, outcome)
+    told(json, &name, ticket, outcome)
 }
 
 pub(crate) async fn release(locks: &Locks, release: Release) -> Result<ExitCode, Exit> {
-    let Release { name, ticket } = release;
+    let Release { name, ticket, json } = release;
     let ticket = meant(&locks.inspect(&name).await?, ticket)?;
     let outcome = locks.force_release(&name, ticket).await?;
-    told(&name, ticket, outcome)
+    told(json, &name, ticket, outcome)
 }
 
 /// The ticket that a number names: its own number, or the fencing token of its holder.
@@ -42,14 +44,32 @@ fn meant(line: &[TicketInfo], number: u64) -> Result<u64, Exit> {
     }
 }
 
-fn told(name: &str, ticket: u64, outcome: Released) -> Result<ExitCode, Exit> {
+/// What became of a ticket, in JSON.
+#[derive(Serialize)]
+struct Ended<'a> {
+    name: &'a str,
+    ticket: u64,
+    /// False if there was no such ticket.
+    ended: bool,
+}
+
+fn told(json: bool, name: &str, ticket: u64, outcome: Released) -> Result<ExitCode, Exit> {
+    let ended = outcome == Released::Released;
+    if json {
+        show::json(&Ended {
+            name,
+            ticket,
+            ended,
+        })?;
+    }
     let name = visible(name);
-    match outcome {
-        Released::Released => {
+    match ended {
+        true if json => Ok(ExitCode::SUCCESS),
+        true => {
             show::line(&format!("{name}: ticket {ticket} has ended"))?;
             Ok(ExitCode::SUCCESS)
         }
-        _ => {
+        false => {
             let text = format!("{name}: there is no ticket {ticket}; see lockcore inspect");
             Err(Exit::new(exit::NO_TICKET, text))
         }

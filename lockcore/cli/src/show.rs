@@ -1,5 +1,6 @@
 //! What all commands need to print: owners, times, tables, and JSON.
 
+use std::fmt::Display;
 use std::io::{self, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
@@ -62,6 +63,21 @@ pub(crate) fn line(text: &str) -> io::Result<()> {
 /// Prints a JSON object on a line.
 pub(crate) fn json(value: &impl Serialize) -> io::Result<()> {
     line(&serde_json::to_string(value).map_err(io::Error::other)?)
+}
+
+/// A count in JSON.
+#[derive(Serialize)]
+struct Count<'a, N> {
+    name: &'a str,
+    count: N,
+}
+
+/// Prints the count of a latch or of a counter.
+pub(crate) fn count(json: bool, name: &str, count: impl Serialize + Display) -> io::Result<()> {
+    match json {
+        true => self::json(&Count { name, count }),
+        false => line(&count.to_string()),
+    }
 }
 
 /// Prints rows in columns. On a narrow terminal each row is a block of lines, because cut columns

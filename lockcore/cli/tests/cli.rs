@@ -735,6 +735,47 @@ fn a_script_waits_for_a_latch_and_counts() {
 }
 
 #[test]
+fn what_a_step_has_changed_is_told_in_json_too() {
+    let shop = Shop::new();
+    let steps: [(&[&str], &str); 7] = [
+        (
+            &["latch", "set", "ready", "2"],
+            r#"{"name":"ready","count":2}"#,
+        ),
+        (&["latch", "down", "ready"], r#"{"name":"ready","count":1}"#),
+        (
+            &["latch", "count", "ready"],
+            r#"{"name":"ready","count":1}"#,
+        ),
+        (
+            &["latch", "reset", "ready"],
+            r#"{"name":"ready","count":0}"#,
+        ),
+        (&["latch", "wait", "ready"], r#"{"name":"ready","count":0}"#),
+        (
+            &["counter", "add", "a\"b", "-5"],
+            r#"{"name":"a\"b","count":-5}"#,
+        ),
+        (&["counter", "get", "hits"], r#"{"name":"hits","count":0}"#),
+    ];
+    for (words, json) in steps {
+        let printed = shop.prints(&[words, &["--json"]].concat());
+        assert_eq!(printed, format!("{json}\n"));
+    }
+    let holder = shop.start(&["run", "--ttl", "5s", "job", "sleep", "1000"]);
+    let ticket = shop.ticket("job", true);
+    let release = ["release", "--json", "job", &ticket];
+    let told = |ended| format!("{{\"name\":\"job\",\"ticket\":{ticket},\"ended\":{ended}}}\n");
+
+    assert_eq!(shop.prints(&release), told(true));
+    holder.said();
+
+    let again = shop.outcome(&release);
+    assert_eq!(again.status.code(), Some(66));
+    assert_eq!(String::from_utf8(again.stdout).unwrap(), told(false));
+}
+
+#[test]
 fn completions_know_the_commands_and_hide_the_internal_one() {
     let script = Shop::new().prints(&["completions", "bash"]);
 
