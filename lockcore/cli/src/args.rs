@@ -4,11 +4,22 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{CommandFactory as _, Parser, Subcommand, ValueEnum, value_parser};
 use lockcore::Wait;
+use lockcore::counter::Counter as Count;
+use lockcore::semaphore::Semaphore;
 
-/// The most bytes of an owner's text.
-const LONGEST_OWNER: usize = 64;
+/// The most bytes of a text that people read: an owner, or why a lock is asked for.
+const LONGEST_TEXT: usize = 64;
+/// The most bytes of a name.
+const LONGEST_NAME: usize = 4_096;
+/// The most permits of a semaphore.
+const MOST_PERMITS: i64 = Semaphore::MAX_PERMITS as i64;
+/// The largest count of a latch.
+const MOST_COUNT: u64 = Count::MAX.unsigned_abs();
+/// The most time that a holder can be given.
+const LONGEST_GRACE: Duration = Duration::from_secs(86_400);
 
 /// Distributed locks for scripts and operators.
 ///
@@ -30,6 +41,23 @@ pub(crate) struct Args {
     pub(crate) namespace: Option<String>,
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+impl Args {
+    /// Reads the arguments, and checks those that have to fit each other.
+    pub(crate) fn read(
+        words: impl IntoIterator<Item = impl Into<OsString> + Clone>,
+    ) -> Result<Self, clap::Error> {
+        let args = Self::try_parse_from(words)?;
+        let mistake = match &args.command {
+            Command::Run(run) => run.mistake(),
+            _ => None,
+        };
+        match mistake {
+            Some(text) => Err(Self::command().error(ErrorKind::ValueValidation, text)),
+            None => Ok(args),
+        }
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -71,8 +99,8 @@ impl Command {
         let program = Path::new(under.command.first()?)
             .file_name()?
             .to_string_lossy();
-        let mut owner: String = program.chars().filter(|c| !c.is_control()).collect();
-        while owner.len() > LONGEST_OWNER {
+        let mut owner: String = program.chars().filter(|c| is_of_a_line(*c)).collect();
+        while owner.len() > LONGEST_TEXT {
             owner.pop();
         }
         Some(owner)
@@ -99,6 +127,7 @@ impl Command {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Run {
     /// The name of the lock
+    #[arg(value_parser = name)]
     pub(crate) name: String,
     /// How long to wait for the lock, for example 30s, or forever (LOCK_WAIT)
     #[arg(short, long, value_parser = wait)]
@@ -110,13 +139,13 @@ pub(crate) struct Run {
     #[arg(short, long, conflicts_with_all = ["permits", "of"])]
     pub(crate) shared: bool,
     /// Takes this many permits of a semaphore
-    #[arg(long, requires = "of", value_name = "K")]
+    #[arg(long, requires = "of", value_name = "K", value_parser = value_parser!(u32).range(1..))]
     pub(crate) permits: Option<u32>,
     /// The permits of the semaphore in total
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=MOST_PERMITS))]
     pub(crate) of: Option<u32>,
     /// How long the lock stays taken if this machine dies (LOCK_TTL)
-    #[arg(long, value_parser = humantime::parse_duration)]
+    #[arg(long, value_parser = at_least_50ms)]
     pub(crate) ttl: Option<Duration>,
     /// The lock stays taken for at least this long. At ZooKeeper and etcd, where a lock ends with the
     /// session of its process, lockcore itself stays until then
@@ -133,6 +162,18 @@ pub(crate) struct Run {
     pub(crate) under: Under,
 }
 
+impl Run {
+    fn mistake(&self) -> Option<String> {
+        if let (Some(permits), Some(of)) = (self.permits, self.of)
+            && permits > of
+        {
+            return Some(format!("a semaphore of {of} never has {permits} permits"));
+        }
+        let is_over_before = self.max_hold.is_some_and(|most| self.min_hold > Some(most));
+        is_over_before.then(|| "--min-hold is longer than --max-hold".into())
+    }
+}
+
 /// Runs a command while this process is the leader.
 ///
 /// The candidates of a name lead one after the other, in the order in which they came. The command
@@ -142,6 +183,7 @@ pub(crate) struct Run {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Elect {
     /// The name of the election
+    #[arg(value_parser = name)]
     pub(crate) name: String,
     /// What observers are told about this leader, for example its address
     #[arg(long, default_value = "")]
@@ -150,7 +192,7 @@ pub(crate) struct Elect {
     #[arg(short, long, value_parser = wait, default_value = "forever")]
     pub(crate) wait: Wait,
     /// How long nobody leads if this machine dies (LOCK_TTL)
-    #[arg(long, value_parser = humantime::parse_duration)]
+    #[arg(long, value_parser = at_least_50ms)]
     pub(crate) ttl: Option<Duration>,
     /// The exit code if the wait is over. With 0 this is no failure, and nothing is said
     #[arg(short = 'E', long, default_value_t = crate::exit::BUSY, value_name = "CODE")]
@@ -214,6 +256,7 @@ pub(crate) struct Ls {
 /// task to task adds one each time. A ticket that shares the name with others has no token.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Inspect {
+    #[arg(value_parser = name)]
     pub(crate) name: String,
     /// One JSON object per line
     #[arg(long)]
@@ -232,7 +275,7 @@ pub(crate) struct Watch {
     #[arg(long)]
     pub(crate) prefix: bool,
     /// How often to look; changes in between are not seen
-    #[arg(long, value_parser = pause, default_value = "1s")]
+    #[arg(long, value_parser = at_least_50ms, default_value = "1s")]
     pub(crate) every: Duration,
     /// One JSON object per line
     #[arg(long)]
@@ -251,7 +294,7 @@ pub(crate) struct Top {
     #[arg(default_value = "")]
     pub(crate) prefix: String,
     /// The shortest time between two looks
-    #[arg(long, value_parser = pause, default_value = "1s")]
+    #[arg(long, value_parser = at_least_50ms, default_value = "1s")]
     pub(crate) every: Duration,
 }
 
@@ -261,14 +304,15 @@ pub(crate) struct Top {
 /// client stops the work, and the next in line gets the lock.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Revoke {
+    #[arg(value_parser = name)]
     pub(crate) name: String,
     /// The ticket of the holder, as inspect shows it, or its fencing token (LOCKCORE_TOKEN)
     pub(crate) ticket: u64,
-    /// How much time the holder has
-    #[arg(long, value_parser = humantime::parse_duration, default_value = "30s")]
+    /// How much time the holder has, at most a day
+    #[arg(long, value_parser = grace, default_value = "30s")]
     pub(crate) within: Duration,
-    /// What the holder is told, at most 64 bytes
-    #[arg(long, default_value = "")]
+    /// What the holder is told: one line of at most 64 bytes
+    #[arg(long, value_parser = short_line, default_value = "")]
     pub(crate) why: String,
     /// One JSON object in place of the text
     #[arg(long)]
@@ -282,6 +326,7 @@ pub(crate) struct Revoke {
 /// has left a long lease.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Release {
+    #[arg(value_parser = name)]
     pub(crate) name: String,
     /// The ticket of the holder, as inspect shows it, or its fencing token (LOCKCORE_TOKEN)
     pub(crate) ticket: u64,
@@ -303,24 +348,37 @@ pub(crate) struct Latch {
 #[derive(Debug, Subcommand)]
 pub(crate) enum LatchStep {
     /// Sets the count, if the latch is at zero
-    Set { name: String, count: u64 },
+    Set {
+        #[arg(value_parser = name)]
+        name: String,
+        #[arg(value_parser = value_parser!(u64).range(1..=MOST_COUNT))]
+        count: u64,
+    },
     /// Counts down, and prints the new count
     Down {
+        #[arg(value_parser = name)]
         name: String,
-        #[arg(default_value_t = 1)]
+        #[arg(value_parser = value_parser!(u64).range(1..=MOST_COUNT), default_value_t = 1)]
         by: u64,
     },
     /// Waits until the count is zero
     Wait {
+        #[arg(value_parser = name)]
         name: String,
         /// How long (LOCK_WAIT)
         #[arg(short, long, value_parser = wait)]
         wait: Option<Wait>,
     },
     /// Prints the count
-    Count { name: String },
+    Count {
+        #[arg(value_parser = name)]
+        name: String,
+    },
     /// Sets the count to zero
-    Reset { name: String },
+    Reset {
+        #[arg(value_parser = name)]
+        name: String,
+    },
 }
 
 /// A number that many processes change
@@ -336,26 +394,36 @@ pub(crate) struct Counter {
 #[derive(Debug, Subcommand)]
 pub(crate) enum CounterStep {
     /// Prints the count
-    Get { name: String },
+    Get {
+        #[arg(value_parser = name)]
+        name: String,
+    },
     /// Adds to the count, and prints the new one
     Add {
+        #[arg(value_parser = name)]
         name: String,
-        #[arg(default_value_t = 1, allow_negative_numbers = true)]
+        #[arg(value_parser = count(), default_value_t = 1, allow_negative_numbers = true)]
         by: i64,
     },
     /// Sets the count, and prints it
     Set {
+        #[arg(value_parser = name)]
         name: String,
-        #[arg(allow_negative_numbers = true)]
+        #[arg(value_parser = count(), allow_negative_numbers = true)]
         count: i64,
     },
     /// Prints the count, and each new one
-    Watch { name: String },
+    Watch {
+        #[arg(value_parser = name)]
+        name: String,
+    },
 }
 
 /// Measures how fast the store is from here: round trips, and hand-overs between two clients.
 ///
-/// The names are its own, and nothing of them stays in use. The two clients are in this process, on
+/// The names are its own: one, and one for each task. Nothing of them stays in use, but most stores
+/// remember a name for some time after its last use. Redis keeps a short record of each for a day,
+/// and SQLite a row for at least a day. The two clients are in this process, on
 /// one thread, and take locks in strict order. A store that others use at the same time gets the
 /// load too. On SQLite, a client learns of a change in its own process at once, and of one in
 /// another process only when it looks again: there a hand-over between processes takes longer.
@@ -365,7 +433,7 @@ pub(crate) struct Bench {
     #[arg(long, value_parser = bench_time, default_value = "8s")]
     pub(crate) time: Duration,
     /// How many tasks work at the same time
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000), default_value_t = 16)]
+    #[arg(long, value_parser = value_parser!(u32).range(1..=1_000), default_value_t = 16)]
     pub(crate) tasks: u32,
     /// One JSON object per line, with times in seconds
     #[arg(long)]
@@ -400,18 +468,52 @@ fn wait(text: &str) -> Result<Wait, humantime::DurationError> {
     }
 }
 
-fn pause(text: &str) -> Result<Duration, String> {
-    let pause = humantime::parse_duration(text).map_err(|error| error.to_string())?;
-    match pause < Duration::from_millis(50) {
-        true => Err("the shortest pause is 50ms".into()),
-        false => Ok(pause),
+/// A ttl, or the time between two looks.
+fn at_least_50ms(text: &str) -> Result<Duration, String> {
+    let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    match time < Duration::from_millis(50) {
+        true => Err("the shortest time is 50ms".into()),
+        false => Ok(time),
     }
+}
+
+fn grace(text: &str) -> Result<Duration, String> {
+    let grace = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    match grace > LONGEST_GRACE {
+        true => Err("the longest time is a day".into()),
+        false => Ok(grace),
+    }
+}
+
+fn name(text: &str) -> Result<String, String> {
+    match text.len() {
+        1..=LONGEST_NAME => Ok(text.into()),
+        length => Err(format!(
+            "a name has 1 to {LONGEST_NAME} bytes, and this has {length}"
+        )),
+    }
+}
+
+fn short_line(text: &str) -> Result<String, String> {
+    match text.len() <= LONGEST_TEXT && text.chars().all(is_of_a_line) {
+        true => Ok(text.into()),
+        false => Err(format!(
+            "one line of at most {LONGEST_TEXT} bytes, without control characters"
+        )),
+    }
+}
+
+/// Some programs show the two Unicode characters as a line break.
+fn is_of_a_line(c: char) -> bool {
+    !c.is_control() && !matches!(c, '\u{2028}' | '\u{2029}')
+}
+
+fn count() -> clap::builder::RangedI64ValueParser<i64> {
+    value_parser!(i64).range(-Count::MAX..=Count::MAX)
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     #[test]
@@ -424,11 +526,68 @@ mod tests {
         for dashes in [&["--"][..], &[]] {
             let words = ["lockcore", "run", "--try", "job"].iter().chain(dashes);
             let words = words.chain(&["sh", "-c", "exit 3", "--try"]);
-            let Command::Run(run) = Args::try_parse_from(words).unwrap().command else {
+            let Command::Run(run) = Args::read(words).unwrap().command else {
                 panic!("another command");
             };
             assert!(run.try_only);
             assert_eq!(run.under.command, ["sh", "-c", "exit 3", "--try"]);
         }
+    }
+
+    #[test]
+    fn an_argument_that_can_never_be_right_is_refused() {
+        let why = "x".repeat(LONGEST_TEXT + 1);
+        let name = "x".repeat(LONGEST_NAME + 1);
+        let wrong: [&[&str]; 17] = [
+            &["run", "--permits", "5", "--of", "3", "job", "true"],
+            &["run", "--permits", "0", "--of", "3", "job", "true"],
+            &["run", "--of", "0", "job", "true"],
+            &["run", "--of", "1073741824", "job", "true"],
+            &["run", "--ttl", "0s", "job", "true"],
+            &["run", "--min-hold", "2s", "--max-hold", "1s", "job", "true"],
+            &["run", "", "true"],
+            &["run", &name, "true"],
+            &["elect", "--ttl", "1ms", "job", "true"],
+            &["latch", "set", "ready", "0"],
+            &["latch", "down", "ready", "0"],
+            &["latch", "down", "ready", "9007199254740992"],
+            &["counter", "add", "hits", "9007199254740992"],
+            &["counter", "set", "hits", "-9007199254740992"],
+            &["revoke", "--within", "2d", "job", "7"],
+            &["revoke", "--why", &why, "job", "7"],
+            &["revoke", "--why", "two\u{2028}lines", "job", "7"],
+        ];
+        for words in wrong {
+            let error = Args::read([&["lockcore"], words].concat()).unwrap_err();
+            assert!(error.use_stderr(), "{words:?}: {error}");
+        }
+        let right: [&[&str]; 8] = [
+            &["run", "--permits", "3", "--of", "3", "job", "true"],
+            &["run", "--of", "1073741823", "job", "true"],
+            &["run", "--min-hold", "1s", "--max-hold", "1s", "job", "true"],
+            &["run", "--ttl", "50ms", &name[1..], "true"],
+            &["latch", "down", "ready", "9007199254740991"],
+            &["counter", "set", "hits", "-9007199254740991"],
+            &["revoke", "--within", "1d", "--why", &why[1..], "job", "7"],
+            &["latch", "down", "--json", "ready"],
+        ];
+        for words in right {
+            let args = Args::read([&["lockcore"], words].concat());
+            assert!(args.is_ok(), "{words:?}: {args:?}");
+        }
+    }
+
+    #[test]
+    fn the_owner_of_a_command_is_one_short_line() {
+        let owner = |program: &str| {
+            let words = ["lockcore", "run", "job", program];
+            Args::read(words).unwrap().command.owner()
+        };
+
+        assert_eq!(
+            owner("/bin/re\u{2028}po\nrt.sh").as_deref(),
+            Some("report.sh")
+        );
+        assert_eq!(owner(&"é".repeat(40)), Some("é".repeat(32)));
     }
 }

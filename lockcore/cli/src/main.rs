@@ -33,7 +33,7 @@ use std::iter;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{CommandFactory as _, Parser as _};
+use clap::CommandFactory as _;
 use futures_util::future::join_all;
 use lockcore::{Fair, Locks};
 use tracing_subscriber::filter::filter_fn;
@@ -64,7 +64,7 @@ fn carry_out_arguments() -> ExitCode {
     if let Some(start) = child::asked_to_start(std::env::args_os()) {
         return child::become_command(&start).report();
     }
-    let args = match Args::try_parse() {
+    let args = match Args::read(std::env::args_os()) {
         Ok(args) => args,
         Err(error) => {
             // Help and version are "errors" without a failure. If standard output is closed, nobody

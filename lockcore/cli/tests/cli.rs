@@ -688,6 +688,12 @@ fn each_kind_of_failure_has_its_exit_code() {
         shop.code(&["run", "--shared", "--of", "3", "job", "true"]),
         64
     );
+    let more_than_all = ["run", "--permits", "5", "--of", "3", "job", "true"];
+    assert_eq!(shop.code(&more_than_all), 64);
+    assert_eq!(
+        shop.code(&["run", "--ttl", "3000000000s", "job", "true"]),
+        78
+    );
     assert_eq!(
         code(
             &format!("redis://127.0.0.1:{nobody}"),
