@@ -316,6 +316,24 @@ mod tests {
     }
 
     #[test]
+    fn the_doc_of_url_and_the_readme_have_every_scheme() {
+        let builder = include_str!("../builder.rs");
+        let (above, _) = builder.split_once("pub fn url(").unwrap();
+        let (_, doc) = above.rsplit_once("\n\n").unwrap();
+        // The published crate comes without the README of the repository.
+        let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md");
+        let readme = std::fs::read_to_string(readme).ok();
+        for text in [Some(doc), readme.as_deref()].into_iter().flatten() {
+            for Scheme { name, .. } in SCHEMES {
+                assert!(
+                    text.contains(&format!("`{name}:")),
+                    "{name} is not in {text}"
+                );
+            }
+        }
+    }
+
+    #[test]
     fn a_misspelt_scheme_is_named_with_the_right_one() {
         for (url, meant) in [
             ("redsi://h", "redis"),

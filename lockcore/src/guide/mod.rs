@@ -145,6 +145,8 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
+    use crate::backend::{Capability, open};
+
     /// Adds the name of every function in the Rust files of a folder.
     fn collect_functions(folder: &Path, names: &mut BTreeSet<String>) {
         for entry in fs::read_dir(folder).unwrap() {
@@ -161,6 +163,69 @@ mod tests {
                 );
             }
         }
+    }
+
+    /// A row of the table of stores, without its first cell. `None` stands for a cell that no
+    /// capability decides.
+    fn words(can: Capability) -> [Option<&'static str>; 9] {
+        let word = |yes| Some(if yes { "yes" } else { "no" });
+        let longest = match can.longest_ttl.as_secs() {
+            _ if can.sessions => Some("that of the session"),
+            31_557_600 => Some("a year"),
+            43_200 => Some("12 hours"),
+            120 => Some("2 minutes"),
+            other => panic!("no row has a longest ttl of {other} s"),
+        };
+        assert!(can.asks_back == can.lists && can.lists == can.resizes);
+        let lingers = can.tells_holders && !can.answers_at_once;
+        [
+            word(can.queues),
+            None,
+            longest,
+            word(can.asks_back),
+            word(can.adopts),
+            word(can.counters),
+            word(can.watches),
+            word(lingers),
+            None,
+        ]
+    }
+
+    #[test]
+    fn the_table_of_stores_says_what_their_capabilities_are() {
+        let mut checked = 0;
+        for (row, url) in [
+            ("`memory`", "memory:"),
+            ("`sqlite`", "sqlite:locks.db"),
+            ("`postgres`", "postgres://u@h/d"),
+            (
+                "`postgres`, `wakeups=look`",
+                "postgres://u@h/d?wakeups=look",
+            ),
+            ("`mysql`", "mysql://u@h/d"),
+            ("`redis`, `redis+sentinel`", "redis://h"),
+            ("`redis`, `redis+sentinel`", "redis+sentinel://h/s"),
+            ("`redis+cluster`", "redis+cluster://h"),
+            ("`redlock`", "redlock://h1,h2,h3"),
+            ("`etcd`", "etcd://h"),
+            ("`zookeeper`", "zookeeper://h"),
+        ] {
+            let start = format!("//! | {row} |");
+            let line = (include_str!("mod.rs").lines())
+                .find(|line| line.starts_with(&start))
+                .unwrap();
+            let cells: Vec<_> = line[start.len()..].split('|').map(str::trim).collect();
+            let store = match open(url) {
+                Ok(store) => store,
+                Err(error) if error.to_string().contains("is not in this build") => continue,
+                Err(error) => panic!("{url}: {error}"),
+            };
+            for (cell, word) in cells.iter().zip(words(store.capability())) {
+                assert!(word.is_none_or(|word| word == *cell), "{url}: {line}");
+            }
+            checked += 1;
+        }
+        assert!(checked > 0);
     }
 
     #[test]
