@@ -3,6 +3,8 @@
 
 use std::collections::HashMap;
 use std::future::ready;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use libtest_mimic::Trial;
@@ -13,9 +15,11 @@ use tests::redis_server::RedisServer;
 use tests::stores::Answers;
 use tests::stores::redis::{USER, grant};
 use tests::watch::SECRET;
-use tracing::Level;
+use tracing::span::{Attributes, Id, Record};
+use tracing::subscriber::with_default as with_subscriber;
+use tracing::{Event, Level, Metadata, Subscriber};
 
-use crate::store::{DEFAULT, Kind, SOON, Store, give_back, kind, soon, tickets};
+use crate::store::{DEFAULT, Kind, LEASE, SOON, Store, give_back, kind, soon, tickets};
 use crate::traces::{self, LOGGED, Line};
 
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
@@ -23,6 +27,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_client_tells_of_its_start_and_of_its_end_once
         a_release_tells_for_how_long_the_lock_was_held
         a_lock_that_is_not_taken_is_logged_by_guard_and_function_alike
+        a_subscriber_that_panics_keeps_no_lock_back
     ]
 }
 
@@ -440,4 +445,48 @@ async fn renewals_that_are_refused_are_one_warning_and_their_end_another(store: 
     tickets(&locks, "a", 0).await;
     said(locks).await;
     assert_eq!(at(Level::WARN, &owner).len(), 2);
+}
+
+/// A subscriber that panics at each event, and counts them.
+struct Broken(Arc<AtomicUsize>);
+
+impl Subscriber for Broken {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, _: &Event<'_>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        panic!("on purpose");
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+/// A dropped guard logs its release on the thread of the user.
+async fn a_subscriber_that_panics_keeps_no_lock_back(store: Store) {
+    let (locks, other) = (store.client(), store.client());
+    let theirs = other.mutex("a").wait(SOON);
+    let shared = locks.mutex("a");
+    // No other task uses the ticket of such a lock.
+    let own = locks.mutex("a").max_hold(LEASE);
+    for lock in [shared, own] {
+        let guard = lock.wait(SOON).acquire().await.unwrap();
+        let events = Arc::default();
+
+        with_subscriber(Broken(Arc::clone(&events)), || drop(guard));
+
+        assert_ne!(events.load(Ordering::SeqCst), 0);
+        give_back(theirs.acquire().await.unwrap()).await;
+    }
 }

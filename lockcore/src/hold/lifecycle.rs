@@ -413,7 +413,8 @@ impl Guard {
         let lost = hold.lease.lost(now);
         if let Some(reason) = lost {
             hold.ended_lost.store(true, Ordering::SeqCst);
-            shared.lost(&hold.lease, Stage::Held, reason);
+            // A subscriber that panics here must not keep the ticket from its release.
+            guarded(|| shared.lost(&hold.lease, Stage::Held, reason));
         }
         match hold.guards.one_less(self.writes) {
             Left::Nobody => {}
@@ -473,13 +474,17 @@ impl Drop for Guard {
             End::Shrink => return self.shared().recheck_now(self.lease().request.id),
             End::GiveBack(origin) => origin,
         };
-        let held_for = self.held.held_for(now);
-        tracing::debug!(lock = self.name(), grant_id = %self.grant_id(), held_for, "lock released in the background");
         match origin {
             Origin::Ticket { .. } => self.shared().give_back(&self.held.0.lease, false),
             // Dropping one of these releases the lock.
             Origin::Share(share) => drop(share),
             Origin::Outer(outer, inner) => drop((inner, outer)),
         }
+        // A subscriber is the user's code and may panic. If this is a drop during a panic, a second
+        // panic would abort the process.
+        guarded(|| {
+            let held_for = self.held.held_for(now);
+            tracing::debug!(lock = self.name(), grant_id = %self.grant_id(), held_for, "lock released in the background");
+        });
     }
 }
