@@ -175,7 +175,7 @@ struct Told {
 
 impl Drop for Told {
     fn drop(&mut self) {
-        if !self.is_answered.get() {
+        if !self.is_answered.get() && !self.shared.is_forked() {
             let Count { name, answered, .. } = &*self.telling;
             self.shared.answered().note(name, answered);
         }

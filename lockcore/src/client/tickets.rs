@@ -42,6 +42,9 @@ impl Telling {
 
 impl Drop for Telling {
     fn drop(&mut self) {
+        if self.shared.is_forked() {
+            return;
+        }
         let Some(change) = self.change.take() else {
             return self.shared.cleaned_up(1);
         };

@@ -30,8 +30,9 @@ impl Shrinking<'_> {
 
 impl Drop for Shrinking<'_> {
     fn drop(&mut self) {
+        // In a forked child, the table belongs to the parent.
         let lease = self.0.lease();
-        if lease.is_shrinking() {
+        if lease.is_shrinking() && !self.0.shared().is_forked() {
             self.0.shared().recheck_now(lease.request.id);
         }
     }
@@ -85,7 +86,8 @@ impl<'a> Departing<'a> {
 
 impl Drop for Departing<'_> {
     fn drop(&mut self) {
-        if !self.acknowledged {
+        // In a forked child, the ticket belongs to the parent.
+        if !self.acknowledged && !self.held.shared().is_forked() {
             // The keeper sends another release. If the first one has arrived at the store, the
             // second finds no ticket, which is harmless.
             let lease = &self.held.0.lease;
