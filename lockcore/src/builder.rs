@@ -308,7 +308,8 @@ impl Builder {
 
     /// How long one operation at the store may take, including the time to connect. It must be
     /// greater than zero. If it is longer than the ttl, the client logs a warning, because the
-    /// client would notice an outage only when the locks are lost.
+    /// client would notice an outage only when the locks are lost. A renewal may take three times
+    /// as long, up to a quarter of the ttl, so that a slow store does not cost the locks.
     pub fn op_timeout(mut self, timeout: Duration) -> Self {
         self.op_timeout = timeout;
         self

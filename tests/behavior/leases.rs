@@ -11,6 +11,8 @@ use libtest_mimic::Trial;
 
 use crate::store::Kind;
 
+pub(crate) use self::renewal::facts_of_the_kit;
+
 pub(crate) fn facts(store: Kind) -> Vec<Trial> {
     let groups = [
         renewal::facts,

@@ -253,6 +253,7 @@ fn another_stands_for(store: Kind) -> bool {
 fn facts_of_memory(store: Kind) -> Vec<Trial> {
     let groups = [
         kit::facts,
+        leases::facts_of_the_kit,
         forks::facts_of_memory,
         stress::facts_of_the_kit,
         protocol::facts,

@@ -35,6 +35,11 @@ use crate::request::{Id, Request};
 /// the lease clock does not. After a resume the keeper catches up within this time.
 const LONGEST_NAP: Duration = Duration::from_secs(1);
 
+/// How many operation timeouts a renewal waits for its answer, if its lease can wait for so long. A
+/// busy store that answers late has renewed the tickets. Nobody waits for a renewal, unlike for
+/// other requests.
+const RENEWAL_TIMEOUTS: u32 = 3;
+
 /// How long the client waits at its end for log lines that are not written yet.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
@@ -300,7 +305,7 @@ impl Renewing {
         // The requests that are sent. The answers are about these requests, in this order.
         let renewals: Vec<_> = leases.map(|lease| lease.renewal(now)).collect();
         let asked = renewals.iter().map(|renewal| Arc::clone(renewal)).collect();
-        let by = now.after(shared.op_timeout.min(patience));
+        let by = now.after(patience.min(shared.op_timeout.saturating_mul(RENEWAL_TIMEOUTS)));
         let verb = |connection: &dyn Connection, patience| connection.renew(asked, patience);
         let outcome = match lent {
             Some(lent) => shared.send_lent(lent, by, verb).await,

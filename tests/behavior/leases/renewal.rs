@@ -3,13 +3,14 @@
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
-use lockcore::{ErrorKind, LostReason, Release};
+use lockcore::testing::{Store as Kit, Verb};
+use lockcore::{ErrorKind, Locks, LostReason, Release};
 use tests::eventually::eventually;
 use tests::stalls::awake_since;
 
 use crate::store::{
-    A_FEW_MILLIS, Kind, LEASE, SLACK, SOON, STALL, Store, assert_nothing_left, begin, give_back,
-    kind, tickets,
+    A_FEW_MILLIS, DEFAULT, Kind, LEASE, SLACK, SOON, STALL, Store, assert_nothing_left, begin,
+    give_back, kind, soon, tickets,
 };
 
 pub(super) fn facts(store: Kind) -> Vec<Trial> {
@@ -24,6 +25,12 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         a_waiter_with_a_short_ttl_does_not_shorten_the_holder
         a_waiter_outlives_many_of_its_own_leases_in_line
         a_leaked_guard_is_not_renewed_beyond_its_limit
+    ]
+}
+
+pub(crate) fn facts_of_the_kit(store: Kind) -> Vec<Trial> {
+    crate::store_facts![store, DEFAULT;
+        a_renewal_that_takes_longer_than_an_operation_may_keeps_the_lock
     ]
 }
 
@@ -259,4 +266,23 @@ async fn a_leaked_guard_is_not_renewed_beyond_its_limit(store: Store) {
     );
     assert!(next.fencing_token().unwrap() > leaked.fencing_token().unwrap());
     give_back(next).await;
+}
+
+/// A busy store answers late, but it has renewed. If the client gave up first, it would ask such a
+/// store again and again, and lose the lock. The clock stands still, so only the first renewal can
+/// be the one that counts.
+async fn a_renewal_that_takes_longer_than_an_operation_may_keeps_the_lock(_: Store) {
+    let (ttl, op_timeout) = (Duration::from_secs(12), Duration::from_secs(1));
+    let kit = Kit::new();
+    kit.clock().stop();
+    let locks = kit.client_with(Locks::builder().ttl(ttl).op_timeout(op_timeout));
+    let guard = locks.unwrap().mutex("a").acquire().await.unwrap();
+    let mut renewal = kit.hold_next(Verb::Renew);
+    kit.clock().advance(ttl / 3);
+    soon(renewal.arrived()).await;
+
+    kit.clock().advance(op_timeout * 2);
+    renewal.let_go();
+
+    eventually("renewed", SOON, async || guard.remaining() > ttl / 4 * 3).await;
 }

@@ -92,7 +92,7 @@ impl Lease {
     }
 
     /// How long a renewal that is sent now waits for its answer: a quarter of the ttl. (The caller
-    /// gives up earlier if the operation timeout is shorter.) The first renewal is sent after a
+    /// gives up after a few operation timeouts, if these are shorter.) The first renewal is sent after a
     /// third of the ttl. If it and the next one wait for a whole quarter in vain, at most a sixth
     /// of the ttl is left.
     ///
