@@ -101,7 +101,9 @@ impl Lease {
     /// but at least for a quarter of the ttl of the enqueue.
     pub(crate) fn renewal_patience(&self, now: Instant) -> Duration {
         let left = now.until(self.deadline());
-        (left / 8 * 3).clamp(self.request.ttl / 4, self.ttl() / 4)
+        // `ttl` is at most what 64 bits of nanoseconds can say, and the one of the request is not.
+        let most = self.ttl() / 4;
+        (left / 8 * 3).clamp(most.min(self.request.ttl / 4), most)
     }
 
     /// How much of the ttl a renewal that is sent now may count on.

@@ -150,3 +150,11 @@ fn a_forged_number_grants_nothing() {
     lease.grant(7, at(100));
     assert!(lease.is_granted(1));
 }
+
+#[test]
+fn a_ttl_beyond_64_bits_of_nanoseconds_is_renewed_with_patience() {
+    let lease = lease_for(Duration::MAX);
+    lease.answered(7, at(100), Duration::MAX);
+
+    assert!(lease.renewal_patience(at(100)) >= TTL);
+}
