@@ -519,12 +519,19 @@ impl Party {
         let Some(last) = self.last else {
             return Ok(false);
         };
-        self.give_up_proposal(last).await?;
+        if self.give_up_proposal(last).await? {
+            return Ok(false);
+        }
         let is_complete = self.seen.count == signed(last)?;
         if is_complete && !self.has_agreed {
             self.agree().await?;
         }
-        Ok(is_complete)
+        // Without its place, the party does not keep the others from the next round. So this round
+        // may have been completed, and the store has gone on to another one.
+        match self.guard.lost_reason() {
+            Some(reason) if !is_complete && self.has_agreed => Err(self.guard.lost_for(reason)),
+            _ => Ok(is_complete),
+        }
     }
 
     /// Leaves a double barrier. Returns when every party of the round has left or is gone. True if
@@ -873,6 +880,7 @@ fn lost_data() -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::locks::Locks;
 
     fn place(ticket: u64, permits: u32) -> TicketInfo {
         let second = Duration::from_secs(1);
@@ -908,5 +916,23 @@ mod tests {
         assert_eq!(Members::of(places[1..].iter()), counted(2, 0, second));
         assert_eq!(Members::of(places[2..].iter()), counted(1, 0, None));
         assert_eq!(Members::of([].iter()), counted(0, 0, None));
+    }
+
+    /// The others may have completed the round with this party, and have begun another one.
+    #[tokio::test]
+    async fn a_party_that_gives_up_after_its_place_is_lost_does_not_know_of_its_round() {
+        let locks = Locks::connect("memory:").unwrap();
+        let places = Places::new(&locks.0, "a".to_owned(), 2).wait(Wait::Forever);
+        let mut party = places.take_place(Instant::FAR_FUTURE).await.unwrap();
+        assert!(!party.withdraws_in_time().await.unwrap());
+        party.last = Some(party.ticket);
+        party.has_agreed = true;
+        assert!(!party.withdraws_in_time().await.unwrap());
+
+        locks.force_release("a", party.ticket).await.unwrap();
+        party.guard.lost().await;
+
+        let error = party.withdraws_in_time().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unknown);
     }
 }
