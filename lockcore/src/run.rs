@@ -303,8 +303,8 @@ where
             Poll::Pending if !this.held.iter().any(Held::stops_work) => return Poll::Pending,
             Poll::Pending => {
                 // A loss must wake a task that waits. This registers for a change and then checks
-                // the locks again, so a change in between is not missed. `changed` would also
-                // resolve for changes other than a loss. There are none while the lock is held.
+                // the locks again, so a change in between is not missed. `changed` also resolves for
+                // changes other than a loss, for example when somebody asks for the lock.
                 while this
                     .changed
                     .as_mut()

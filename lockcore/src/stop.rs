@@ -91,7 +91,8 @@ impl Locks {
     ///
     /// # Panics
     ///
-    /// As [`stop_signal`].
+    /// As [`stop_signal`]. The signal makes it panic in a runtime whose timers are not enabled
+    /// (`enable_time` of tokio's builder).
     ///
     /// # Cancel safety
     ///

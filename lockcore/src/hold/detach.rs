@@ -31,8 +31,8 @@ impl Guard {
     /// with the text and with access to the store can adopt the lock**, until somebody adopts it.
     /// So pass on the text in the same way as the job itself, and do not log it.
     ///
-    /// [Views](crate::Held) of this guard report [`Released`](LostReason::Released) from now on.
-    /// Their [`lost`](crate::Held::lost) stays pending, because the lock is not lost.
+    /// [Views](crate::Held) of this guard report [`Released`](LostReason::Released) from now on,
+    /// and their [`lost`](crate::Held::lost) resolves with it.
     ///
     /// Finish all writes before this call. A late write of this process has the same token as the
     /// writes of the adopter, so the resource cannot tell them apart.
