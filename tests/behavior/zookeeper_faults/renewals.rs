@@ -1,6 +1,7 @@
 //! Tests of renewals: how often they read the node of a ticket, and what the node shows of an
 //! extended lease.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ pub(super) fn facts(store: Kind) -> Vec<Trial> {
         the_node_of_a_lease_that_is_extended_far_is_read_as_often_as_its_session_demands
         an_extension_whose_answer_is_lost_counts_when_it_is_acknowledged
         a_ticket_that_is_extended_and_made_smaller_shows_its_longer_ttl
+        a_renewal_beside_one_that_makes_the_ticket_smaller_does_not_lose_it
     ]
 }
 
@@ -119,4 +121,24 @@ async fn a_ticket_that_is_extended_and_made_smaller_shows_its_longer_ttl(_: Stor
         assert_eq!(guard.release().await.unwrap(), Release::Released);
         nothing_left(&server).await;
     }
+}
+
+/// `join!` polls both in this order. So the second one looks for the node that the first one has
+/// replaced.
+async fn a_renewal_beside_one_that_makes_the_ticket_smaller_does_not_lose_it(_: Store) {
+    let server = ZooKeeperServer::start();
+    let connection = connection(&server.url(), 1).await;
+    let whole = two(&connection, Duration::from_secs(10)).await[..1].to_vec();
+    let mut smaller = whole.clone();
+    Arc::make_mut(&mut smaller[0]).permits = NonZeroU32::MIN;
+
+    let (shrunk, renewed) = tokio::join!(
+        connection.renew(smaller.clone(), PATIENCE),
+        connection.renew(whole, PATIENCE)
+    );
+
+    assert!(shrunk.unwrap()[0].holds());
+    assert_ne!(renewed.unwrap(), [Renewed::Lost]);
+    let again = connection.renew(smaller, PATIENCE).await.unwrap();
+    assert!(again[0].holds(), "{again:?}");
 }

@@ -191,7 +191,18 @@ impl<'a> RenewCall<'a> {
         let Look { at, mine, what } = look;
         match (what, node) {
             (_, None) => self.answers[at] = Renewed::Failed,
-            (Relation::Ticket, Some(NodeRead::Gone)) => self.answers[at] = Renewed::Lost,
+            (Relation::Ticket, Some(NodeRead::Gone)) => {
+                // Another renewal may have put a smaller node in its place, or may be about to learn
+                // that it has.
+                let state = self.session.state();
+                let standing = state.standing(self.tickets[at].id);
+                let is_replaced =
+                    standing.is_some_and(|now| now.path != mine.path || now.shrinks_to.is_some());
+                self.answers[at] = match is_replaced {
+                    true => Renewed::Failed,
+                    false => Renewed::Lost,
+                };
+            }
             (
                 Relation::Ticket,
                 Some(NodeRead::There {
