@@ -28,7 +28,7 @@
 //!
 //! # What is left of a removed capacity
 //!
-//! The record of the removal stays for two minutes or more, so that a repetition finds it. If more
+//! The record of the removal stays for one to two minutes, so that a repetition finds it. If more
 //! tickets hold than the capacities of the tickets allow, it stays for days, because it says that they
 //! hold. A ticket that holds for even longer is then shown as a waiter. It goes on to hold: nobody
 //! behind it is let in before it has left.
