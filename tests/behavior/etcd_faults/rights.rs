@@ -88,4 +88,22 @@ async fn a_login_that_ends_while_a_lock_is_held_is_made_again(_: Store) {
     assert!(guard.is_valid() && !waits.is_finished());
     give_back(guard).await;
     give_back(soon(waits).await.unwrap().unwrap()).await;
+
+    // The stream of the watches still has the login that has ended. The server refuses new ones on it.
+    let (counter, theirs) = (holder.counter("c"), waiter.counter("c"));
+    let mut changes = theirs.changes();
+    assert_eq!(soon(changes.next()).await.unwrap().count, 0);
+    for count in 1..=2 {
+        let change = tokio::spawn(async move {
+            let next = changes.next().await.unwrap();
+            (changes, next.count)
+        });
+        counter.add(1).await.unwrap();
+        let seen;
+        (changes, seen) = tokio::time::timeout(2 * SOON, change)
+            .await
+            .unwrap()
+            .unwrap();
+        assert_eq!(seen, count);
+    }
 }

@@ -74,7 +74,9 @@ impl Copy {
         let mut left = Vec::new();
         for event in events {
             let Some(kv) = &event.kv else { continue };
-            if kv.mod_revision <= self.listed {
+            // Some servers send events again, from the beginning of the watch, after a member has
+            // lagged behind. Events of one revision may come in several messages.
+            if kv.mod_revision <= self.listed || kv.mod_revision < self.told {
                 continue;
             }
             self.told = self.told.max(kv.mod_revision);
@@ -357,5 +359,24 @@ mod tests {
         let mut other = kv(id(1), 8, 8, 2);
         other.key = b"lock:1:{a}/other".to_vec();
         assert_eq!(Copy::new(LINE, 10, &[other]).len(), 0);
+    }
+
+    #[test]
+    fn an_event_that_comes_twice_is_applied_once() {
+        let stored = |at, capacity| {
+            let kv = KeyValue {
+                key: layout::capacity(LINE).into(),
+                mod_revision: at,
+                value: format!("{capacity} 0 {:032x}", 7).into(),
+                ..KeyValue::default()
+            };
+            event(0, kv)
+        };
+        let mut copy = Copy::new(LINE, 10, &[]);
+        copy.apply(&[stored(11, 5), stored(12, 1)]);
+
+        copy.apply(&[stored(11, 5)]);
+
+        assert_eq!(copy.capacity(), Some(1));
     }
 }

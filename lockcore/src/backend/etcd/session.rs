@@ -70,7 +70,8 @@ impl Drop for At {
     fn drop(&mut self) {
         // Ends the tasks too. They end anyway when the connection does.
         self.link.ended.abort();
-        drop(self.session.state().detach(self.number));
+        let attached = self.session.state().detach(self.number);
+        drop(attached);
     }
 }
 
@@ -203,9 +204,9 @@ impl Session {
         }
     }
 
-    /// Handles a message of a watch.
-    fn hear(&self, answer: &WatchResponse) {
-        let told = self.state().told(answer);
+    /// Handles a message of a watch on the connection with this number.
+    fn hear(&self, number: u64, answer: &WatchResponse) {
+        let told = self.state().told(number, answer);
         match told {
             Some(told) => self.tell(told),
             None => {
@@ -291,7 +292,7 @@ async fn drive(
         ended = driver => {
             tracing::debug!(?ended, "the connection has ended");
         }
-        ended = hear(&session, &link, watches) => {
+        ended = hear(&session, &link, number, watches) => {
             tracing::debug!(error = ?ended, "the stream of watches has ended");
         }
         error = beats(&session, &link, lives) => {
@@ -303,15 +304,22 @@ async fn drive(
     drop(attached);
 }
 
-/// Hears the watches until their stream ends.
+/// Hears the watches until their stream ends, or the server refuses a new watch. The server knows the
+/// stream by the login with which it was opened. When that login has ended, the other watches go on,
+/// and all new ones are refused. Another connection makes another login.
 async fn hear(
     session: &Session,
     link: &Link,
+    number: u64,
     watches: mpsc::UnboundedReceiver<WatchRequest>,
 ) -> Result<(), Status> {
     let mut answers = link.stream("/etcdserverpb.Watch/Watch", watches).await?;
     while let Some(answer) = answers.message().await? {
-        session.hear(&answer);
+        let answer: WatchResponse = answer;
+        if answer.created && answer.canceled {
+            return Err(Status::unauthenticated(answer.cancel_reason));
+        }
+        session.hear(number, &answer);
     }
     Ok(())
 }

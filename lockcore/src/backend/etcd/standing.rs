@@ -101,6 +101,11 @@ impl Mine {
     pub(super) fn is_waiting(&self) -> bool {
         self.number.is_some() && !self.granted && !self.lost && !self.leaving
     }
+
+    /// Whether its line must be followed: it waits, or its enqueue may still be answered.
+    fn needs_line(&self) -> bool {
+        self.is_waiting() || (self.number.is_none() && !self.leaving)
+    }
 }
 
 impl State {
@@ -247,10 +252,13 @@ impl State {
         wakes
     }
 
-    /// Applies what a watch has told. `None` if the watch has ended, so that something was missed.
-    pub(super) fn told(&mut self, answer: &WatchResponse) -> Option<Told> {
+    /// Applies what a watch of this connection has told. `None` if the watch has ended, so that
+    /// something was missed. An earlier connection may still tell something. Its watches have the same
+    /// numbers, and they may be ahead of those of the present one, so it is not believed.
+    pub(super) fn told(&mut self, connection: u64, answer: &WatchResponse) -> Option<Told> {
         let mut told = Told::default();
-        let Some(attached) = &mut self.attached else {
+        let is_present = self.connections == connection;
+        let Some(attached) = self.attached.as_mut().filter(|_| is_present) else {
             return Some(told);
         };
         let id = answer.watch_id;
@@ -265,7 +273,6 @@ impl State {
                     attached.counters.remove(&name);
                     None
                 }
-                None if id < 0 => None, // The server refuses a watch in this way.
                 None => Some(told),
             };
         }
@@ -356,7 +363,7 @@ impl State {
         if attached.lines.is_empty() {
             return;
         }
-        let waiting = self.mine.values().filter(|mine| mine.is_waiting());
+        let waiting = self.mine.values().filter(|mine| mine.needs_line());
         let needed: HashSet<&str> = waiting.map(|mine| mine.line.as_str()).collect();
         let mut ended = Vec::new();
         attached.lines.retain(|key, line| {
@@ -398,5 +405,79 @@ impl Attached {
         let request = Some(request);
         // If the stream has ended, so has the connection, and the core opens another one.
         let _ = self.watches.send(WatchRequest { request });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU32;
+
+    use super::*;
+    use crate::name::Namespace;
+
+    const LINE: &str = "lock:1:{a}/";
+    const TTL: Duration = Duration::from_secs(10);
+    const NOW: Instant = Instant::from_nanos(1_000_000_000);
+
+    fn namespace() -> Namespace {
+        Namespace::new("lock").unwrap()
+    }
+
+    fn attach(state: &mut State) -> u64 {
+        let events = EventSink::new(1, namespace(), |_| {});
+        state.attach(Arc::new(events)).0
+    }
+
+    fn tickets(state: &State) -> usize {
+        let attached = state.attached.as_ref().unwrap();
+        attached.lines[LINE].copy.len()
+    }
+
+    #[test]
+    fn a_watch_of_an_earlier_connection_is_not_believed() {
+        let mut state = State::new(Proof::new(TTL, NOW));
+        let connections = [(); 2].map(|()| {
+            let connection = attach(&mut state);
+            state.read(LINE, (10, &[]), true, NOW);
+            connection
+        });
+        let kv = KeyValue {
+            key: super::super::layout::ticket(LINE, Id::draw().unwrap()).into(),
+            create_revision: 11,
+            mod_revision: 11,
+            value: "1 1 1000 0\nowner".into(),
+            ..KeyValue::default()
+        };
+        let news = WatchResponse {
+            watch_id: 1,
+            events: vec![Event {
+                kv: Some(kv),
+                ..Event::default()
+            }],
+            ..WatchResponse::default()
+        };
+
+        state.told(connections[0], &news);
+        assert_eq!(tickets(&state), 0);
+        state.told(connections[1], &news);
+        assert_eq!(tickets(&state), 1);
+    }
+
+    #[test]
+    fn a_line_is_followed_while_an_enqueue_is_not_answered() {
+        let mut state = State::new(Proof::new(TTL, NOW));
+        attach(&mut state);
+        state.read(LINE, (10, &[]), true, NOW);
+        let name = Name::new(namespace(), "a").unwrap();
+        let (id, one) = (Id::draw().unwrap(), NonZeroU32::MIN);
+        state.asks(&Request::new(name, id, one, one, TTL), LINE, TTL);
+        let is_followed = |state: &State| !state.attached.as_ref().unwrap().lines.is_empty();
+
+        let late = NOW.after(LINGER * 2);
+        state.sweep(late);
+        assert!(is_followed(&state));
+        state.mine.clear();
+        state.sweep(late);
+        assert!(!is_followed(&state));
     }
 }
