@@ -923,6 +923,7 @@ mod tests {
     async fn a_party_that_gives_up_after_its_place_is_lost_does_not_know_of_its_round() {
         let locks = Locks::connect("memory:").unwrap();
         let places = Places::new(&locks.0, "a".to_owned(), 2).wait(Wait::Forever);
+        let places = places.ttl(Duration::from_millis(600));
         let mut party = places.take_place(Instant::FAR_FUTURE).await.unwrap();
         assert!(!party.withdraws_in_time().await.unwrap());
         party.last = Some(party.ticket);

@@ -34,9 +34,19 @@ const TTL: Duration = Duration::from_secs(3);
 /// stops renewing, and after that the store ends the ticket by its own clock.
 const SOON_AFTER_TTL: Duration = Duration::from_secs(6);
 
-/// The operation timeout of this client is a part of the times that the facts allow.
+/// The operation timeout of this client is a part of the times that the facts allow. Its bound is
+/// longer than the default: at its bound, a waiter that is not polled would be told to ask the store,
+/// and would be in no line.
 fn client(store: &Store) -> Locks {
-    store.client_with(Locks::builder().op_timeout(Duration::from_secs(3)))
+    let fair = match store.fair {
+        Fair::Strict => Fair::Strict,
+        _ => Fair::Local(TTL),
+    };
+    let builder = Locks::builder()
+        .namespace(&store.namespace)
+        .backend(store.backend())
+        .op_timeout(Duration::from_secs(3));
+    builder.fair(fair).build().unwrap()
 }
 
 /// Waits until the name has no holders, no waiters and no other remains. At a store with sessions,

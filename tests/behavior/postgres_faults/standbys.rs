@@ -230,7 +230,10 @@ async fn clients_use_the_server_that_was_promoted_last(_: Store) {
     new.kill();
     let outcome = locks.mutex("a").try_acquire().await;
     let text = outcome.as_ref().unwrap_err().to_string();
-    assert_eq!(kind(outcome), ErrorKind::Unavailable, "{text}");
+    // The request may have been on its way to the new one.
+    let kinds = [ErrorKind::Unavailable, ErrorKind::Unknown];
+    assert!(kinds.contains(&kind(outcome)), "{text}");
+    assert!(text.contains("another server was promoted"), "{text}");
 }
 
 /// The primary crashes under load, and nobody starts it again. What its standby has applied does not
