@@ -49,9 +49,11 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_server_without_a_free_connection_is_unavailable
         a_connection_without_traffic_is_probed
         clients_that_find_no_tables_make_them
+        clients_wait_while_somebody_runs_the_file
         procedures_of_an_earlier_version_are_replaced_by_a_client_that_may
         procedures_of_a_later_version_stay
         a_file_that_was_run_in_part_is_run_again_by_a_client_that_may
+        a_file_that_is_run_in_two_sessions_is_refused
         a_process_that_waits_for_many_names_gets_each
         tables_that_a_user_may_not_make_are_told
         a_user_with_the_rights_of_the_guide_can_touch_no_table
@@ -257,8 +259,64 @@ async fn clients_that_find_no_tables_make_them(_: Store) {
     }
 }
 
+/// What a later version of the file has, and this one has not.
+const MARK: &str = "highest = NULL, cap = 0 + NULL";
+
+/// A client with the rights of the guide is not told that a person is to run the file, and one that
+/// may replaces nothing.
+async fn clients_wait_while_somebody_runs_the_file(_: Store) {
+    let server = MysqlServer::start();
+    with_tables(&server).await;
+    let file = file_of_version(VERSION + 1).replace("highest = NULL, cap = NULL", MARK);
+    assert!(file.contains(MARK));
+    let begins = file.find("DROP PROCEDURE IF EXISTS lockcore1_walk");
+    let (first, second) = file.split_at(begins.unwrap());
+    let mut session = server.session();
+    session.run(&format!("USE {DATABASE};\n{first}\nDELIMITER ;\nDO 1"));
+
+    let clients = [
+        ("a", server.url_with_user(USER, SECRET)),
+        ("b", server.url()),
+    ];
+    let takes = clients.map(|(name, url)| {
+        let lock = patient(url).build().unwrap().mutex(name);
+        begin(lock.wait(2 * STALL).through_outages(true))
+    });
+    eventually("both wait for the lock of the file", STALL, async || {
+        let waiting = "SELECT COUNT(*) FROM information_schema.PROCESSLIST \
+            WHERE STATE = 'User lock'";
+        server.query(waiting) == ["2"] || takes.iter().any(tokio::task::JoinHandle::is_finished)
+    })
+    .await;
+    session.run(&format!("DELIMITER //\n{second}\nDO 1"));
+
+    for take in takes {
+        give_back(take.await.unwrap().unwrap()).await;
+    }
+    assert_eq!(version(&server), VERSION + 1);
+    let is_new = server.query(&format!(
+        "SELECT LOCATE('{MARK}', ROUTINE_DEFINITION) > 0 FROM information_schema.ROUTINES \
+         WHERE ROUTINE_NAME = 'lockcore1_take'"
+    ));
+    assert_eq!(is_new, ["1"]);
+}
+
+/// As by a program that spreads statements over several connections.
+async fn a_file_that_is_run_in_two_sessions_is_refused(_: Store) {
+    let server = MysqlServer::start();
+    let begins = FILE.find("DROP PROCEDURE IF EXISTS lockcore1_replace");
+    let (_, behind_the_lock) = FILE.split_at(begins.unwrap());
+
+    let refused = server.try_query(&format!("USE {DATABASE};\nDELIMITER //\n{behind_the_lock}"));
+
+    let text = refused.unwrap_err();
+    assert!(text.contains("in one session"), "{text}");
+    let tables = format!("SHOW TABLES FROM {DATABASE}");
+    assert!(server.query(&tables).is_empty());
+}
+
 /// The version of the procedures of the file.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// The file, as another version would have it.
 fn file_of_version(version: u32) -> String {

@@ -14,11 +14,18 @@ DELIMITER //
 
 SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION' //
 
--- Fails if the procedures of a later version are there: those serve earlier clients too.
+-- One session at a time runs this file. The lock is that of the session, so it ends with it. A client that finds the procedures
+-- missing, or that is to replace them, waits for it too.
+DO GET_LOCK(CONCAT('lockcore1 ', MD5(DATABASE())), 60) //
+
+-- Fails if another session has the lock, or if the procedures of a later version are there: those serve earlier clients too.
 DROP PROCEDURE IF EXISTS lockcore1_replace //
 CREATE PROCEDURE lockcore1_replace(IN version INT)
 BEGIN
     DECLARE there INT;
+    IF NOT IS_USED_LOCK(CONCAT('lockcore1 ', MD5(DATABASE()))) <=> CONNECTION_ID() THEN
+        SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'another session makes the procedures of lockcore; run this file in one session';
+    END IF;
     -- Its text is SELECT <version> AS version.
     SELECT MAX(CAST(SUBSTRING_INDEX(SUBSTRING_INDEX(r.ROUTINE_DEFINITION, ' ', 2), ' ', -1) AS SIGNED)) INTO there
         FROM information_schema.ROUTINES AS r
@@ -27,7 +34,7 @@ BEGIN
         SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the procedures of a later version of lockcore are there; they stay';
     END IF;
 END //
-CALL lockcore1_replace(2) //
+CALL lockcore1_replace(3) //
 DROP PROCEDURE lockcore1_replace //
 
 -- Made last. So if this file ends in the middle, a client finds that something is missing.
@@ -91,24 +98,24 @@ CREATE TABLE IF NOT EXISTS lockcore1_counters (
 -- the row, would be a deadlock.
 --
 -- waits: whether to wait for the row, and to make it if it is missing
--- highest: no ticket that has gone had a greater number; null if the name is skipped   stored: the stored capacity
+-- highest: no ticket that has gone had a greater number; null if the name is skipped   cap: the stored capacity
 DROP PROCEDURE IF EXISTS lockcore1_take //
-CREATE PROCEDURE lockcore1_take(IN n VARBINARY(700), IN waits BOOLEAN, OUT moment BIGINT, OUT highest BIGINT, OUT stored INT)
+CREATE PROCEDURE lockcore1_take(IN n VARBINARY(700), IN waits BOOLEAN, OUT moment BIGINT, OUT highest BIGINT, OUT cap INT)
 BEGIN
     DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
     -- The setting does not bind the user in whose name the procedures run, if it may do everything.
     IF @@GLOBAL.read_only THEN
         SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1290, MESSAGE_TEXT = 'this server is read-only, and takes no locks';
     END IF;
-    SET highest = NULL, stored = NULL;
+    SET highest = NULL, cap = NULL;
     IF waits THEN
-        SELECT x.last, x.capacity INTO highest, stored FROM lockcore1_names AS x WHERE x.name = n FOR UPDATE;
+        SELECT x.last, x.capacity INTO highest, cap FROM lockcore1_names AS x WHERE x.name = n FOR UPDATE;
         IF highest IS NULL THEN
             INSERT INTO lockcore1_names (name) VALUES (n) ON DUPLICATE KEY UPDATE last = last;
-            SELECT x.last, x.capacity INTO highest, stored FROM lockcore1_names AS x WHERE x.name = n FOR UPDATE;
+            SELECT x.last, x.capacity INTO highest, cap FROM lockcore1_names AS x WHERE x.name = n FOR UPDATE;
         END IF;
     ELSE
-        SELECT x.last, x.capacity INTO highest, stored FROM lockcore1_names AS x WHERE x.name = n FOR UPDATE SKIP LOCKED;
+        SELECT x.last, x.capacity INTO highest, cap FROM lockcore1_names AS x WHERE x.name = n FOR UPDATE SKIP LOCKED;
     END IF;
     SET moment = TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', UTC_TIMESTAMP(6));
 END //
@@ -131,7 +138,7 @@ END //
 -- held: permits   soonest: when the first of the holders expires   waiter: the first ticket that waits
 -- oldest, oldest_place: the capacity and the place of the oldest ticket   told: <receiver>:<id>:<ticket>, for each grant
 DROP PROCEDURE IF EXISTS lockcore1_walk //
-CREATE PROCEDURE lockcore1_walk(IN n VARBINARY(700), IN moment BIGINT, IN stored INT, IN begins BIGINT, IN waits BOOLEAN,
+CREATE PROCEDURE lockcore1_walk(IN n VARBINARY(700), IN moment BIGINT, IN cap INT, IN begins BIGINT, IN waits BOOLEAN,
     INOUT highest BIGINT, OUT held BIGINT, OUT soonest BIGINT, OUT waiter BIGINT, OUT oldest INT, OUT oldest_place BIGINT,
     INOUT told MEDIUMTEXT, OUT barred BOOLEAN)
 BEGIN
@@ -151,7 +158,7 @@ BEGIN
             FROM lockcore1_tickets AS t WHERE t.name = n AND t.ticket > pos ORDER BY t.ticket LIMIT 1;
         IF number IS NULL THEN LEAVE walk; END IF;
         SET pos = number;
-        IF NOT waits AND (ends <= moment OR (NOT g AND held + p <= COALESCE(stored, c))) THEN
+        IF NOT waits AND (ends <= moment OR (NOT g AND held + p <= COALESCE(cap, c))) THEN
             SET barred = TRUE;
             SELECT FALSE INTO barred FROM lockcore1_tickets AS t WHERE t.name = n AND t.ticket = pos FOR UPDATE SKIP LOCKED;
             IF barred THEN LEAVE walk; END IF;
@@ -168,7 +175,7 @@ BEGIN
         END IF;
         SET there = pos;
         IF NOT g THEN
-            IF held + p > COALESCE(stored, c) THEN
+            IF held + p > COALESCE(cap, c) THEN
                 SET waiter = pos;
                 LEAVE walk;
             END IF;
@@ -186,7 +193,7 @@ CREATE PROCEDURE lockcore1_leave(IN asked MEDIUMBLOB, OUT answers MEDIUMTEXT, IN
 BEGIN
     DECLARE pos BIGINT DEFAULT 1;
     DECLARE begins, step, length, moment, highest, held, soonest, waiter, oldest_place, number, youngest BIGINT;
-    DECLARE stored, oldest INT;
+    DECLARE cap, oldest INT;
     DECLARE waits, barred, holds BOOLEAN;
     DECLARE i BINARY(16);
     DECLARE n VARBINARY(700);
@@ -198,7 +205,7 @@ BEGIN
         SET n = SUBSTR(asked, pos + 2, length), begins = pos + length + 4, step = begins;
         SET pos = begins + 17 * CONV(HEX(SUBSTR(asked, begins - 2, 2)), 16, 10);
         SET waits = COALESCE(waits, pos > LENGTH(asked)); -- if it is the only name, and no byte follows
-        CALL lockcore1_take(n, waits, moment, highest, stored);
+        CALL lockcore1_take(n, waits, moment, highest, cap);
         IF highest IS NULL THEN
             SET answers = CONCAT(answers, REPEAT('-', (pos - begins) DIV 17));
             ITERATE names;
@@ -228,7 +235,7 @@ BEGIN
                 FROM lockcore1_tickets AS t WHERE t.name = n ORDER BY t.ticket DESC LIMIT 1;
             IF number IS NULL OR number < youngest THEN CALL lockcore1_went(n, youngest, highest); END IF;
             IF NOT holds THEN
-                CALL lockcore1_walk(n, moment, stored, NULL, waits, highest, held, soonest, waiter, oldest, oldest_place, own_told,
+                CALL lockcore1_walk(n, moment, cap, NULL, waits, highest, held, soonest, waiter, oldest, oldest_place, own_told,
                     barred);
             END IF;
         END IF;
@@ -257,22 +264,22 @@ CREATE PROCEDURE lockcore1_enqueue(IN i BINARY(16), IN n VARBINARY(700), IN p IN
 BEGIN
     DECLARE moment, highest, begins, number, again BIGINT;
     DECLARE kind INT DEFAULT 0;
-    DECLARE stored, other INT;
+    DECLARE cap, other INT;
     DECLARE others, marked BOOLEAN;
     DECLARE told MEDIUMTEXT DEFAULT '';
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
     -- What `take` does, without the call.
-    SELECT x.last, x.capacity, x.first INTO highest, stored, begins FROM lockcore1_names AS x WHERE x.name = n FOR UPDATE;
-    IF highest IS NULL OR @@GLOBAL.read_only THEN CALL lockcore1_take(n, TRUE, moment, highest, stored); END IF;
+    SELECT x.last, x.capacity, x.first INTO highest, cap, begins FROM lockcore1_names AS x WHERE x.name = n FOR UPDATE;
+    IF highest IS NULL OR @@GLOBAL.read_only THEN CALL lockcore1_take(n, TRUE, moment, highest, cap); END IF;
     SET moment = TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', UTC_TIMESTAMP(6));
     -- Numbers only rise: above the last one and the one in front, and not below the clock. A number that the client has
     -- seen counts if it is at most a day ahead. Otherwise one wrong clock would spoil all numbers.
     SET number = GREATEST(moment, highest + 1, IF(seen <= moment + 86400000000, seen + 1, 0));
     SELECT EXISTS (SELECT 1 FROM lockcore1_tickets AS t WHERE t.name = n),
         EXISTS (SELECT 1 FROM lockcore1_marks AS m WHERE m.id = i) INTO others, marked;
-    IF NOT (others OR marked OR stored IS NOT NULL OR p > c OR number > 9007199254740991) THEN
+    IF NOT (others OR marked OR cap IS NOT NULL OR p > c OR number > 9007199254740991) THEN
         INSERT INTO lockcore1_tickets VALUES (n, number, i, p, c, lives, moment + lives, TRUE, 0, me, own);
     ELSE verb: BEGIN
         DECLARE least BIGINT DEFAULT number;
@@ -287,13 +294,13 @@ BEGIN
             IF ends <= moment THEN -- an earlier attempt took it, and it has died since
                 DELETE FROM lockcore1_tickets WHERE name = n AND ticket = mine;
                 CALL lockcore1_went(n, mine, highest);
-                CALL lockcore1_walk(n, moment, stored, begins, TRUE, highest, held, soonest, waiter, oldest, oldest_place,
+                CALL lockcore1_walk(n, moment, cap, begins, TRUE, highest, held, soonest, waiter, oldest, oldest_place,
                     told, barred);
                 SET kind = 4;
                 LEAVE verb;
             END IF;
             UPDATE lockcore1_tickets SET expires_at = moment + lives, ttl = lives, receiver = me WHERE name = n AND ticket = mine;
-            CALL lockcore1_walk(n, moment, stored, begins, TRUE, highest, held, soonest, waiter, oldest, oldest_place,
+            CALL lockcore1_walk(n, moment, cap, begins, TRUE, highest, held, soonest, waiter, oldest, oldest_place,
                 told, barred);
             SELECT IF(t.granted, 0, 1) INTO kind FROM lockcore1_tickets AS t WHERE t.name = n AND t.ticket = mine;
             SET number = mine, again = IF(waiter = mine, soonest - moment, NULL);
@@ -306,17 +313,17 @@ BEGIN
         IF others THEN
             SELECT t.ticket, t.place INTO youngest, behind
                 FROM lockcore1_tickets AS t WHERE t.name = n ORDER BY t.ticket DESC LIMIT 1;
-            CALL lockcore1_walk(n, moment, stored, begins, TRUE, highest, held, soonest, waiter, oldest, oldest_place,
+            CALL lockcore1_walk(n, moment, cap, begins, TRUE, highest, held, soonest, waiter, oldest, oldest_place,
                 told, barred);
             IF oldest IS NULL THEN SET youngest = NULL, behind = NULL; END IF; -- all were dead
         END IF;
         -- While a capacity is stored, any stated one will do, but a mutex is refused.
-        SET other = IF(stored IS NULL, NULLIF(oldest, c), IF(c = 1073741824, stored, NULL));
+        SET other = IF(cap IS NULL, NULLIF(oldest, c), IF(c = 1073741824, cap, NULL));
         IF other IS NOT NULL THEN
             SET kind = 3;
             LEAVE verb;
         END IF;
-        SET holds = waiter IS NULL AND held + p <= COALESCE(stored, c);
+        SET holds = waiter IS NULL AND held + p <= COALESCE(cap, c);
         IF behind - oldest_place >= 9999 THEN SELECT COUNT(*) INTO many FROM lockcore1_tickets AS t WHERE t.name = n; END IF;
         IF NOT holds AND (NOT waits OR many >= 10000) THEN
             SET kind = 2, again = soonest - moment;
@@ -347,7 +354,7 @@ CREATE PROCEDURE lockcore1_renew(IN asked MEDIUMBLOB)
 BEGIN
     DECLARE pos BIGINT DEFAULT 1;
     DECLARE begins, step, length, moment, highest, held, soonest, waiter, oldest_place, keeps, lives, number, ends, life BIGINT;
-    DECLARE stored, oldest INT;
+    DECLARE cap, oldest INT;
     DECLARE waits, found, barred, g BOOLEAN;
     DECLARE i BINARY(16);
     DECLARE n VARBINARY(700);
@@ -363,7 +370,7 @@ BEGIN
         SET n = SUBSTR(asked, pos + 2, length), begins = pos + length + 4;
         SET pos = begins + 28 * CONV(HEX(SUBSTR(asked, begins - 2, 2)), 16, 10), step = begins;
         SET waits = COALESCE(waits, pos > LENGTH(asked)); -- if it is the only name, and no byte follows
-        CALL lockcore1_take(n, waits, moment, highest, stored);
+        CALL lockcore1_take(n, waits, moment, highest, cap);
         IF highest IS NULL THEN
             SET answers = CONCAT(answers, REPEAT('-;', (pos - begins) DIV 28));
             ITERATE names;
@@ -396,7 +403,7 @@ BEGIN
             SELECT t.granted INTO g FROM lockcore1_tickets AS t WHERE t.name = n ORDER BY t.ticket DESC LIMIT 1;
         END IF;
         IF found AND NOT barred AND NOT g THEN
-            CALL lockcore1_walk(n, moment, stored, NULL, waits, highest, held, soonest, waiter, oldest, oldest_place,
+            CALL lockcore1_walk(n, moment, cap, NULL, waits, highest, held, soonest, waiter, oldest, oldest_place,
                 own_told, barred);
             -- The walk may have granted some of them.
             SET step = begins, own_answers = '';
@@ -447,11 +454,11 @@ BEGIN
             SELECT t.granted INTO holds FROM lockcore1_tickets AS t WHERE t.name = n ORDER BY t.ticket DESC LIMIT 1;
             IF NOT holds THEN BEGIN
                 DECLARE moment, highest, begins, held, soonest, waiter, oldest_place BIGINT;
-                DECLARE stored, oldest INT;
+                DECLARE cap, oldest INT;
                 DECLARE barred BOOLEAN;
-                SELECT x.last, x.capacity, x.first INTO highest, stored, begins FROM lockcore1_names AS x WHERE x.name = n;
+                SELECT x.last, x.capacity, x.first INTO highest, cap, begins FROM lockcore1_names AS x WHERE x.name = n;
                 SET moment = TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', UTC_TIMESTAMP(6));
-                CALL lockcore1_walk(n, moment, stored, begins, TRUE, highest, held, soonest, waiter, oldest, oldest_place,
+                CALL lockcore1_walk(n, moment, cap, begins, TRUE, highest, held, soonest, waiter, oldest, oldest_place,
                     told, barred);
             END; END IF;
         END IF;
@@ -470,14 +477,14 @@ CREATE PROCEDURE lockcore1_adopt(IN n VARBINARY(700), IN was BINARY(16), IN numb
     IN lives BIGINT, IN me BIGINT, IN own VARBINARY(2000), IN marked BOOLEAN)
 BEGIN
     DECLARE moment, highest, held, soonest, waiter, oldest_place BIGINT;
-    DECLARE stored, oldest INT;
+    DECLARE cap, oldest INT;
     DECLARE given, barred BOOLEAN;
     DECLARE told MEDIUMTEXT DEFAULT '';
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
-    CALL lockcore1_take(n, TRUE, moment, highest, stored);
-    CALL lockcore1_walk(n, moment, stored, NULL, TRUE, highest, held, soonest, waiter, oldest, oldest_place, told, barred);
+    CALL lockcore1_take(n, TRUE, moment, highest, cap);
+    CALL lockcore1_walk(n, moment, cap, NULL, TRUE, highest, held, soonest, waiter, oldest, oldest_place, told, barred);
     -- Not the count of an UPDATE: one that changes nothing counts no row.
     SELECT EXISTS (SELECT 1 FROM lockcore1_tickets AS t WHERE t.name = n AND t.ticket = number AND t.id IN (was, i)
             AND t.granted AND t.expires_at > moment AND t.permits = p AND t.capacity = c)
@@ -499,12 +506,12 @@ DROP PROCEDURE IF EXISTS lockcore1_ask_back //
 CREATE PROCEDURE lockcore1_ask_back(IN n VARBINARY(700), IN i BINARY(16), IN ask VARBINARY(700))
 BEGIN
     DECLARE moment, highest, heard BIGINT;
-    DECLARE stored INT;
+    DECLARE cap INT;
     DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
-    CALL lockcore1_take(n, TRUE, moment, highest, stored);
+    CALL lockcore1_take(n, TRUE, moment, highest, cap);
     SELECT t.receiver INTO heard FROM lockcore1_tickets AS t WHERE t.id = i AND t.name = n AND t.expires_at > moment;
     IF heard IS NOT NULL THEN
         UPDATE lockcore1_tickets SET owner = CONCAT(SUBSTRING_INDEX(owner, X'0A', 1), X'0A', ask) WHERE id = i AND name = n;
@@ -670,7 +677,7 @@ DROP PROCEDURE IF EXISTS lockcore1_resize //
 CREATE PROCEDURE lockcore1_resize(IN i BINARY(16), IN n VARBINARY(700), IN c INT, IN after_id BINARY(16), IN stated INT)
 BEGIN
     DECLARE moment, highest, held, soonest, waiter, oldest_place BIGINT;
-    DECLARE stored, oldest, other INT;
+    DECLARE cap, oldest, other INT;
     DECLARE latest BINARY(16);
     DECLARE barred BOOLEAN;
     DECLARE told MEDIUMTEXT DEFAULT '';
@@ -678,11 +685,11 @@ BEGIN
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
-    CALL lockcore1_take(n, TRUE, moment, highest, stored);
-    CALL lockcore1_walk(n, moment, stored, NULL, TRUE, highest, held, soonest, waiter, oldest, oldest_place, told, barred);
+    CALL lockcore1_take(n, TRUE, moment, highest, cap);
+    CALL lockcore1_walk(n, moment, cap, NULL, TRUE, highest, held, soonest, waiter, oldest, oldest_place, told, barred);
     SELECT x.change_id INTO latest FROM lockcore1_names AS x WHERE x.name = n;
     IF NOT latest <=> i AND latest <=> after_id THEN
-        IF stored IS NULL THEN
+        IF cap IS NULL THEN
             SET other = NULLIF(oldest, stated);
         ELSEIF c IS NULL THEN
             SELECT t.capacity INTO other FROM lockcore1_tickets AS t
@@ -690,8 +697,8 @@ BEGIN
         END IF;
         IF other IS NULL THEN
             UPDATE lockcore1_names SET capacity = c, change_id = i, changed = moment WHERE name = n;
-            SET stored = c, latest = i;
-            CALL lockcore1_walk(n, moment, stored, NULL, TRUE, highest, held, soonest, waiter, oldest, oldest_place,
+            SET cap = c, latest = i;
+            CALL lockcore1_walk(n, moment, cap, NULL, TRUE, highest, held, soonest, waiter, oldest, oldest_place,
                 told, barred);
         END IF;
     ELSEIF latest <=> i THEN
@@ -699,7 +706,7 @@ BEGIN
         UPDATE lockcore1_names SET changed = moment WHERE name = n;
     END IF;
     COMMIT;
-    SELECT other AS in_use, stored AS capacity, latest AS `change`, told;
+    SELECT other AS in_use, cap AS capacity, latest AS `change`, told;
 END //
 
 -- Forgets everything about a name that is not in use. The id of the last change of its capacity stays for a day, so that a
@@ -708,12 +715,12 @@ DROP PROCEDURE IF EXISTS lockcore1_forget //
 CREATE PROCEDURE lockcore1_forget(IN n VARBINARY(700))
 BEGIN
     DECLARE moment, highest, youngest BIGINT;
-    DECLARE stored INT;
+    DECLARE cap INT;
     DECLARE lives BOOLEAN;
     DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END;
     SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
     START TRANSACTION;
-    CALL lockcore1_take(n, TRUE, moment, highest, stored);
+    CALL lockcore1_take(n, TRUE, moment, highest, cap);
     SELECT EXISTS (SELECT 1 FROM lockcore1_tickets AS t WHERE t.name = n AND t.expires_at > moment) INTO lives;
     IF NOT lives THEN
         SELECT MAX(t.ticket) INTO youngest FROM lockcore1_tickets AS t WHERE t.name = n;
@@ -835,6 +842,8 @@ END //
 DROP PROCEDURE IF EXISTS lockcore1_settle //
 
 -- The version of this text. It changes with every change of a procedure. When it is there, all are.
-CREATE PROCEDURE lockcore1_version() SELECT 2 AS version //
+CREATE PROCEDURE lockcore1_version() SELECT 3 AS version //
+
+DO RELEASE_LOCK(CONCAT('lockcore1 ', MD5(DATABASE()))) //
 
 DELIMITER ;
