@@ -49,6 +49,7 @@ pub(crate) fn facts(store: Kind) -> Vec<Trial> {
         a_server_without_a_free_connection_is_unavailable
         a_connection_without_traffic_is_probed
         clients_that_find_no_tables_make_them
+        a_client_of_a_far_server_makes_the_tables
         clients_wait_while_somebody_runs_the_file
         procedures_of_an_earlier_version_are_replaced_by_a_client_that_may
         procedures_of_a_later_version_stay
@@ -257,6 +258,21 @@ async fn clients_that_find_no_tables_make_them(_: Store) {
         });
         join_all(take).await;
     }
+}
+
+/// The procedures are made one after the other, so it takes longer than one operation of the client.
+async fn a_client_of_a_far_server_makes_the_tables(_: Store) {
+    let server = MysqlServer::start();
+    let proxy = Proxy::to(server.port());
+    let each_way = Duration::from_millis(15);
+    proxy.delay(each_way, each_way);
+
+    let locks = builder(server.url_at(proxy.port())).build().unwrap();
+    let lock = locks.mutex("a").wait(STALL).through_outages(true);
+    let guard = lock.acquire().await.unwrap();
+
+    assert_eq!(version(&server), VERSION);
+    drop(guard);
 }
 
 /// What a later version of the file has, and this one has not.

@@ -179,23 +179,33 @@ fn is_too_old(version: &str) -> bool {
 /// version. Those of a later version serve this client too, and stay.
 ///
 /// The server commits each statement of this by itself. The file drops the procedure with the version
-/// first and makes it last. So if the future is dropped in the middle, or the server crashes, the next
-/// client begins again. A call of another client that finds a procedure missing in between fails,
-/// and its client connects again.
-pub(super) async fn find_schema(wire: &mut Wire) -> Result<(), StoreError> {
-    if ask_for_schema(wire).await? {
-        return Ok(());
+/// first and makes it last. So if the server crashes in the middle, the next client begins again. A
+/// call of another client that finds a procedure missing in between fails, and its client connects
+/// again.
+///
+/// To make them takes some 60 round trips, and may take longer than the client waits for a connection.
+/// So once begun, this goes on if the future is dropped, and the next attempt finds them.
+pub(super) async fn find_schema(mut wire: Wire, op_timeout: Duration) -> Result<Wire, StoreError> {
+    if ask_for_schema(&mut wire).await? {
+        return Ok(wire);
     }
-    // Two clients may do this at once. The name of such a lock has 64 characters at most.
-    let lock = "SELECT GET_LOCK(CONCAT('lockcore1 ', MD5(DATABASE())), 10) AS ours";
+    // The file takes this lock too. Its name may have 64 characters at most. A session that waits for
+    // it does not notice that its client has gone. So it waits for less time than the client does,
+    // which has to connect in this time too.
+    let wait = lock_wait(op_timeout) - 1;
+    let lock = format!("SELECT GET_LOCK(CONCAT('lockcore1 ', MD5(DATABASE())), {wait}) AS ours");
     let ours = only(wire.ask(lock.as_bytes()).await.map_err(failed)?)?;
     if !ours.is("ours")? {
-        let text = "MySQL: another client makes the procedures of lockcore, and is not done yet";
+        let text = "MySQL: somebody makes the procedures of lockcore, and is not done yet";
         return Err(StoreError::new(Fault::Retry, text));
     }
-    let made = make(wire).await;
-    let unlocked = wire.ask(b"DO RELEASE_ALL_LOCKS()").await;
-    made.and(unlocked.map(drop).map_err(failed))
+    let making = tokio::spawn(async move {
+        let made = make(&mut wire).await;
+        let unlocked = wire.ask(b"DO RELEASE_ALL_LOCKS()").await;
+        made.and(unlocked.map_err(failed)).map(|_| wire)
+    });
+    let ended = |_| StoreError::new(Fault::Retry, "MySQL: the runtime has ended");
+    making.await.map_err(ended)?
 }
 
 async fn make(wire: &mut Wire) -> Result<(), StoreError> {

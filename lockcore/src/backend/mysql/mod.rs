@@ -116,13 +116,14 @@ impl Backend for Mysql {
 
 /// Connects, and makes the tables and procedures if they are missing.
 ///
-/// If the future is dropped, all that it has opened is dropped with it.
+/// If the future is dropped, all that it has opened is dropped with it, but not a connection that
+/// makes the procedures: this goes on.
 async fn connected(store: &Arc<Store>, events: EventSink) -> Result<Link, StoreError> {
     let server = &store.server;
     let mut wire = dial::dial(server, events.op_timeout()).await?;
     let settings = dial::settings(&mut wire).await?;
     dial::check_server(&server.place(), &settings)?;
-    dial::find_schema(&mut wire).await?;
+    let wire = dial::find_schema(wire, events.op_timeout()).await?;
     let mut link = Link::begin(store, wire, settings, events);
     link.spawn(looks::look);
     link.spawn(looks::sweep);
