@@ -25,9 +25,10 @@ fn answered(code: u16, text: &str) -> StoreError {
     match code {
         // A row or a table is locked for too long, a deadlock, a row that is locked or was changed.
         1205 | 1213 | 3572 | 1020 => StoreError::new(Fault::Retry, text),
-        // The server takes no writes any more: it is a replica by now. Or a procedure is missing:
-        // somebody replaces the procedures, or has dropped them. The next connection finds out.
-        1290 | 1792 | 1836 | 1305 => StoreError::replace(Fault::Retry, text),
+        // The server takes no writes any more: it is a replica by now. Or a procedure is missing, or
+        // has other parameters: somebody replaces the procedures, or has dropped them. The next
+        // connection finds out.
+        1290 | 1792 | 1836 | 1305 | 1318 => StoreError::replace(Fault::Retry, text),
         // The disk is full, or a table space has its largest size.
         1021 | 1114 => StoreError::new(
             Fault::Refused,
@@ -35,7 +36,9 @@ fn answered(code: u16, text: &str) -> StoreError {
         ),
         // The memory, or the table of locks, is full.
         1041 | 1206 => StoreError::new(Fault::Refused, text),
-        1044 | 1045 | 1142 | 1146 | 1227 | 1370 | 1449 | 1665 => {
+        // Among them: the server does not understand the file with the procedures (1064), or somebody
+        // runs another file at the same time (1304).
+        1044 | 1045 | 1064 | 1142 | 1146 | 1227 | 1304 | 1370 | 1449 | 1665 => {
             StoreError::new(Fault::Config, format!("{text}{GUIDE}"))
         }
         1153 => StoreError::replace(
