@@ -31,7 +31,7 @@ const MOST: usize = 4;
 
 /// So many connections at most wait at the server for the rows of names that a call for several names
 /// has skipped. The others are left for calls that need not wait.
-const MOST_WAIT: usize = 2;
+pub(super) const MOST_WAIT: usize = 2;
 
 /// A connection that opened later than the first is closed after this time without a call.
 const IDLE: Duration = Duration::from_secs(5);

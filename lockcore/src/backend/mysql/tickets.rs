@@ -2,14 +2,13 @@
 //! names, more calls may follow.
 
 use std::collections::BTreeMap;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 
 use super::calls::{Call, VERSION, only, row, unhex, unreadable};
-use super::link::{Inner, Leave, Spot};
+use super::link::{Inner, Leave, MOST_WAIT, Spot};
 use super::looks::put_name;
 use crate::backend::table::{self, Row as _};
 use crate::backend::{
@@ -92,10 +91,15 @@ fn in_order<T>(
 
 /// Sends one call for tickets of several names. It may have locked some of them when it meets one that
 /// somebody else has locked, or one with a locked ticket. So it does not wait for this name, and skips
-/// it: the answer for its tickets is `None`. For each of these names follows a call of its own, which
-/// waits. If this one fails, or takes longer than `enough`, the answer for its tickets is `failed`. So
-/// a name that somebody else has locked holds up no other. Only a few of these calls are made at the
-/// same time, because others need a connection too.
+/// it: the answer for its tickets is `None`.
+///
+/// For a few of these names at a time follows a call of its own, which waits. Only for a few, because
+/// others need a connection too. When one has ended, one call follows for all others: whoever had
+/// locked that name has often locked these too, and is done. It may be an earlier attempt of this
+/// client, which was given up while the server was slow. A call for each name would load it more then.
+///
+/// If a call for one name fails, or has no answer when `enough` resolves, the answer for its tickets is
+/// `failed`. So a name that somebody else has locked holds up no other.
 ///
 /// If the future is dropped, the calls that a connection has taken are carried out.
 async fn in_parts<T: Clone, A: Copy, F>(
@@ -117,42 +121,64 @@ where
             skipped.entry(name).or_default().push(at);
         }
     }
-    let parts = skipped.into_values().map(async |places| {
-        let leave = link.leave().await;
+    let ask_for = async |places: Vec<usize>, leave| {
         let part = places.iter().map(|at| tickets[*at].clone()).collect();
         (places, ask(part, leave).await)
-    });
-    let mut parts: FuturesUnordered<_> = parts.collect();
-    let (mut enough, mut error) = (pin!(enough), None);
-    loop {
-        let part = tokio::select! {
-            biased;
-            part = parts.next() => part,
-            () = &mut enough => None,
-        };
-        match part {
-            None => break,
-            Some((places, Ok(part))) => {
-                for (at, answer) in places.into_iter().zip(part) {
-                    answers[at] = answer;
-                }
+    };
+    let mut error = None;
+    let others = async {
+        let mut waits = FuturesUnordered::new();
+        loop {
+            while waits.len() < MOST_WAIT
+                && let Some((_, places)) = skipped.pop_first()
+            {
+                waits.push(async { ask_for(places, link.leave().await).await });
             }
-            Some((_, Err(failed))) => {
-                tracing::debug!(error = %failed, "a part of a batch has failed");
-                // If one outcome is unknown, that of the batch is.
-                if error
-                    .as_ref()
-                    .is_none_or(|error: &StoreError| error.fault() != Fault::Unknown)
-                {
-                    error = Some(failed);
-                }
+            let Some(part) = waits.next().await else {
+                return;
+            };
+            put(&mut answers, part, &mut error);
+            if skipped.len() > 1 {
+                let places = skipped.values().flatten().copied().collect();
+                put(&mut answers, ask_for(places, None).await, &mut error);
+                skipped.retain(|_, places| answers[places[0]].is_none());
             }
         }
-    }
+    };
+    let all_have_ended = tokio::select! {
+        biased;
+        () = others => true,
+        () = enough => false,
+    };
     match error {
         // The outcome of a part that is under way is unknown.
-        Some(error) if parts.is_empty() && answers.iter().all(Option::is_none) => Err(error),
+        Some(error) if all_have_ended && answers.iter().all(Option::is_none) => Err(error),
         _ => Ok(answers.into_iter().map(|it| it.unwrap_or(failed)).collect()),
+    }
+}
+
+/// Puts the answers to a part of a batch where its tickets are.
+fn put<A>(
+    answers: &mut [Option<A>],
+    (places, part): (Vec<usize>, Result<Vec<Option<A>>, StoreError>),
+    error: &mut Option<StoreError>,
+) {
+    match part {
+        Ok(part) => {
+            for (at, answer) in places.into_iter().zip(part) {
+                answers[at] = answer;
+            }
+        }
+        Err(failed) => {
+            tracing::debug!(error = %failed, "a part of a batch has failed");
+            // If one outcome is unknown, that of the batch is.
+            if error
+                .as_ref()
+                .is_none_or(|error| error.fault() != Fault::Unknown)
+            {
+                *error = Some(failed);
+            }
+        }
     }
 }
 
