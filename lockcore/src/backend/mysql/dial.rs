@@ -79,6 +79,19 @@ pub(super) async fn settings(wire: &mut Wire) -> Result<Settings, StoreError> {
     Ok(rows.into_iter().filter_map(row).collect())
 }
 
+/// Whether a quarter of the connections that the server allows are free.
+pub(super) async fn ask_for_room(wire: &mut Wire) -> Result<bool, StoreError> {
+    let most = "SELECT @@GLOBAL.max_connections AS Value";
+    let open = "SHOW GLOBAL STATUS LIKE 'Threads_connected'";
+    let mut numbers = [0; 2];
+    for (number, text) in numbers.iter_mut().zip([most, open]) {
+        let row = only(wire.ask(text.as_bytes()).await.map_err(failed)?)?;
+        *number = row.int("Value")?.unwrap_or_default();
+    }
+    let [most, open] = numbers;
+    Ok(open * 4 <= most * 3)
+}
+
 /// Fails if the server cannot keep locks.
 pub(super) fn check_server(place: &str, settings: &Settings) -> Result<(), StoreError> {
     let is = |name: &str, value: &str| settings.get(name).is_some_and(|found| found == value);

@@ -16,7 +16,7 @@ use tokio::task::AbortHandle;
 
 use super::calls::Call;
 use super::config::Server;
-use super::dial::{Settings, dial, settings};
+use super::dial::{Settings, ask_for_room, dial, settings};
 use super::errors::failed;
 use super::settled::Settled;
 use super::wire::{Failure, Row, Wire};
@@ -438,8 +438,15 @@ impl Inner {
     }
 }
 
+/// Fails if the server has little room left: the last connections are for clients that have none.
 async fn another(server: &Server, op_timeout: Duration) -> Result<(Wire, Settings), StoreError> {
     let mut wire = dial(server, op_timeout).await?;
+    if !ask_for_room(&mut wire).await? {
+        return Err(StoreError::new(
+            Fault::Retry,
+            "MySQL: few connections are left",
+        ));
+    }
     let settings = settings(&mut wire).await?;
     Ok((wire, settings))
 }
