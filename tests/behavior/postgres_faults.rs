@@ -183,6 +183,7 @@ async fn an_end_of_all_processes_of_clients_lets_no_second_holder_in(_: Store) {
     crowd.end().await;
 }
 
+/// One of them makes it, and the others leave it alone: all of it is of one transaction.
 async fn clients_that_find_no_schema_make_one(_: Store) {
     for _ in 0..5 {
         let server = PostgresServer::without_schema();
@@ -193,6 +194,12 @@ async fn clients_that_find_no_schema_make_one(_: Store) {
             give_back(locks.mutex("a").wait(STALL).acquire().await.unwrap()).await;
         });
         join_all(take).await;
+        let made_by = server.query(
+            "SELECT DISTINCT xmin::text FROM (SELECT xmin FROM pg_namespace \
+             WHERE nspname = 'lockcore1' UNION ALL SELECT xmin FROM pg_proc \
+             WHERE pronamespace = 'lockcore1'::regnamespace) AS made",
+        );
+        assert_eq!(made_by.len(), 1, "{made_by:?}");
     }
 }
 

@@ -373,14 +373,22 @@ pub(super) async fn find_schema(line: &Line) -> Result<(), StoreError> {
             _ => return Err(failed(missing)),
         },
     };
-    let made = format!("BEGIN ISOLATION LEVEL READ COMMITTED; {SCHEMA} COMMIT");
+    // Clients that start together have all read the version before one of them makes it. The others
+    // wait at the lock of the file, and then find that nothing is left to do.
+    let made = format!(
+        "BEGIN ISOLATION LEVEL READ COMMITTED; SELECT pg_advisory_xact_lock(1818583907, 0); \
+         DO $do$ BEGIN IF to_regnamespace('lockcore1') IS NOT NULL THEN \
+         IF lockcore1.version() >= {FUNCTIONS} THEN \
+         RAISE EXCEPTION 'the functions of lockcore are there' USING ERRCODE = 'LC002'; \
+         END IF; END IF; END $do$; {SCHEMA} COMMIT"
+    );
     let Err(error) = line.calls.client().batch_execute(&made).await else {
         return Ok(());
     };
     let rolled_back = line.calls.client().batch_execute("ROLLBACK").await;
     rolled_back.map_err(failed)?;
     match (code(&error), earlier) {
-        // A client of a later version was there in between.
+        // Another client was there in between.
         ("LC002", _) => Ok(()),
         ("42501", None) => Err(no_schema(
             "the schema lockcore1 is missing, and this user may not make it: let a user with the \
