@@ -46,8 +46,9 @@ fn answered(error: &DbError) -> StoreError {
         ("40001" | "40P01" | "55P03" | "57014", _) => StoreError::new(Fault::Retry, text),
         // The server is a standby by now. Every later request on this connection would fail, too.
         ("25006", _) => StoreError::replace(Fault::Retry, text),
-        // The functions were made anew since this connection has prepared its calls.
-        ("0A000", _) if error.message().contains("cached plan") => {
+        // The functions were made anew since this connection has prepared its calls. The message is
+        // in the language of the server.
+        ("0A000", _) if error.routine() == Some("RevalidateCachedQuery") => {
             StoreError::replace(Fault::Retry, text)
         }
         // Another client has prepared its statements on this connection, or this one has prepared its
