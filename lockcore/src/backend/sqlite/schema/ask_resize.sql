@@ -1,7 +1,6 @@
 -- The beginning of a change of a stored capacity: locks the file, and notes the request and its outcome.
 --
 -- ?1 id of the change   ?2 key of the name   ?3 capacity from then on, or null   ?4 the last change that was read, or null
--- ?5 the capacity that tickets may have: the oldest, if none is stored; all, if none is to be stored; else any
 -- ?5 the capacity that the caller states. If none is stored, the oldest ticket must have it. If
 --    none is to be stored any more, all tickets must have it.
 --
