@@ -109,6 +109,7 @@ const LOCKCORE_TOWER: Floors<'_> = &[
             "guard",
             "header",
             "idempotency",
+            "label",
             "names",
             "protocol",
             "read",

@@ -440,6 +440,11 @@ impl Key {
         }
     }
 
+    /// The template as the label of the locks. `None` if a function makes a part of the name.
+    pub(crate) fn label(&self) -> Option<String> {
+        self.template.label()
+    }
+
     /// The name to lock; `None` if the request needs no lock.
     pub(crate) fn find(&self, parts: &mut Parts) -> Result<Option<String>, Problem> {
         if self.when.as_ref().is_some_and(|when| !when(parts)) {

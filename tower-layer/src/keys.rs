@@ -90,6 +90,16 @@ impl Keys {
         matches!(&self.0, Which::Each(keys) if keys.is_empty())
     }
 
+    /// The templates as the label of the locks. `None` if a function makes a part of a name.
+    pub(crate) fn label(&self) -> Option<String> {
+        let labels: Option<Vec<_>> = match &self.0 {
+            Which::One(key) => return key.label(),
+            Which::Each(keys) => keys.iter().map(Key::label).collect(),
+            Which::Fn(..) => None,
+        };
+        Some(labels?.join(", "))
+    }
+
     /// The names to lock; `None` if the request needs no lock.
     pub(crate) fn find(&self, parts: &mut Parts) -> Result<Option<LockNames>, Problem> {
         match &self.0 {
@@ -134,5 +144,38 @@ impl fmt::Debug for Keys {
             Which::Each(keys) => f.debug_list().entries(keys).finish(),
             Which::Fn(_, most) => write!(f, "Keys(a function, at most {most} names)"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_label_is_the_template_unless_a_function_makes_a_part_of_the_name() {
+        let label = |key: Key| Keys::one(key).label();
+        let text = |text: &str| Some(text.to_owned());
+
+        let key = Key::template("{{a}}:{header.X-Tenant}:{query.page:u32}:{grpc_method}");
+        assert_eq!(
+            label(key),
+            text("{a}:{header.x-tenant}:{query.page}:{grpc_method}")
+        );
+        let key = Key::metadata_as::<u64>("order-id").prefix("order:");
+        assert_eq!(label(key), text("order:{metadata.order-id}"));
+        #[cfg(feature = "axum")]
+        {
+            let key = Key::path_as::<u64>("id").prefix("order:");
+            assert_eq!(label(key), text("order:{path.id}"));
+            assert_eq!(label(Key::matched_path()), text("{matched_path}"));
+        }
+        let secret = || Key::from_fn(|_| Ok(Some("secret".to_owned()))).prefix("a:");
+        assert_eq!(label(secret()), None);
+        assert_eq!(label(Key::extension(|id: &u64| *id)), None);
+        let several = |from, to| Keys::from([from, to]).label();
+        let [from, to] = ["from", "to"].map(Key::query);
+        assert_eq!(several(from.clone(), to), text("{query.from}, {query.to}"));
+        assert_eq!(several(from, secret()), None);
+        assert_eq!(Keys::from_fn(2, |_| Ok(Vec::new())).label(), None);
     }
 }

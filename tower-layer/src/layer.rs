@@ -271,6 +271,8 @@ impl<R> LockLayer<R> {
     /// | Redis | 130 to 200 bytes of memory for names of 16 to 80 bytes, for a day |
     /// | SQLite | a row: about 50 bytes and twice the name, for at least a day; after that its space in the file is used again |
     /// | ZooKeeper | an empty node, until the server removes it: once a minute, at most 10,000 |
+    /// | etcd | nothing, after the servers have compacted the revisions of its use |
+    /// | PostgreSQL, MySQL | a row with the name, for a day |
     ///
     /// So a store keeps the names of a day, and a client that makes up names can fill the store.
     /// With `max_names(10_000, hour)` in each of 4 processes there are at most a million names,
@@ -380,7 +382,12 @@ impl<R> LockLayer<R> {
         self
     }
 
-    /// A text for traces that is the same for all keys, such as `order:{id}`. Default: none.
+    /// The label of the locks in traces and in [metrics](lockcore::guide::metrics), which is the same
+    /// for all requests: see [`Lock::label`](lockcore::Lock::label). Default: the template of the key
+    /// without the types of its values, such as `order:{path.id}`, also for
+    /// `Key::path_as::<u64>("id").prefix("order:")`. With [several keys](Self::all), their templates
+    /// with `, ` between them. There is no label if a function makes a part of a name
+    /// ([`Key::from_fn`], [`Key::extension`]), or after 1,000 different templates in one process.
     pub fn label(mut self, label: &'static str) -> Self {
         self.0.label = Some(label);
         self

@@ -186,7 +186,7 @@
 //! | [`hide_key`](LockLayer::hide_key) | the key is in the answer | clients can see which of their requests excluded each other |
 //! | [`refuse_with`](LockLayer::refuse_with) | problem details | it is a standard, and clients have libraries for it |
 //! | [`token_header`](LockLayer::token_header) | no | most clients do not send the token on |
-//! | [`label`](LockLayer::label) | none | |
+//! | [`label`](LockLayer::label) | the template of the key | traces and metrics need a text that is the same for all keys |
 //!
 //! # Answers
 //!
@@ -436,6 +436,7 @@ mod frame;
 mod guard;
 mod header;
 mod idempotency;
+mod label;
 mod names;
 mod protocol;
 pub mod read;

@@ -11,6 +11,7 @@ use lockcore::{Lock, Locks, OnLost, OnRevoke, Wait};
 use crate::deadline::{self, Deadline};
 use crate::guard::{AnyLock, LockNames};
 use crate::keys::Keys;
+use crate::label;
 use crate::names::Names;
 use crate::protocol::Protocol;
 use crate::refusal::{Answers, Problem};
@@ -90,6 +91,7 @@ pub(crate) struct Order {
 impl Settings {
     pub(crate) fn new(locks: Locks, keys: Keys) -> Self {
         Self {
+            label: keys.label().and_then(label::kept),
             locks,
             keys,
             side: Side::Exclusive,
@@ -100,7 +102,6 @@ impl Settings {
             min_hold: Duration::ZERO,
             max_hold: None,
             linger: None,
-            label: None,
             reentrant: true,
             deadline_header: None,
             on_lost: OnLost::default(),

@@ -294,6 +294,23 @@ impl fmt::Display for Type {
 }
 
 /// Completes the sentence "the … is missing".
+impl Source {
+    /// What a template has between its braces for this source.
+    pub(crate) fn placeholder(&self) -> Option<String> {
+        Some(match self {
+            Self::Fn(_) | Self::Extension(..) => return None,
+            Self::Header(header) => format!("header.{header}"),
+            Self::Metadata(key) => format!("metadata.{key}"),
+            Self::Query(parameter) => format!("query.{parameter}"),
+            Self::GrpcMethod => "grpc_method".to_owned(),
+            #[cfg(feature = "axum")]
+            Self::Path(parameter) => format!("path.{parameter}"),
+            #[cfg(feature = "axum")]
+            Self::MatchedPath => "matched_path".to_owned(),
+        })
+    }
+}
+
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -69,6 +69,18 @@ impl Template {
     }
 }
 
+impl Template {
+    /// The text of the template, with its placeholders and without their types. `None` if a value
+    /// has no placeholder, because a function makes it.
+    pub(crate) fn label(&self) -> Option<String> {
+        let pieces = self.pieces.iter().map(|piece| match piece {
+            Piece::Text(text) => Some(text.clone()),
+            Piece::Value(source, _) => Some(format!("{{{}}}", source.placeholder()?)),
+        });
+        pieces.collect()
+    }
+}
+
 fn pieces(text: &str) -> Result<Vec<Piece>, String> {
     let mut pieces = Vec::new();
     let mut literal = String::new();

@@ -66,6 +66,16 @@ async fn the_label_the_first_name_too_many_and_refused_requests_are_in_the_trace
     let told = traces.take();
     assert!(told.contains(r#"label="order:{id}""#), "{told}");
 
+    let key = Key::template("order:{header.x-order:u64}");
+    let layer = LockLayer::new(memory(), key);
+    let request = Request::get("/").header("x-order", "42");
+    let request = request.body(Empty::new()).unwrap();
+    layer.layer(handler).oneshot(request).await.unwrap();
+
+    let told = traces.take();
+    let label = r#"label="order:{header.x-order}""#;
+    assert!(told.contains(label), "{told}");
+
     let layer = by_path(&memory()).max_names(2, Duration::from_secs(3600));
     for path in ["/a", "/b", "/c", "/d"] {
         layer.layer(handler).oneshot(get(path)).await.unwrap();
