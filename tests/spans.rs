@@ -6,14 +6,17 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
+use axum::body::{Body, to_bytes};
+use axum::extract::Path;
 use axum::http::Request;
 use axum::routing::post;
+use futures_util::{FutureExt, stream};
 use lockcore::testing::Store as Kit;
 use lockcore::{Error, ErrorKind, Locks, distributed_lock};
 use lockcore_tower::{Key, LockLayer};
@@ -129,6 +132,26 @@ impl Collector {
         spans.map(|span| collected.spans[span].clone()).collect()
     }
 
+    /// The fields of the spans of this name, in order.
+    fn named(&self, name: &str) -> Vec<Fields> {
+        let spans = &self.0.lock().unwrap().spans;
+        let named = spans.iter().filter(|span| span.name == name);
+        named.map(|span| span.fields.clone()).collect()
+    }
+
+    /// How many bodies behind the layer have lost their locks, and have ended.
+    fn lost_bodies(&self) -> usize {
+        let spans = &self.0.lock().unwrap().spans;
+        let is = |span: &&Span, field: &str, value: &str| {
+            span.fields.get(field).is_some_and(|it| it == value)
+        };
+        let of_bodies = spans
+            .iter()
+            .filter(|span| is(span, "lock.name", "secret:{path.user}"));
+        let lost = of_bodies.filter(|span| is(span, "error.type", "lost") && span.closed);
+        lost.count()
+    }
+
     /// The one span around the event, which is over.
     fn held(&self, message: &str) -> Fields {
         let around = self.around(message);
@@ -150,6 +173,11 @@ async fn at(message: &'static str) {
 async fn annotated(locks: &Locks, user: &str) -> Result<(), Error> {
     at("annotated").await;
     Ok(())
+}
+
+/// A body of unknown length, which ends after this work.
+fn body(work: impl Future<Output = ()> + Send + 'static) -> Body {
+    Body::from_stream(stream::once(work.map(|()| Ok::<_, Infallible>("done"))))
 }
 
 #[tokio::test]
@@ -206,6 +234,46 @@ async fn work_under_a_lock_runs_in_a_span_with_its_label_and_its_token() {
     let request = Request::post("/ann").body(Body::empty()).unwrap();
     let answer = Router::new().route("/{user}", handler).oneshot(request);
     assert!(answer.await.unwrap().status().is_success());
+    // A body that is streamed, one that loses its lock, and one that loses it while nobody reads it.
+    let clock = kit.clock().clone();
+    let streamed = post(async move |Path(user): Path<String>| match &*user {
+        "ann" => body(at("streamed")),
+        _ => body(async move {
+            at("streamed and lost").await;
+            clock.advance(MAX_HOLD);
+            std::future::pending().await
+        }),
+    });
+    let key = Key::path("user").prefix("secret:");
+    let layer = LockLayer::new(locks.clone(), key).max_hold(MAX_HOLD);
+    let streams = Router::new().route("/{user}", streamed.layer(layer));
+    let ask = async |path| {
+        let request = Request::post(path).body(Body::empty()).unwrap();
+        let response = streams.clone().oneshot(request).await.unwrap();
+        response.into_body()
+    };
+    to_bytes(ask("/ann").await, usize::MAX).await.unwrap();
+    assert!(to_bytes(ask("/bob").await, usize::MAX).await.is_err());
+    let unread = ask("/eve").await;
+    kit.clock().advance(MAX_HOLD);
+    let lost = || collector.lost_bodies() == 2;
+    while !lost() {
+        tokio::task::yield_now().await;
+    }
+    drop(unread);
+    let text = locks.mutex("secret:ann").acquire().await.unwrap();
+    let text = text.detach().await.unwrap();
+    let adopted = locks.adopt(&text).await.unwrap();
+    assert!(locks.adopt(&text).await.is_err());
+    let named = Locks::connect("memory:").unwrap();
+    let ran: Result<(), Error> = named
+        .mutex("a")
+        .run(async |_| {
+            at("named").await;
+            Ok(())
+        })
+        .await;
+    ran.unwrap();
 
     let name = |label: &str| Some(label.to_owned());
     assert_eq!(
@@ -228,11 +296,26 @@ async fn work_under_a_lock_runs_in_a_span_with_its_label_and_its_token() {
     assert_eq!(names, [None, name("one").as_ref()], "{both:?}");
     assert_eq!(collector.held("lost").remove("error.type"), name("lost"));
     assert_eq!(collector.held("layer").remove("lock.name"), name("layer"));
+    let label = "secret:{path.user}";
+    let streamed = collector.held("streamed");
+    assert_eq!(streamed.get("lock.name"), name(label).as_ref());
+    assert!(streamed.contains_key("lock.token") && !streamed.contains_key("error.type"));
+    assert_eq!(
+        collector.held("streamed and lost").remove("error.type"),
+        name("lost")
+    );
+    let system = collector.held("named").remove("db.system.name");
+    assert_eq!(system, name("memory"));
+    let adopts = collector.named("adopt");
+    let token = Some(adopted.grant_id().to_string());
+    assert_eq!(adopts[0].get("lock.token"), token.as_ref());
+    assert_eq!(adopts[1].get("error.type"), name("lost").as_ref());
     for span in &collector.0.lock().unwrap().spans {
         let shown = span
             .fields
             .values()
             .any(|value| value.contains("secret:ann"));
-        assert!(!shown || span.name == "acquire", "{span:?}");
+        let may = matches!(span.name, "acquire" | "adopt");
+        assert!(!shown || may, "{span:?}");
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use humantime::format_duration;
 use tracing::Instrument;
+use tracing::field::{self, Empty};
 
 use crate::acquire::Budget;
 use crate::acquire::adopt::adopt;
@@ -85,8 +86,20 @@ impl Locks {
         shared.refuse_forked()?;
         let detached = Detached::parse(text, &shared.namespace)?;
         let name = &detached.name;
-        let span = tracing::debug_span!("adopt", lock = %name);
-        let adopted = self.adopted(&detached).instrument(span).await;
+        let span = tracing::debug_span!(
+            "adopt",
+            lock = %name,
+            lock.token = Empty,
+            db.system.name = shared.system(),
+            db.operation.name = "adopt",
+            server.address = shared.address(),
+            "error.type" = Empty,
+        );
+        let adopted = self.adopted(&detached).instrument(span.clone()).await;
+        match &adopted {
+            Ok(guard) => span.record("lock.token", field::display(guard.grant_id())),
+            Err(error) => span.record("error.type", error.kind().code()),
+        };
         adopted.map_err(|error| error.of_name(name.as_str()))
     }
 

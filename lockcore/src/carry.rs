@@ -2,10 +2,12 @@
 
 use std::future::Future;
 
+use tracing::Span;
+
 use crate::error::{Error, LostReason};
 use crate::hold::{Guard, Held};
 use crate::multi::{MultiGuard, MultiHeld};
-use crate::run::then_release;
+use crate::run::{self, then_release};
 use crate::scope;
 
 impl Held {
@@ -105,6 +107,12 @@ impl MultiHeld {
             let result = scope::within(around, guard.while_held(work)).await;
             then_release(result.map(Ok), guard.release()).await
         }
+    }
+
+    /// A span for work under these locks: see [`Held::span`].
+    #[doc(hidden)] // for the layer, which polls bodies by hand
+    pub fn span(&self) -> Span {
+        run::span(self)
     }
 
     /// Runs code in the scope of these locks: see [`Held::enter`].

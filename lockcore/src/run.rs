@@ -329,8 +329,8 @@ where
     }
 }
 
-/// The span of the body: one for each lock, one inside of the other. The body runs in the innermost.
-fn span(held: &[Held]) -> Span {
+/// The span of work: one for each lock, one inside of the other. The work runs in the innermost.
+pub(crate) fn span(held: &[Held]) -> Span {
     let Some((first, others)) = held.split_first() else {
         return Span::none();
     };

@@ -76,12 +76,17 @@ impl<B> LockBody<B> {
         B: Body + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        let hold = Hold {
+        let mut hold = Hold {
             held: guard.held(),
             guard: Some(guard),
             lost: None,
+            span: None,
             limits,
         };
+        // A body that knows its length is often there as a whole, and then has no span.
+        if inner.size_hint().exact().is_none() {
+            hold.begin_span();
+        }
         let mut holding = Box::pin(Holding { inner, hold });
         let mut this = Self {
             owed,
@@ -110,6 +115,7 @@ impl<B> LockBody<B> {
             }
             return this;
         }
+        holding.as_mut().begin_span();
         this.state = State::Holding {
             inner: Watched::new(holding),
         };

@@ -8,6 +8,7 @@ use futures_util::future::Either;
 use http::Extensions;
 use lockcore::multi::{MultiGuard, MultiHeld, MultiLock};
 use lockcore::{Error, ErrorKind, Guard, Held, Lock, LostReason};
+use tracing::Span;
 
 /// The names that one request locks.
 #[derive(Debug)]
@@ -153,6 +154,14 @@ impl AnyHeld {
         match self {
             Self::One(held) => held.enter(code),
             Self::All(held) => held.enter(code),
+        }
+    }
+
+    /// A span for work under the locks.
+    pub(crate) fn span(&self) -> Span {
+        match self {
+            Self::One(held) => held.span(),
+            Self::All(held) => held.span(),
         }
     }
 

@@ -207,12 +207,22 @@ impl Held {
         self.0.label
     }
 
-    /// A span for work under the lock. Its name is the label, and never the name of the lock.
-    pub(crate) fn span(&self) -> Span {
+    /// A span for work under the lock. Its `lock.name` is the label, and never the name of the lock.
+    #[doc(hidden)] // for the layer, which polls bodies by hand
+    pub fn span(&self) -> Span {
         let Hold {
-            label, grant_id, ..
+            label,
+            grant_id,
+            client,
+            ..
         } = &*self.0;
-        tracing::debug_span!("held", lock.name = label, lock.token = %grant_id, "error.type" = Empty)
+        tracing::debug_span!(
+            "held",
+            lock.name = label,
+            lock.token = %grant_id,
+            db.system.name = client.shared.system(),
+            "error.type" = Empty,
+        )
     }
 
     /// The permits that an inner hold must get before it begins. The semaphore serves requests in

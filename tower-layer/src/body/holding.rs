@@ -7,6 +7,7 @@ use std::task::{Context, Poll, ready};
 
 use http_body::Body;
 use pin_project_lite::pin_project;
+use tracing::Span;
 
 use crate::ending::{AtLoss, End, Limits};
 use crate::frame::{BoxError, Part, of_ours};
@@ -30,6 +31,8 @@ pub(super) struct Hold {
     /// Resolves when the lock is lost. It is created when the inner body is pending for the first
     /// time, because many bodies are never pending.
     pub(super) lost: Option<Pin<Box<dyn Future<Output = lockcore::Error> + Send>>>,
+    /// The body runs in this span. `None` while it may be there at once, as most bodies are.
+    pub(super) span: Option<Span>,
     pub(super) limits: Limits,
 }
 
@@ -62,6 +65,7 @@ where
             Ok(part) => part,
             Err(error) => {
                 tracing::debug!(%error, "response stopped");
+                this.hold.show_loss();
                 let asked_back = is_asked_back(&error);
                 let part = this.hold.limits.at_loss.end(End::Lost(error));
                 // If the lock was not asked back, the guard stays in this value, and is dropped
@@ -81,12 +85,29 @@ where
 }
 
 impl<B> Holding<B> {
+    pub(super) fn begin_span(self: Pin<&mut Self>) {
+        self.project().hold.begin_span();
+    }
+
     pub(super) fn take_guard(self: Pin<&mut Self>) -> Option<AnyGuard> {
         self.project().hold.guard.take()
     }
 }
 
 impl Hold {
+    /// A span around the time in which the body is sent. It is made where the request is handled, so
+    /// that it is inside of the span of the request.
+    pub(super) fn begin_span(&mut self) {
+        self.span.get_or_insert_with(|| self.held.span());
+    }
+
+    /// Shows in the span that the lock was lost.
+    pub(super) fn show_loss(&self) {
+        if let Some(span) = &self.span {
+            span.record("error.type", "lost");
+        }
+    }
+
     /// Polls the inner body while the lock is held: checks the deadline of the lease before each
     /// poll. If the body may continue after a loss, there is no check.
     fn poll_part<B>(
@@ -106,9 +127,10 @@ impl Hold {
             return Poll::Ready(Err(error));
         }
         let signals = self.limits.at_loss == AtLoss::GoOn;
+        let span = self.span.clone().unwrap_or_else(Span::none);
         if (signals || self.limits.when_asked || self.held.is_valid())
             // The body is polled in the scope of this lock, so that it can re-enter the lock.
-            && let Poll::Ready(part) = self.held.enter(|| inner.poll_frame(cx))
+            && let Poll::Ready(part) = self.held.enter(|| span.in_scope(|| inner.poll_frame(cx)))
         {
             return Poll::Ready(Ok(of_ours(part)));
         }

@@ -43,6 +43,8 @@ struct Slot<B> {
 /// The end of a lock, as the task of a watched body has seen it.
 struct Seen {
     part: Part,
+    /// Whether the lock was lost, and not the deadline of the client over.
+    is_loss: bool,
     /// Whether the lock was asked back. If so, the last part is sent only after the release.
     asked_back: bool,
 }
@@ -100,9 +102,16 @@ where
             slot.waker = waker;
             return polled;
         }
+        let is_loss = slot.end.as_ref().is_some_and(|seen| seen.is_loss);
         let end = polled.is_pending().then(|| slot.end.take()).flatten();
         drop(slot);
-        let Some(Seen { part, asked_back }) = end else {
+        if is_loss {
+            holding.hold.show_loss();
+        }
+        let Some(Seen {
+            part, asked_back, ..
+        }) = end
+        else {
             // If the poll has made a part, this part is sent, because its poll began under the
             // lock. The end follows at the next poll. The lock is released in the background,
             // because the next poll may come late or never.
@@ -141,11 +150,16 @@ async fn end_on_time<B>(slot: Weak<Mutex<Slot<B>>>, held: AnyHeld, limits: Limit
         return;
     };
     tracing::debug!(%end, "response stopped");
+    let is_loss = matches!(&end, End::Lost(_));
     let asked_back = matches!(&end, End::Lost(lost) if is_asked_back(lost));
     let part = limits.at_loss.end(end);
     let holding = {
         let mut slot = locked(&slot);
-        slot.end = Some(Seen { part, asked_back });
+        slot.end = Some(Seen {
+            part,
+            is_loss,
+            asked_back,
+        });
         slot.is_ending = slot.holding.is_some();
         slot.holding.take()
     };
@@ -153,6 +167,9 @@ async fn end_on_time<B>(slot: Weak<Mutex<Slot<B>>>, held: AnyHeld, limits: Limit
     let Some(mut holding) = holding else {
         return;
     };
+    if is_loss {
+        holding.hold.show_loss();
+    }
     let guard = holding.as_mut().take_guard();
     // The inner body is dropped before the lock.
     drop(holding);
