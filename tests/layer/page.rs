@@ -8,6 +8,7 @@ use axum::Router;
 use axum::response::Html;
 use axum::routing::get;
 use libtest_mimic::Trial;
+use lockcore::testing::Store;
 use lockcore::{Guard, Locks};
 use lockcore_tower::Dashboard;
 use serde_json::Value;
@@ -41,6 +42,10 @@ pub(crate) fn facts() -> Vec<Trial> {
             a_page_whose_server_is_gone_says_so,
         ),
         trial(
+            "a_page_whose_store_does_not_answer_says_how_old_it_is",
+            a_page_whose_store_does_not_answer_says_how_old_it_is,
+        ),
+        trial(
             "a_selection_stays_until_it_is_given_up",
             a_selection_stays_until_it_is_given_up,
         ),
@@ -71,7 +76,10 @@ struct Shop {
 
 impl Shop {
     async fn open() -> Self {
-        let locks = Locks::connect("memory:").unwrap();
+        Self::of(Locks::connect("memory:").unwrap()).await
+    }
+
+    async fn of(locks: Locks) -> Self {
         let guard = locks.mutex("order:1").acquire().await.unwrap();
         let page = Dashboard::new(locks.clone()).actions(true).into_router();
         let (address, server) = serve(Router::new().nest("/locks", page)).await;
@@ -202,6 +210,27 @@ async fn a_page_whose_server_is_gone_says_so() {
     shop.server.abort();
 
     until_it_shows(browser, "Not live").await;
+}
+
+async fn a_page_whose_store_does_not_answer_says_how_old_it_is() {
+    let browser = &Browser::start(WIDE, false).await;
+    let store = Store::new();
+    // A look fails only after this time.
+    let builder = Locks::builder().op_timeout(10 * SOON);
+    let shop = Shop::of(store.client_with(builder).unwrap()).await;
+    shop.shown_in(browser).await;
+
+    store.freeze();
+
+    until_it_shows(browser, "the store was not read in time. The table is").await;
+    store.thaw();
+    let live = "return new Promise(done => { \
+                    const look = () => stale.hidden && done(true); \
+                    new MutationObserver(look).observe(stale, { attributes: true }); \
+                    look(); \
+                })";
+    let live = tokio::time::timeout(SOON, script(browser, live)).await;
+    assert_eq!(live.unwrap(), true);
 }
 
 async fn a_selection_stays_until_it_is_given_up() {

@@ -1,11 +1,12 @@
 //! A live page for operators: which names are in use, who holds them, and who waits.
 //!
-//! `page` makes the HTML, and `look` reads the store. Everything is at one path, so that every link
+//! `page` makes the HTML, `look` reads the store, and `looks` lets open pages share what was read. Everything is at one path, so that every link
 //! is a query and works wherever the router is nested, also behind a proxy that rewrites paths.
 
 mod form;
 mod happened;
 mod look;
+mod looks;
 mod page;
 
 use std::convert::Infallible;
@@ -24,23 +25,18 @@ use http::header::{
 };
 use http::{HeaderMap, HeaderValue, StatusCode};
 use lockcore::{Error, ErrorKind, Locks};
-use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use form::{Action, Form, Refused};
 use happened::{Happened, Latest};
 use look::{Look, Wanted};
+use looks::{LONGEST_STREAM, Looks};
 use page::Page;
 
 /// How much time a holder has that is asked for its lock.
 const WITHIN: Duration = Duration::from_secs(30);
-/// A stream of changes ends after this time, and the browser opens another one. So a server that
-/// waits for the end of its requests before it stops does not wait for longer.
-const LONGEST_STREAM: Duration = Duration::from_secs(4);
 /// After this time the browser opens another stream. A server that stops then takes no new ones.
 const AGAIN: Duration = Duration::from_secs(1);
-/// A look of a stream is followed by a pause of this many times as long, for all streams.
-const PAUSES: u32 = 4;
 /// An error that comes within this time is shown to the operator who asks a holder for its lock.
 const AT_ONCE: Duration = Duration::from_secs(1);
 /// The largest form.
@@ -57,10 +53,13 @@ const MOST_BYTES: usize = 64 * 1024;
 /// With [`actions`](Self::actions), an operator can ask a holder for its lock, and take a lock away.
 /// Each is confirmed on a page of its own. A form of another site is refused.
 ///
-/// A page that somebody looks at costs the store a few requests for each [look](Self::every), and one
-/// more for each name with a long line. If looks take long, they are less frequent, so that all pages together use at
-/// most a fifth of the time of one connection. A page in a hidden tab asks for nothing. At most 500
-/// names, those with the most waiters, and 500 tickets of a line, are shown.
+/// A page that somebody looks at costs the store one request for each [look](Self::every) at a line. A
+/// look at the names costs as many as a [list with summaries](lockcore::inspect::NamesInUse::with_summaries)
+/// of all names that begin as the page says: on Redis at least one for each 1,000 keys of the database.
+/// Open pages that show the same share their looks. If looks take long, they are less frequent, so that all
+/// pages together use at most a fifth of the time of one connection. A page that has to wait for long says
+/// that it is not live. A page in a hidden tab asks for nothing. At most 500 names, those with the most
+/// waiters, and 500 tickets of a line, are shown.
 ///
 /// Below the table are the latest [events](Locks::events) of this process since the router was made:
 /// lost locks, and outages of the store. Because the page listens to them, the client connects again
@@ -128,8 +127,8 @@ impl Dashboard {
             .route("/", get(show).post(act))
             .with_state(Arc::new(Served {
                 latest: Latest::of(&self.locks),
+                looks: Looks::new(self.every),
                 dashboard: self,
-                not_before: Mutex::new(Instant::now()),
             }))
     }
 
@@ -158,25 +157,7 @@ impl Dashboard {
 struct Served {
     dashboard: Dashboard,
     latest: Latest,
-    /// The streams look one after the other, and not before this time.
-    not_before: Mutex<Instant>,
-}
-
-impl Served {
-    /// A look of a stream, which waits for its turn. `None` if the stream ends before its turn comes.
-    /// If the future is dropped, the next stream looks.
-    async fn look_in_turn(&self, wanted: &Wanted, ends: Instant) -> Option<Look> {
-        let turn = async {
-            let not_before = self.not_before.lock().await;
-            tokio::time::sleep_until(*not_before).await;
-            not_before
-        };
-        let mut not_before = tokio::time::timeout_at(ends, turn).await.ok()?;
-        let began = Instant::now();
-        let look = self.dashboard.look(wanted).await;
-        *not_before = Instant::now() + began.elapsed() * PAUSES;
-        Some(look)
-    }
+    looks: Looks,
 }
 
 async fn show(State(served): State<Arc<Served>>, request: Request) -> Response {
@@ -188,14 +169,16 @@ async fn show(State(served): State<Arc<Served>>, request: Request) -> Response {
     if wants_events(request.headers()) {
         return events(served, wanted).into_response();
     }
-    let look = dashboard.look(&wanted).await;
+    let look = Arc::new(dashboard.look(&wanted).await);
+    // So its stream does not begin with an older one.
+    served.looks.note(wanted.clone(), Arc::clone(&look));
     let nonce = form::draw();
     let token = match wanted.ask {
         Some(_) if !dashboard.actions => return read_only(),
         Some(_) => Some(form::token(request.headers()).unwrap_or_else(form::draw)),
         None => None,
     };
-    let status = match &look {
+    let status = match &*look {
         Look::Failed(_) => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::OK,
     };
@@ -231,34 +214,66 @@ fn wants_events(headers: &HeaderMap) -> bool {
 
 /// The table of the page, at each change. The browser drops the stream when the page is left.
 fn events(served: Arc<Served>, wanted: Wanted) -> Response {
-    let ends = Instant::now() + LONGEST_STREAM;
-    let begin = (served, wanted, String::new(), Duration::ZERO);
-    let changes = stream::unfold(
-        begin,
-        move |(served, wanted, mut shown, mut pause)| async move {
-            loop {
-                tokio::time::sleep(pause).await;
-                if Instant::now() >= ends {
-                    return None;
-                }
-                let look = served.look_in_turn(&wanted, ends).await?;
-                pause = served.dashboard.every;
-                let happened = served.latest.events();
-                let page = served.dashboard.page(&wanted, &look, &happened);
-                let now = page::table(page).into_string();
-                if now != shown {
-                    shown.clone_from(&now);
-                    let event = Event::default().retry(AGAIN).data(now);
-                    return Some((Ok::<_, Infallible>(event), (served, wanted, shown, pause)));
-                }
-            }
-        },
-    );
+    let open = Open {
+        served,
+        wanted,
+        ends: Instant::now() + LONGEST_STREAM,
+        pause: Duration::ZERO,
+        shown: None,
+    };
+    let changes = stream::unfold(open, async |mut open: Open| {
+        let event = open.next().await?;
+        Some((Ok::<_, Infallible>(event.retry(AGAIN)), open))
+    });
     let mut response = Sse::new(changes).into_response();
     // nginx would keep the events until it has many.
     let headers = response.headers_mut();
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
+}
+
+/// A stream that is open.
+struct Open {
+    served: Arc<Served>,
+    wanted: Wanted,
+    ends: Instant,
+    /// The time until the next look.
+    pause: Duration,
+    /// The latest table.
+    shown: Option<String>,
+}
+
+impl Open {
+    /// Waits until the table has changed. `None` at the end of the stream.
+    async fn next(&mut self) -> Option<Event> {
+        loop {
+            tokio::time::sleep(self.pause).await;
+            if self.shown.is_some() && Instant::now() >= self.ends {
+                return None;
+            }
+            let (served, wanted) = (Arc::clone(&self.served), self.wanted.clone());
+            let look = async move { served.dashboard.look(&wanted).await };
+            let Served {
+                dashboard,
+                latest,
+                looks,
+            } = &*self.served;
+            let Some(seen) = looks.next(&self.wanted, self.ends, look).await else {
+                self.ends = Instant::now();
+                // The page would show its old table as live. An event without data is no event.
+                let late = || Event::default().event("late").data("late");
+                return self.shown.replace(String::new()).is_none().then(late);
+            };
+            self.pause = dashboard.every.saturating_sub(seen.at.elapsed());
+            let happened = latest.events();
+            let page = dashboard.page(&self.wanted, &seen.look, &happened);
+            let now = page::table(page).into_string();
+            if self.shown.as_ref() != Some(&now) {
+                self.shown = Some(now.clone());
+                return Some(Event::default().data(now));
+            }
+        }
+    }
 }
 
 async fn act(State(served): State<Arc<Served>>, request: Request) -> Response {

@@ -137,21 +137,75 @@ async fn a_change_is_pushed_to_a_page_that_is_open() {
     pushed("Free.").await;
 }
 
+async fn frame(body: &mut Body) -> Option<String> {
+    let frame = tokio::time::timeout(SOON, body.frame()).await.unwrap()?;
+    let data = frame.unwrap().into_data().unwrap();
+    Some(String::from_utf8(data.to_vec()).unwrap())
+}
+
 #[tokio::test]
-async fn a_stream_that_waits_for_its_turn_ends_in_time() {
+async fn a_stream_that_has_not_seen_the_store_says_so_and_ends_in_time() {
     let store = Store::new();
-    let builder = Locks::builder().op_timeout(2 * SOON);
+    let builder = Locks::builder().op_timeout(4 * SOON);
     let page = router(Dashboard::new(store.client_with(builder).unwrap()));
     store.freeze();
-    let (mut one, mut other) = (stream(&page).await, stream(&page).await);
 
-    // One of them looks, and gets no answer. The other one waits.
-    let ends = async {
-        tokio::select! { end = one.frame() => end, end = other.frame() => end }
+    // The look of one of them gets no answer. The other one waits.
+    let ends = async |mut body: Body| {
+        let told = frame(&mut body).await.unwrap();
+        assert!(told.contains("event: late\n"), "{told}");
+        assert!(frame(&mut body).await.is_none());
     };
-    let end = tokio::time::timeout(SOON, ends).await;
+    tokio::join!(ends(stream(&page).await), ends(stream(&page).await));
+}
 
-    assert!(end.expect("the end of the stream").is_none());
+#[tokio::test]
+async fn a_stream_begins_with_the_look_of_its_page() {
+    let store = Store::new();
+    let builder = Locks::builder().op_timeout(4 * SOON);
+    let locks = store.client_with(builder).unwrap();
+    let _guard = held(&locks, "order:1").await;
+    let page = router(Dashboard::new(locks).every(100 * SOON));
+    shows(&page, "/locks?name=order:1").await;
+    store.freeze();
+
+    let told = frame(&mut stream(&page).await).await.unwrap();
+    // So the guard can be released.
+    store.thaw();
+
+    assert!(told.contains("holds"), "{told}");
+}
+
+#[tokio::test]
+async fn only_an_exclusive_ticket_has_all_permits_and_a_token() {
+    let locks = Locks::connect("memory:").unwrap();
+    let writer = held(&locks, "order:1").await;
+    let pool = locks.semaphore("pool", 1).acquire().await.unwrap();
+    let page = router(Dashboard::new(locks));
+
+    let line = shows(&page, "/locks?name=order:1").await;
+    let token = writer.fencing_token().unwrap();
+    assert!(line.contains(&format!(">{token}</td>")), "{line}");
+    assert!(line.contains(">all</td>"), "{line}");
+
+    let line = shows(&page, "/locks?name=pool").await;
+    assert!(!line.contains(&pool.grant_id().to_string()), "{line}");
+    assert!(line.contains(">1 of 1</td>"), "{line}");
+}
+
+#[tokio::test]
+async fn names_are_found_by_a_part() {
+    let locks = Locks::connect("memory:").unwrap();
+    let _paid = held(&locks, "order:1:paid").await;
+    let _open = held(&locks, "order:2:open").await;
+    let _other = held(&locks, "cart:3:paid").await;
+    let page = router(Dashboard::new(locks));
+
+    let names = shows(&page, "/locks?begin=order&part=paid").await;
+
+    assert!(names.contains("order:1:paid"), "{names}");
+    assert!(!names.contains("order:2"), "{names}");
+    assert!(!names.contains("cart:3"), "{names}");
 }
 
 #[tokio::test]

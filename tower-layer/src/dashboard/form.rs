@@ -12,7 +12,7 @@ use http::header::{COOKIE, HOST, ORIGIN};
 const NAME: &str = "lockcore-form";
 const DIGITS: usize = 32;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Action {
     Revoke,
     Release,

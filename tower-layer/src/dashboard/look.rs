@@ -12,10 +12,12 @@ pub(super) const MOST_NAMES: usize = 500;
 const PAGE: u32 = 1_000;
 
 /// The query of a page.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Wanted {
     /// The beginning of the names to show.
     pub(super) begin: String,
+    /// A part of the names to show.
+    pub(super) part: String,
     /// The name whose line is shown.
     pub(super) name: Option<String>,
     /// The action to confirm, and the ticket that it is about.
@@ -30,6 +32,7 @@ impl Wanted {
         for (name, value) in form_urlencoded::parse(query.as_bytes()) {
             match &*name {
                 "begin" => wanted.begin = value.into_owned(),
+                "part" => wanted.part = value.into_owned(),
                 "name" => wanted.name = Some(value.into_owned()),
                 "action" => action = Action::of(&value),
                 "ticket" => ticket = value.parse().ok(),
@@ -63,17 +66,17 @@ pub(super) enum Look {
 pub(super) async fn look(locks: &Locks, prefix: &str, wanted: &Wanted) -> Look {
     let looked = match &wanted.name {
         Some(name) => locks.inspect(name).await.map(Look::Line),
-        None => names(locks, &format!("{prefix}{}", wanted.begin)).await,
+        None => names(locks, &format!("{prefix}{}", wanted.begin), &wanted.part).await,
     };
     looked.unwrap_or_else(Look::Failed)
 }
 
-async fn names(locks: &Locks, begin: &str) -> Result<Look, Error> {
+async fn names(locks: &Locks, begin: &str, part: &str) -> Result<Look, Error> {
     let mut pages = locks.list(begin).with_summaries().page_size(PAGE);
     let mut names = Vec::new();
     let mut more = false;
     while let Some(page) = pages.next().await? {
-        names.extend(page);
+        names.extend(page.into_iter().filter(|used| used.name.contains(part)));
         names.sort();
         names.dedup_by(|one, other| one.name == other.name && one.is_whole == other.is_whole);
         let waiters = |used: &NameInUse| used.summary.as_ref().map_or(0, |summary| summary.waiters);

@@ -64,6 +64,11 @@ pub(super) fn whole(page: Page<'_>, nonce: &str, token: Option<&str>) -> Markup 
                                 input name="begin" value=(wanted.begin) autocomplete="off";
                             }
                             " "
+                            label {
+                                "and contain "
+                                input name="part" value=(wanted.part) autocomplete="off";
+                            }
+                            " "
                             button { "Show" }
                         }
                     }
@@ -73,9 +78,7 @@ pub(super) fn whole(page: Page<'_>, nonce: &str, token: Option<&str>) -> Markup 
                         (question(action, ticket, name, token, look))
                     }
                     _ => {
-                        p.wrong id="stale" role="status" hidden {
-                            "Not live: the server does not answer. Load the page again."
-                        }
+                        p.wrong id="stale" role="status" hidden {}
                         main id="live" { (table(page)) }
                         script nonce=(nonce) { (PreEscaped(SCRIPT)) }
                     }
@@ -151,8 +154,8 @@ fn names_table(names: &[NameInUse], more: bool) -> Markup {
         }
         @if more {
             p {
-                "Only the " (MOST_NAMES) " names with the most waiters are shown. Type how the names begin \
-                 to see others."
+                "Only the " (MOST_NAMES) " names with the most waiters are shown. Type how the names begin, \
+                 or a part of them, to see others."
             }
         }
     }
@@ -195,6 +198,7 @@ fn line_table(line: &[TicketInfo], name: &str, actions: bool) -> Markup {
                 thead { tr {
                     th { "" }
                     th.wide.number { "Ticket" }
+                    th.wide.number { "First token" }
                     th.wide { "Permits" }
                     th { "Since" }
                     th.wide { "Lease ends in" }
@@ -226,6 +230,7 @@ fn place_row(place: &TicketInfo, name: &str, actions: bool) -> Markup {
         tr.holds[place.granted] {
             td { @if place.granted { "holds" } @else { "waits" } }
             td.wide.number { (place.ticket) }
+            td.wide.number { @if let Some(token) = place.first_token() { (token) } }
             td.wide { (permits(place)) }
             td { (time(place.age)) }
             td.wide { (time(Some(place.remaining))) }
@@ -309,7 +314,7 @@ fn owner(owner: &str, text: Option<&str>) -> String {
 
 fn permits(place: &TicketInfo) -> String {
     match (place.permits, place.capacity) {
-        (permits, capacity) if permits >= capacity => "all".into(),
+        _ if place.is_exclusive() => "all".into(),
         // No semaphore has so many: it is the read side of a lock.
         (_, capacity) if capacity > Semaphore::MAX_PERMITS => "shared".into(),
         (permits, capacity) => format!("{permits} of {capacity}"),
