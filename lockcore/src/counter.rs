@@ -32,8 +32,9 @@ use crate::options::Wait;
 ///
 /// **A failover of Redis may lose changes** that the old master has acknowledged and the new one has
 /// not received. The client repeats its latest changes at the new master: see
-/// [which](crate::guide::redis#counters). With [`durability`](crate::guide::redis#durability), a
-/// change that was acknowledged is not lost.
+/// [which](crate::guide::redis#counters). A client with [`durability`](crate::guide::redis#durability)
+/// does not repeat them. There an acknowledged change is lost only if a server becomes the master that
+/// was not among those that the client has waited for.
 ///
 /// Except on Redis and in memory, changes of a counter at the same time get in each other's way, and
 /// the client sends them again. Thousands of them take long. A change that has not been carried out
