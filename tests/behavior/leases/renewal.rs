@@ -276,12 +276,18 @@ async fn a_renewal_that_takes_longer_than_an_operation_may_keeps_the_lock(_: Sto
     let kit = Kit::new();
     kit.clock().stop();
     let locks = kit.client_with(Locks::builder().ttl(ttl).op_timeout(op_timeout));
-    let guard = locks.unwrap().mutex("a").acquire().await.unwrap();
+    let locks = locks.unwrap();
+    let guard = locks.mutex("a").acquire().await.unwrap();
     let mut renewal = kit.hold_next(Verb::Renew);
     kit.clock().advance(ttl / 3);
     soon(renewal.arrived()).await;
+    let mut look = kit.hold_next(Verb::Inspect);
+    let other = tokio::spawn(async move { locks.inspect("a").await });
+    soon(look.arrived()).await;
 
     kit.clock().advance(op_timeout * 2);
+    // By now the client has given up what it gives up after one operation timeout.
+    assert!(soon(other).await.unwrap().is_err());
     renewal.let_go();
 
     eventually("renewed", SOON, async || guard.remaining() > ttl / 4 * 3).await;
